@@ -1,0 +1,1 @@
+"""DLRM: models, poolings and data."""

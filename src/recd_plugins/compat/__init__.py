@@ -1,0 +1,1 @@
+"""Other people's code where it is private or changes: TorchRec, versions."""

@@ -1,0 +1,207 @@
+"""YAML mappings become frozen dataclasses, once, at the edge.
+
+A config is a frozen, keyword-only dataclass that inherits from `Config`; the line of
+text under a field documents it, and `Annotated[int, Range(ge=1)]` bounds it. Bounds
+are checked on construction, types and names by `parse`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from recd_plugins.errors import RegistryError, nearest
+
+__all__ = ["Config", "Range", "describe", "field_docs", "parse"]
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Bounds of a number: `ge <= x <= le`, `gt < x < lt`."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def holds(self, value: float) -> bool:
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+    def __str__(self) -> str:
+        signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+        bounds = ((signs[f.name], getattr(self, f.name)) for f in dataclasses.fields(self))
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of every config: checks the bounds of its `Annotated` fields."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            value = getattr(self, name)
+            for bound in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
+                if not isinstance(bound, Range) or value is None:
+                    continue
+                for number in value if isinstance(value, tuple) else (value,):
+                    if not bound.holds(number):
+                        raise RegistryError(f"{name} must be {bound}, but is {number!r}.")
+
+
+def _hints(config: type) -> dict[str, Any]:
+    hints = get_type_hints(config, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config)}
+
+
+def field_docs(config: type) -> dict[str, str]:
+    """The text under each field of a config class, base classes included."""
+    docs: dict[str, str] = {}
+    for owner in reversed(config.__mro__):
+        if not dataclasses.is_dataclass(owner) or owner is Config:
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        body = tree.body if isinstance(tree, ast.ClassDef) else []
+        for field, text in pairwise(body):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(doc))),
+                ):
+                    docs[name] = inspect.cleandoc(doc)
+    return docs
+
+
+def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
+    """A `config` from a mapping; `where` opens every error message.
+
+    Unknown names, missing names, wrong types and values out of range raise
+    `RegistryError`; nothing is coerced but int to float and list to tuple.
+    """
+    hints = _hints(config)
+    for name in options:
+        if name not in hints:
+            raise RegistryError(f"{where}: unknown option {name!r}; {nearest(str(name), hints)}")
+    values = {
+        name: _convert(hints[name], value, f"{where}.{name}") for name, value in options.items()
+    }
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]  # C is a dataclass
+        required = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if required and field.name not in values:
+            doc = field_docs(config).get(field.name, "")
+            raise RegistryError(f"{where}: option {field.name!r} is required. {doc}".rstrip())
+    try:
+        return config(**values)
+    except RegistryError as error:
+        raise RegistryError(f"{where}.{error}") from None
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _convert(args[0], value, where)
+    if origin in (Union, types.UnionType):
+        return _convert_union(args, value, where)
+    if origin is Literal:
+        if value in args:
+            return value
+        raise RegistryError(
+            f"{where}: unknown value {value!r}; {nearest(str(value), map(str, args))}"
+        )
+    if origin is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    elif origin in (dict, Mapping):
+        if isinstance(value, Mapping):
+            return {
+                _convert(args[0], key, where): _convert(args[1], item, f"{where}.{key}")
+                for key, item in value.items()
+            }
+    elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if isinstance(value, Mapping):
+            return parse(hint, value, where)
+    elif hint is Any:
+        return value
+    elif hint is Path and isinstance(value, str | Path):
+        return Path(value).expanduser()
+    elif hint is float:
+        number = _number(value)
+        if number is not None:
+            return number
+    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise RegistryError(f"{where}: expected {describe(hint)}, got {_shown(value)}.")
+
+
+def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    choices = [arg for arg in args if arg is not type(None)]
+    if len(choices) == 1:
+        return _convert(choices[0], value, where)
+    for arg in choices:
+        try:
+            return _convert(arg, value, where)
+        except RegistryError:
+            continue
+    expected = " or ".join(describe(arg) for arg in args)
+    raise RegistryError(f"{where}: expected {expected}, got {_shown(value)}.")
+
+
+def _number(value: Any) -> float | None:
+    """A float from YAML, which reads `1e-3` (no dot) as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
+
+
+def describe(hint: Any) -> str:
+    """A type as a user reads it: `Annotated[int, Range(ge=1)]` is "an integer >= 1"."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return " ".join([describe(args[0]), *map(str, args[1:])])
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(arg) for arg in args)
+    if origin is Literal:
+        return " | ".join(map(str, args))
+    if origin is tuple:
+        return f"a list of ({describe(args[0])})"
+    if origin in (dict, Mapping):
+        return f"a mapping to ({describe(args[1])})"
+    if dataclasses.is_dataclass(hint):
+        return "a mapping"
+    names = {
+        int: "an integer",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        Path: "a path",
+        type(None): "nothing",
+        Any: "anything",
+    }
+    return names.get(hint, getattr(hint, "__name__", str(hint)))

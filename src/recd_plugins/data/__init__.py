@@ -1,0 +1,1 @@
+"""What a row is, what a batch is, how batches come."""

@@ -1,0 +1,55 @@
+"""What a batch is: the one argument of a model's forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+__all__ = ["Batch"]
+
+
+@dataclass
+class Batch(Pipelineable):
+    """B samples. TorchRec's pipeline follows its KJTs by attribute (`batch.features`)."""
+
+    dense: Tensor
+    """[B, n_dense] float32."""
+    features: KeyedJaggedTensor
+    """The sparse features that are not deduplicated, B rows each."""
+    labels: Tensor
+    """[B] float32."""
+    weights: Tensor
+    """[B] float32; 0 marks a padding row, which counts in no loss and no metric."""
+    dedup: Any = None
+    """The deduplicated features: what the `dedup` slot's converter made of them."""
+
+    def __len__(self) -> int:
+        return self.labels.numel()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(
+            dense=self.dense.to(device, non_blocking=non_blocking),
+            features=self.features.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            weights=self.weights.to(device, non_blocking=non_blocking),
+            dedup=None if self.dedup is None else self.dedup.to(device, non_blocking=non_blocking),
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for part in (self.dense, self.features, self.labels, self.weights, self.dedup):
+            if part is not None:
+                part.record_stream(stream)
+
+    def pin_memory(self) -> Batch:
+        return Batch(
+            dense=self.dense.pin_memory(),
+            features=self.features.pin_memory(),
+            labels=self.labels.pin_memory(),
+            weights=self.weights.pin_memory(),
+            dedup=None if self.dedup is None else self.dedup.pin_memory(),
+        )

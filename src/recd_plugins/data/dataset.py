@@ -1,0 +1,71 @@
+"""What the `dataset` slot builds: rows under a schema, in two splits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Progress, Table, silent, write_table
+
+__all__ = ["SPLITS", "Dataset", "Split", "Tables"]
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """A dataset on disk."""
+
+    train: Table
+    test: Table
+
+    @property
+    def schema(self) -> Schema:
+        return self.train.schema
+
+    def __getitem__(self, split: Split) -> Table:
+        return self.train if split == "train" else self.test
+
+
+class Dataset(ABC):
+    """Authors fill `schema` and `chunks`; the base writes them as tables, once."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> Schema:
+        """The columns; may read the source (a vocabulary pass), so ask once."""
+
+    @abstractmethod
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        """The rows of a split, in order, in chunks that fit in memory."""
+
+    def num_rows(self, split: Split) -> int | None:
+        """How many rows a split has, where known beforehand; for progress."""
+        return None
+
+    def fingerprint(self) -> str:
+        """Changes with the source's content, so that a stale table is never reused."""
+        return ""
+
+    def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
+        """The splits as tables under `folder`; those already there are taken as they are."""
+        tables = {
+            split: Table.open(folder / split)
+            if (folder / split).is_dir()
+            else write_table(
+                folder / split,
+                self.schema,
+                self.chunks(split),
+                progress=progress,
+                total=self.num_rows(split),
+            )
+            for split in SPLITS
+        }
+        return Tables(train=tables["train"], test=tables["test"])

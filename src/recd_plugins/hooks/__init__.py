@@ -1,0 +1,1 @@
+"""The pluggy host: markers, specifications, manager."""

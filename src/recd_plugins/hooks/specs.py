@@ -1,0 +1,95 @@
+"""The hooks, one per slot, grouped by when their records come into play.
+
+A hook takes no arguments and returns the records that its plugin provides:
+
+    @hookimpl
+    def recd_pooling():
+        return [PoolingRecord(name="last", summary="The last id.", config=Last, build=last)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from recd_plugins.hooks.markers import hookspec
+from recd_plugins.slots import (
+    SLOTS,
+    CacheRecord,
+    DatasetRecord,
+    DedupRecord,
+    EtlRecord,
+    LogRecord,
+    ModelRecord,
+    PoolingRecord,
+    PreprocessRecord,
+    ReaderRecord,
+    ShardingRecord,
+    TierRecord,
+)
+
+__all__ = ["HOOKS", "BatchSpecs", "ModelSpecs", "PlacementSpecs", "TableSpecs"]
+
+
+class TableSpecs:
+    """From logs to tables, before training."""
+
+    @hookspec
+    def recd_log(self) -> Iterable[LogRecord[Any]]:  # type: ignore[empty-body]
+        """Stores for raw logs."""
+
+    @hookspec
+    def recd_dataset(self) -> Iterable[DatasetRecord[Any]]:  # type: ignore[empty-body]
+        """Sources of rows."""
+
+    @hookspec
+    def recd_etl(self) -> Iterable[EtlRecord[Any]]:  # type: ignore[empty-body]
+        """Steps from table to table."""
+
+
+class BatchSpecs:
+    """From a table to a rank's batches, while training."""
+
+    @hookspec
+    def recd_reader(self) -> Iterable[ReaderRecord[Any]]:  # type: ignore[empty-body]
+        """Readers of a table."""
+
+    @hookspec
+    def recd_dedup(self) -> Iterable[DedupRecord[Any]]:  # type: ignore[empty-body]
+        """Converters to unique samples."""
+
+    @hookspec
+    def recd_preprocess(self) -> Iterable[PreprocessRecord[Any]]:  # type: ignore[empty-body]
+        """Transforms of features."""
+
+
+class PlacementSpecs:
+    """Where embedding rows live."""
+
+    @hookspec
+    def recd_sharding(self) -> Iterable[ShardingRecord[Any]]:  # type: ignore[empty-body]
+        """Planners with their sharders."""
+
+    @hookspec
+    def recd_tier(self) -> Iterable[TierRecord[Any]]:  # type: ignore[empty-body]
+        """Replica tiers for a planner to price and fill."""
+
+    @hookspec
+    def recd_cache(self) -> Iterable[CacheRecord[Any]]:  # type: ignore[empty-body]
+        """Caches of hot rows for a planner to size."""
+
+
+class ModelSpecs:
+    """What is trained."""
+
+    @hookspec
+    def recd_pooling(self) -> Iterable[PoolingRecord[Any]]:  # type: ignore[empty-body]
+        """Poolings of sequences."""
+
+    @hookspec
+    def recd_model(self) -> Iterable[ModelRecord[Any]]:  # type: ignore[empty-body]
+        """Models."""
+
+
+HOOKS: dict[str, str] = {f"recd_{slot}": slot for slot in SLOTS}
+"""Hook name to slot name."""

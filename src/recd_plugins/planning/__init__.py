@@ -1,0 +1,1 @@
+"""Where rows go: topology and plan."""

@@ -1,0 +1,62 @@
+"""What registry.yaml says beside the slots: how to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from recd_plugins.config import Config, Range
+
+__all__ = ["OptimizerSettings", "TrainSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings(Config):
+    """Tables have a fused optimizer, updated in backward; dense parameters any of torch's."""
+
+    tables: Literal["rowwise_adagrad", "adagrad", "sgd"] = "rowwise_adagrad"
+    """The fused optimizer of the embedding tables."""
+    tables_lr: Annotated[float, Range(gt=0)] = 0.05
+    """Its learning rate."""
+    tables_eps: Annotated[float, Range(gt=0)] = 1e-8
+    """Its epsilon (the Adagrads)."""
+    dense: str = "adam"
+    """A class of torch.optim, by its name in any case: adam, adamw, sgd, adagrad, ..."""
+    dense_lr: Annotated[float, Range(gt=0)] = 1e-3
+    """Its learning rate."""
+    dense_options: Mapping[str, Any] = field(default_factory=dict)
+    """Its other keyword arguments, say {weight_decay: 0.01}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(Config):
+    """The `train` key of registry.yaml."""
+
+    ranks: Annotated[int, Range(ge=1)] = 2
+    """Processes that `recd train` starts; under torchrun its world size counts."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is a device per local rank."""
+    batch_size: Annotated[int, Range(ge=1)] = 512
+    """Samples per rank and step."""
+    steps: Annotated[int, Range(ge=1)] = 300
+    """Steps to train, over as many epochs as it takes."""
+    seed: int = 0
+    """Seeds parameters, tables (alike at any world size and plan) and shuffling."""
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    """Which optimizers, with which learning rates."""
+    log_every: Annotated[int, Range(ge=1)] = 20
+    """Steps between two lines of metrics."""
+    eval_every: Annotated[int, Range(ge=0)] = 0
+    """Steps between two evaluations on the test split; 0 only at the end."""
+    eval_batches: Annotated[int, Range(ge=0)] = 0
+    """Batches per rank and evaluation; 0 the whole test split."""
+    checkpoint_every: Annotated[int, Range(ge=0)] = 100
+    """Steps between two checkpoints; 0 only at the end."""
+    keep_checkpoints: Annotated[int, Range(ge=1)] = 2
+    """The latest checkpoints to keep."""
+    run: Path = Path("runs/latest")
+    """The folder of metrics, TensorBoard events and checkpoints."""
+    threads: Annotated[int, Range(ge=0)] = 0
+    """CPU threads of a rank; 0 shares the cores evenly."""

@@ -1,0 +1,284 @@
+"""The slots: what a plugin can provide, one record type each.
+
+A hook yields records. A record has a `name` (what registry.yaml calls it), a `summary`,
+a `config` (a frozen `Config` dataclass) and `build(config, context)`; `needs` lists
+capabilities ("cuda", or "import:ray"), `uses` the neighbour slots that it reads from
+its context. A slot that registry.yaml fills and nobody uses is an error, never silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from recd_plugins.config import Config
+from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Progress, Table
+from recd_plugins.errors import PluginError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.planning.topology import Topology
+
+__all__ = [
+    "SLOTS",
+    "CacheRecord",
+    "Context",
+    "DatasetRecord",
+    "DedupConverter",
+    "DedupRecord",
+    "Etl",
+    "EtlRecord",
+    "Loader",
+    "LogRecord",
+    "LogStore",
+    "ModelRecord",
+    "Planner",
+    "Pooling",
+    "PoolingFactory",
+    "PoolingRecord",
+    "Preprocess",
+    "PreprocessRecord",
+    "Reader",
+    "ReaderRecord",
+    "Record",
+    "ShardingRecord",
+    "TierRecord",
+]
+
+C = TypeVar("C", bound=Config)
+T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a record's `build` may know."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    seed: int = 0
+    folder: Path = Path("data")
+    """Where prepared tables, logs and caches of this registry live."""
+    batch_size: int = 512
+    """Samples per rank and step."""
+    fused: Mapping[str, Any] = field(default_factory=dict)
+    """The tables' fused optimizer, as TorchRec's `fused_params`."""
+    schema: Schema | None = None
+    """The batches' schema; there from the `model` slot on."""
+    neighbours: Mapping[str, Any] = field(default_factory=dict)
+    """What the slots named in the record's `uses` built."""
+
+    def require_schema(self) -> Schema:
+        if self.schema is None:
+            raise PluginError(
+                "the schema is not known when this slot is built: it follows the dataset."
+            )
+        return self.schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Generic[C, T]):
+    """One way to fill a slot."""
+
+    slot: ClassVar[str]
+    fills: ClassVar[Literal["one", "many", "by feature"]] = "one"
+    """How registry.yaml names it: one record, a list, or a mapping from feature to record."""
+
+    name: str
+    summary: str
+    config: type[C]
+    build: Callable[[C, Context], T]
+    needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+
+
+class LogStore(Protocol):
+    """Raw logs as shards."""
+
+    def append(self, messages: Iterable[tuple[int, bytes]]) -> None:
+        """Add (session id, message) pairs, durably."""
+
+    def read(self, shard: int) -> Iterator[tuple[int, bytes]]:
+        """What a shard holds so far, in the order of its writing."""
+
+
+class Etl(Protocol):
+    """A step from table to table."""
+
+    def run(self, table: Table, folder: Path, progress: Progress) -> Table:
+        """Write the result as a table into `folder` and open it."""
+
+
+class Loader(Protocol):
+    """The batches of one rank. Iterating goes on where the state says, to the epoch's end."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+    def __len__(self) -> int:
+        """Batches in an epoch: equal on all ranks."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Reader(Protocol):
+    """Opens loaders on a table."""
+
+    def loader(
+        self,
+        table: Table,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        split: Split,
+        transform: Callable[[Batch], Batch] | None = None,
+    ) -> Loader:
+        """Rank `rank` of `world_size`; `test` is read in order and whole, never shuffled."""
+
+
+class DedupConverter(Protocol):
+    """Moves features of a batch from `features` to `dedup`."""
+
+    def convert(self, batch: Batch) -> Batch: ...
+
+
+class Preprocess(Protocol):
+    """A transform of jagged features, row by row."""
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor: ...
+    def schema(self, schema: Schema) -> Schema:
+        """What the transform makes of these features' schema (say, a smaller num_ids)."""
+
+
+class Planner(Protocol):
+    """Decides where rows go, and brings the sharders that carry it out."""
+
+    def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan: ...
+    def sharders(self) -> list[ModuleSharder[nn.Module]]: ...
+    def explain(self) -> str:
+        """Why the last plan is what it is, in words."""
+
+
+class Pooling(Protocol):
+    """Sequences to vectors; an `nn.Module`."""
+
+    def __call__(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        """[N, D] values in B rows of `lengths` [B], and a query [B, D], become [B, D].
+
+        A row of length 0 yields zeros. `query` is the sample's item, which target
+        attention needs and the others ignore.
+        """
+
+
+PoolingFactory = Callable[[int], "nn.Module"]
+"""Embedding dimension D to a `Pooling` module."""
+
+
+class LogRecord(Record[C, LogStore]):
+    """Where raw logs go and how they are routed to log shards."""
+
+    slot = "log"
+
+
+class DatasetRecord(Record[C, Dataset]):
+    """A source of rows under a schema, in a train and a test split."""
+
+    slot = "dataset"
+
+
+class EtlRecord(Record[C, Etl]):
+    """A step from table to table, run once, before training."""
+
+    slot = "etl"
+    fills = "many"
+
+
+class ReaderRecord(Record[C, Reader]):
+    """How the batches of a rank are read from a table."""
+
+    slot = "reader"
+
+
+class DedupRecord(Record[C, DedupConverter]):
+    """How feature groups of a batch become unique samples and an inverse lookup."""
+
+    slot = "dedup"
+
+
+class PreprocessRecord(Record[C, Preprocess]):
+    """A transform of features, row by row, on the reader's side."""
+
+    slot = "preprocess"
+    fills = "many"
+
+
+class ShardingRecord(Record[C, Planner]):
+    """Where embedding rows go: a planner and its sharders."""
+
+    slot = "sharding"
+
+
+class TierRecord(Record[C, Any]):
+    """How replicas of hot rows live, move and are priced; a planner uses it."""
+
+    slot = "tier"
+    fills = "many"
+
+
+class CacheRecord(Record[C, Any]):
+    """Which rows are kept close, and what that does to ids and batches; a planner uses it."""
+
+    slot = "cache"
+
+
+class PoolingRecord(Record[C, PoolingFactory]):
+    """How a feature's sequence of embeddings becomes one vector; a model uses it."""
+
+    slot = "pooling"
+    fills = "by feature"
+
+
+class ModelRecord(Record[C, "nn.Module"]):
+    """The model: `forward(batch) -> (loss, (loss, logits, labels, weights))`, the latter detached.
+
+    Tables are made on the meta device and sized by the context's schema.
+    """
+
+    slot = "model"
+
+
+SLOTS: dict[str, type[Record[Any, Any]]] = {
+    record.slot: record
+    for record in (
+        LogRecord,
+        DatasetRecord,
+        EtlRecord,
+        ReaderRecord,
+        DedupRecord,
+        PreprocessRecord,
+        ShardingRecord,
+        TierRecord,
+        CacheRecord,
+        PoolingRecord,
+        ModelRecord,
+    )
+}
+"""Slot name to record type, in the order of the data's way."""
+
+HOST_USES: tuple[str, ...] = (
+    "dataset",
+    "etl",
+    "reader",
+    "dedup",
+    "preprocess",
+    "sharding",
+    "model",
+)
+"""Slots that the host itself reads; the others must be in some chosen record's `uses`."""

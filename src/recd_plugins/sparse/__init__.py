@@ -1,0 +1,1 @@
+"""Tensors: jagged operations, Arrow in and out."""

@@ -1,0 +1,1 @@
+"""The standard TorchRec pipeline, assembled."""
