@@ -1,0 +1,209 @@
+"""Ladder: two and three gloo ranks. The pool itself: results, failures, deadlines, deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from recd_plugins.testing.gloo import GlooPool, RanksFailed
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A class that only this test module has: it travels by reference, both ways."""
+
+    number: int
+
+
+def add_ranks(parcel: Parcel, *, scale: float) -> tuple[int, Parcel, torch.Tensor]:
+    total = torch.full((2,), float(dist.get_rank()))
+    dist.all_reduce(total)
+    return os.getpid(), Parcel(parcel.number + dist.get_rank()), total * scale
+
+
+def draw() -> float:
+    return torch.rand(()).item()
+
+
+def fail_on_one() -> None:
+    print(f"rank {dist.get_rank()} was here")
+    if dist.get_rank() == 1:
+        raise LookupError("the one that failed")
+    dist.all_reduce(torch.ones(1))
+
+
+def fail_on_all() -> None:
+    raise LookupError(f"rank {dist.get_rank()} has its own trouble")
+
+
+def hang_on_one() -> None:
+    if dist.get_rank() == 1:
+        time.sleep(3600)
+    dist.all_reduce(torch.ones(1))
+
+
+def die_on_two() -> None:
+    if dist.get_rank() == 1:
+        os._exit(7)
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def return_a_lambda() -> object:
+    return lambda: None
+
+
+def listening() -> list[str]:
+    """Local addresses on which this process listens, as /proc/net/tcp writes them."""
+    inodes = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(fd)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+def test_a_call_returns_what_each_rank_returned_and_ranks_are_reused(gloo_pool: GlooPool) -> None:
+    first = gloo_pool.run(add_ranks, Parcel(5), scale=2.0)
+    again = gloo_pool.run(add_ranks, Parcel(5), scale=2.0)
+    assert [parcel for _, parcel, _ in first] == [Parcel(5), Parcel(6)]
+    assert all(total.tolist() == [2.0, 2.0] for _, _, total in first)
+    assert [pid for pid, _, _ in first] == [pid for pid, _, _ in again]
+    assert len({os.getpid(), *(pid for pid, _, _ in first)}) == 3
+
+
+def test_the_pool_grows_and_a_smaller_call_takes_its_first_ranks(gloo_pool: GlooPool) -> None:
+    three = gloo_pool.run(add_ranks, Parcel(0), scale=1.0, world_size=3)
+    one = gloo_pool.run(add_ranks, Parcel(0), scale=1.0, world_size=1)
+    assert [total.tolist() for _, _, total in three] == [[3.0, 3.0]] * 3
+    assert one[0][0] == three[0][0]
+    assert one[0][2].tolist() == [0.0, 0.0]
+
+
+def test_each_call_starts_from_the_same_seed(gloo_pool: GlooPool) -> None:
+    torch.manual_seed(0)
+    assert gloo_pool.run(draw) == gloo_pool.run(draw) == [draw()] * 2
+
+
+def test_ranks_listen_on_loopback_alone(gloo_pool: GlooPool) -> None:
+    if not Path("/proc/net/tcp").exists():
+        pytest.skip("needs /proc/net/tcp, which Linux alone has")
+    for addresses in gloo_pool.run(listening):
+        assert addresses, "gloo listens for its peers"
+        assert all(address.endswith("0100007F") for address in addresses), addresses
+
+
+def test_the_traceback_of_the_failing_rank_comes_first_with_what_it_printed(
+    gloo_pool: GlooPool,
+) -> None:
+    start = time.monotonic()
+    with pytest.raises(RanksFailed) as caught:
+        gloo_pool.run(fail_on_one)
+    message = str(caught.value)
+    assert next(iter(caught.value.ranks)) == 1
+    assert "LookupError: the one that failed" in message
+    assert "in fail_on_one" in message
+    assert "rank 1 was here" in message
+    assert time.monotonic() - start < 10
+
+
+def test_every_rank_is_heard_and_lives_on(gloo_pool: GlooPool) -> None:
+    before = gloo_pool.run(os.getpid)
+    with pytest.raises(RanksFailed, match="failed on 2 of 2 ranks") as caught:
+        gloo_pool.run(fail_on_all)
+    for rank in range(2):
+        assert f"rank {rank} has its own trouble" in caught.value.ranks[rank]
+    assert gloo_pool.run(os.getpid) == before
+
+
+def test_a_deadline_shows_the_stacks_of_all_and_new_ranks_take_over(gloo_pool: GlooPool) -> None:
+    before = gloo_pool.run(os.getpid)
+    start = time.monotonic()
+    with pytest.raises(RanksFailed, match=r"deadline of 1 s expired") as caught:
+        gloo_pool.run(hang_on_one, deadline=1.0)
+    assert time.monotonic() - start < 8
+    assert "in hang_on_one" in caught.value.ranks[1]
+    assert "in all_reduce" in caught.value.ranks[0]
+    after = gloo_pool.run(os.getpid)
+    assert not set(before) & set(after)
+
+
+def test_ranks_that_die_are_reported_within_seconds(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(os.getpid, world_size=3)
+    start = time.monotonic()
+    with pytest.raises(RanksFailed) as caught:
+        gloo_pool.run(die_on_two, world_size=3)
+    assert time.monotonic() - start < 8
+    assert "exit code 7" in caught.value.ranks[1]
+    assert "SIGKILL" in caught.value.ranks[2]
+
+
+def test_what_cannot_travel_is_said_clearly(gloo_pool: GlooPool) -> None:
+    with pytest.raises(Exception, match="define it at the top of its module"):
+        gloo_pool.run(lambda: None)
+    with pytest.raises(RanksFailed, match="return_a_lambda"):
+        gloo_pool.run(return_a_lambda)
+
+
+def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
+    """The parent is killed in the midst of a call in which its rank sleeps."""
+    (tmp_path / "parent.py").write_text(
+        textwrap.dedent(
+            """
+            import os, sys, time
+            from pathlib import Path
+            from recd_plugins.testing.gloo import GlooPool
+
+            def sleep(folder):
+                (folder / "pid.part").write_text(str(os.getpid()))
+                (folder / "pid.part").rename(folder / "pid")
+                time.sleep(3600)
+
+            if __name__ == "__main__":
+                GlooPool().run(sleep, Path(sys.argv[1]), world_size=1)
+            """
+        )
+    )
+    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py", tmp_path])
+    try:
+        wait_until((tmp_path / "pid").exists, 60)
+    finally:
+        parent.kill()
+        parent.wait()
+    rank = int((tmp_path / "pid").read_text())
+    wait_until(lambda: gone(rank), 10)
+
+
+def gone(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return status.rsplit(")", 1)[1].split()[0] == "Z"  # nobody may reap it in a container
+
+
+def wait_until(condition: object, seconds: float) -> None:
+    assert callable(condition)
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, f"not within {seconds} s"
+        time.sleep(0.1)
