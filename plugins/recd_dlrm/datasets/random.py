@@ -1,0 +1,134 @@
+"""Random rows (DLRM, 4.1): dense floats, ids drawn evenly, a label from a biased coin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from recd_dlrm.datasets.columns import id_lists
+from recd_plugins.config import Config, Range
+from recd_plugins.data.dataset import SPLITS, Dataset, Split
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.errors import RegistryError
+from recd_plugins.slots import Context
+
+__all__ = ["RandomConfig", "RandomRows", "RowsConfig", "build_random"]
+
+CHUNK_ROWS = 4096
+"""Fixed, because a chunk's number seeds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(Config):
+    """Everything of a generated row but its ids."""
+
+    samples: Annotated[int, Range(ge=1)] = 20_000
+    """Rows of the train split."""
+    test_samples: Annotated[int, Range(ge=1)] = 2_000
+    """Rows of the test split."""
+    dense: Annotated[int, Range(ge=0)] = 13
+    """Dense features: dense_0, dense_1, ..."""
+    dense_distribution: Literal["uniform", "normal"] = "uniform"
+    """Of the dense values: even over [0, 1), or Gaussian of mean 0 and deviation 1."""
+    positive_rate: Annotated[float, Range(ge=0, le=1)] = 0.5
+    """The probability of label 1."""
+    seed: Annotated[int, Range(ge=0)] = 0
+    """Same seed, same rows; the trainer's seed has no say in it."""
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        return tuple(f"dense_{i}" for i in range(self.dense))
+
+    def num_rows(self, split: Split) -> int:
+        return self.samples if split == "train" else self.test_samples
+
+    def chunk_rows(self, split: Split) -> Iterator[tuple[int, np.random.Generator]]:
+        """Per chunk its number of rows and its own stream of random numbers."""
+        rows = self.num_rows(split)
+        for chunk, start in enumerate(range(0, rows, CHUNK_ROWS)):
+            rng = np.random.default_rng((self.seed, SPLITS.index(split), chunk))
+            yield min(CHUNK_ROWS, rows - start), rng
+
+    def label_and_dense(self, rows: int, rng: np.random.Generator, label: str) -> dict[str, object]:
+        """The columns of a chunk that are not ids, each [B] float32."""
+        draw = rng.random if self.dense_distribution == "uniform" else rng.standard_normal
+        dense = draw((self.dense, rows), dtype=np.float32)
+        labels = (rng.random(rows) < self.positive_rate).astype(np.float32)
+        return {label: labels, **dict(zip(self.dense_names, dense, strict=True))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomConfig(RowsConfig):
+    """The `random` dataset.
+
+    The profile model of the DLRM paper (5.2) reads 8 tables of a million rows:
+
+        dataset: {use: random, samples: 2_048_000, dense: 512, lookups: 100,
+                  num_ids: [1_000_000, 1_000_000, 1_000_000, 1_000_000,
+                            1_000_000, 1_000_000, 1_000_000, 1_000_000]}
+    """
+
+    num_ids: Annotated[tuple[int, ...], Range(ge=1)] = (10_000,) * 8
+    """One sparse feature each, cat_0, cat_1, ..., with ids drawn evenly from [0, num_ids)."""
+    lookups: Annotated[int | tuple[int, ...], Range(ge=1)] = 4
+    """k ids per sample and feature: one k for all, or a list with one per feature."""
+    fixed_lookups: bool = False
+    """Exactly k ids; else a number drawn evenly from [1, k] for each sample."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.most_lookups) != len(self.num_ids):
+            raise RegistryError(
+                f"names {len(self.most_lookups)} features, num_ids {len(self.num_ids)}: "
+                "give one number for all, or one per feature.",
+                where="lookups",
+            )
+
+    @property
+    def most_lookups(self) -> tuple[int, ...]:
+        """k of each feature."""
+        if isinstance(self.lookups, int):
+            return (self.lookups,) * len(self.num_ids)
+        return self.lookups
+
+
+class RandomRows(Dataset):
+    """Each chunk comes from (seed, split, chunk) alone, so any part can be made again."""
+
+    def __init__(self, config: RandomConfig) -> None:
+        self._config = config
+        self._schema = Schema(
+            session_id=None,
+            timestamp=None,
+            dense=config.dense_names,
+            sparse=tuple(
+                SparseFeature(name=f"cat_{i}", num_ids=num_ids)
+                for i, num_ids in enumerate(config.num_ids)
+            ),
+        )
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    def num_rows(self, split: Split) -> int:
+        return self._config.num_rows(split)
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        config = self._config
+        for rows, rng in config.chunk_rows(split):
+            columns = config.label_and_dense(rows, rng, self._schema.label)
+            for feature, k in zip(self._schema.sparse, config.most_lookups, strict=True):
+                lengths = np.full(rows, k) if config.fixed_lookups else rng.integers(1, k + 1, rows)
+                offsets = np.concatenate(([0], lengths.cumsum()))
+                ids = rng.integers(feature.num_ids, size=offsets[-1])
+                columns[feature.name] = id_lists(ids, offsets)
+            yield pa.table(columns, schema=self._schema.arrow())
+
+
+def build_random(config: RandomConfig, context: Context) -> Dataset:
+    return RandomRows(config)
