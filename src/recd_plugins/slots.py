@@ -173,7 +173,8 @@ class Pooling(Protocol):
         """[N, D] values in B rows of `lengths` [B], and a query [B, D], become [B, D].
 
         A row of length 0 yields zeros. `query` is the sample's item, which target
-        attention needs and the others ignore.
+        attention needs and the others ignore. A module that cannot do without says so by
+        an attribute `needs_query = True`: a model then has one for it, or fails to build.
         """
 
 
