@@ -1,0 +1,164 @@
+"""An LRU stack whose every operation takes O(log n): numba kernels on plain arrays.
+
+Ids lie in slots, least recently used first; an access moves its id to the first free slot.
+A Fenwick tree over the slots counts the occupied ones, so slots turn into positions and
+back. When no slot is free the ids close ranks, once in as many accesses as there are ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = ["LruStack", "draw_accesses", "full_stack", "stack_distances"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+LruStack = tuple[Ints, Ints, Ints]
+"""Over n ids: the tree [2n + 1], the id last put into each slot [2n], each id's slot [n]."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(kernel: F) -> F:
+    """numba's `njit`, which declares no types of its own."""
+    machine_code: F = njit(nogil=True)(kernel)
+    return machine_code
+
+
+def full_stack(num_ids: int) -> LruStack:
+    """Ids in order: 0 at the bottom, `num_ids - 1` on top."""
+    tree = np.zeros(2 * num_ids + 1, np.int64)
+    id_in = np.zeros(2 * num_ids, np.int64)
+    slot_of = np.arange(num_ids)
+    id_in[:num_ids] = slot_of
+    occupy(tree, num_ids)
+    return tree, id_in, slot_of
+
+
+@compiled
+def stack_distances(ids: Ints, num_ids: int) -> Ints:
+    """Algorithm 1's d for each access of `ids` [N], all in [0, num_ids).
+
+    The id's position from the top, 1 for the topmost; 0 for an id that is new.
+    """
+    tree = np.zeros(2 * num_ids + 1, np.int64)
+    id_in = np.zeros(2 * num_ids, np.int64)
+    slot_of = np.full(num_ids, -1)
+    distances = np.zeros(len(ids), np.int64)
+    seen = free = 0
+    for i, accessed in enumerate(ids):
+        if free == len(id_in):
+            free = close_ranks(tree, id_in, slot_of)
+        slot = slot_of[accessed]
+        if slot < 0:
+            seen += 1
+        else:
+            distances[i] = seen - occupied_below(tree, slot)
+            add(tree, slot, -1)
+        put_on_top(tree, id_in, slot_of, accessed, free)
+        free += 1
+    return distances
+
+
+@compiled
+def draw_accesses(
+    stack: LruStack,
+    free: int,
+    seen: int,
+    uniform: Floats,
+    distances: Ints,
+    until_seen: Floats,
+    once_seen: Floats,
+) -> tuple[Ints, int, int]:
+    """Algorithm 2 from where it stands: ids [N] for `uniform` [N], then `free` and `seen`.
+
+    p is over the ascending `distances` [K], of which the first is 0, and comes as two
+    running sums [K]: until all ids have been seen, and from then on. Its support is the
+    distances up to `seen`.
+    """
+    tree, id_in, slot_of = stack
+    accesses = np.empty(len(uniform), np.int64)
+    support = np.searchsorted(distances, seen, side="right")
+    for i, share in enumerate(uniform):
+        sums = (until_seen if seen < len(slot_of) else once_seen)[:support]
+        drawn = np.searchsorted(sums, share * sums[-1], side="right")
+        distance = distances[min(drawn, support - 1)]
+        if free == len(id_in):
+            free = close_ranks(tree, id_in, slot_of)
+        # The unseen ids wait at the bottom, so the front of the paper's list is the bottom.
+        slot = slot_at(tree, len(slot_of) - distance if distance else 0)
+        if distance == 0:
+            seen += 1
+            while support < len(distances) and distances[support] <= seen:
+                support += 1
+        accesses[i] = id_in[slot]
+        add(tree, slot, -1)
+        put_on_top(tree, id_in, slot_of, accesses[i], free)
+        free += 1
+    return accesses, free, seen
+
+
+@compiled
+def put_on_top(tree: Ints, id_in: Ints, slot_of: Ints, accessed: int, free: int) -> None:
+    id_in[free] = accessed
+    slot_of[accessed] = free
+    add(tree, free, 1)
+
+
+@compiled
+def close_ranks(tree: Ints, id_in: Ints, slot_of: Ints) -> int:
+    """Move the ids down into the first slots, in order; the first free slot."""
+    free = 0
+    for slot, accessed in enumerate(id_in):
+        if slot_of[accessed] == slot:
+            id_in[free] = accessed
+            slot_of[accessed] = free
+            free += 1
+    occupy(tree, free)
+    return free
+
+
+@compiled
+def occupy(tree: Ints, occupied: int) -> None:
+    """Make the tree count the first `occupied` slots and no other."""
+    for node in range(1, len(tree)):
+        first = node - (node & -node)
+        tree[node] = max(0, min(node, occupied) - first)
+
+
+@compiled
+def add(tree: Ints, slot: int, change: int) -> None:
+    node = slot + 1
+    while node < len(tree):
+        tree[node] += change
+        node += node & -node
+
+
+@compiled
+def occupied_below(tree: Ints, slot: int) -> int:
+    """How many slots before `slot` are occupied: the position of its id from the bottom."""
+    count, node = 0, slot
+    while node > 0:
+        count += tree[node]
+        node -= node & -node
+    return count
+
+
+@compiled
+def slot_at(tree: Ints, position: int) -> int:
+    """The slot of the id at `position` from the bottom, from 0: `occupied_below` undone."""
+    step = 1
+    while 2 * step < len(tree):
+        step *= 2
+    node, left = 0, position
+    while step > 0:
+        if node + step < len(tree) and tree[node + step] <= left:
+            node += step
+            left -= tree[node]
+        step //= 2
+    return node

@@ -1,0 +1,205 @@
+"""Synthetic traces (DLRM, 4.2): rows whose ids repeat as those of a profiled trace do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from recd_dlrm.datasets.columns import id_lists
+from recd_dlrm.datasets.random import RowsConfig
+from recd_dlrm.datasets.sources import check_sources, fingerprint
+from recd_dlrm.datasets.stack_distance import Profile, SyntheticTrace, adjusted_floor, profile
+from recd_plugins.config import Config, Range
+from recd_plugins.data.dataset import SPLITS, Dataset, Split
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.slots import Context
+
+__all__ = ["SyntheticRows", "TraceConfig", "TraceFeature", "build_trace", "read_trace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceFeature(Config):
+    """A sparse feature and whose locality it has: of one source, or of the paper's Figure 3."""
+
+    name: str
+    """The column's name."""
+    profile: Path | None = None
+    """A profile that `Profile.save` wrote."""
+    trace: Path | None = None
+    """A text file of ids, parted by spaces, commas or line ends, to profile."""
+    table: Path | None = None
+    """A table to profile: a folder of Parquet files, or one."""
+    column: str | None = None
+    """The sparse feature of `table`; the one of the same name by default."""
+    lookups: Annotated[int, Range(ge=1)] = 1
+    """Ids per sample: consecutive accesses of the trace."""
+    floor: Annotated[float | None, Range(ge=0, le=1)] = None
+    """The least probability of a first access until all ids have been seen; by default such
+    that this takes the first 2% of the split."""
+    renumber: bool = False
+    """Ids become 0, 1, 2, ... by first access: smaller tables, and no id of the source shows."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.sources) > 1:
+            raise RegistryError("profile, trace and table exclude each other: keep one of them.")
+        if self.column is not None and self.table is None:
+            raise RegistryError("names a column of no table: add `table`.", where="column")
+
+    @property
+    def sources(self) -> list[Path]:
+        return [path for path in (self.profile, self.trace, self.table) if path is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceConfig(RowsConfig):
+    """The `synthetic_trace` dataset. Each split is a trace of its own.
+
+    dataset:
+      use: synthetic_trace
+      features:
+        - {name: page, profile: page.parquet}
+        - {name: item, table: data/train, column: history, lookups: 20}
+        - {name: even}       # random.uniform(1, 100, 100K), as in the paper's Figure 3
+    """
+
+    features: tuple[TraceFeature, ...] = tuple(TraceFeature(name=f"cat_{i}") for i in range(4))
+    """The sparse features."""
+    adjusted: bool = True
+    """The paper's adjusted version; else Algorithm 2 as printed, which sees all ids late."""
+    profiled_accesses: Annotated[int, Range(ge=1)] = 1_000_000
+    """Accesses to profile at most, the first ones: what bounds the memory."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [feature.name for feature in self.features]
+        for name in names:
+            if names.count(name) > 1:
+                raise RegistryError(f"two of them are named {name!r}.", where="features")
+
+
+class SyntheticRows(Dataset):
+    """Ids from synthetic traces; the rest of a row as in `random`."""
+
+    def __init__(self, config: TraceConfig) -> None:
+        for feature in config.features:
+            check_sources(f"dataset.features: {feature.name}", feature.sources)
+        self._config = config
+
+    @cached_property
+    def profiles(self) -> dict[str, Profile]:
+        """Each feature's profile; reads the sources."""
+        config = self._config
+        return {
+            feature.name: _profile(feature, config.profiled_accesses, (config.seed, 0, index, 2))
+            for index, feature in enumerate(config.features)
+        }
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(
+            session_id=None,
+            timestamp=None,
+            dense=self._config.dense_names,
+            sparse=tuple(
+                SparseFeature(name=name, num_ids=profile.num_ids)
+                for name, profile in self.profiles.items()
+            ),
+        )
+
+    def num_rows(self, split: Split) -> int:
+        return self._config.num_rows(split)
+
+    def fingerprint(self) -> str:
+        return fingerprint(path for feature in self._config.features for path in feature.sources)
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        config, schema = self._config, self.schema
+        arrow = schema.arrow()
+        traces = [
+            self._trace(index, feature, split) for index, feature in enumerate(config.features)
+        ]
+        for rows, rng in config.chunk_rows(split):
+            columns = config.label_and_dense(rows, rng, schema.label)
+            for feature, trace in zip(config.features, traces, strict=True):
+                ids = trace.take(rows * feature.lookups)
+                columns[feature.name] = id_lists(ids, np.arange(rows + 1) * feature.lookups)
+            yield pa.table(columns, schema=arrow)
+
+    def _trace(self, index: int, feature: TraceFeature, split: Split) -> SyntheticTrace:
+        profile, floor = self.profiles[feature.name], feature.floor
+        if floor is None:
+            floor = adjusted_floor(profile, self.num_rows(split) * feature.lookups)
+        # The last number keeps this stream apart from those of the chunks.
+        seed = (self._config.seed, SPLITS.index(split), index, 1)
+        return SyntheticTrace(profile, seed, floor if self._config.adjusted else None)
+
+
+def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> Profile:
+    try:
+        if feature.profile is not None:
+            found = Profile.load(feature.profile)
+        elif feature.trace is not None:
+            found = profile(read_trace(feature.trace, limit))
+        elif feature.table is not None:
+            found = profile(_column(feature.table, feature.column or feature.name, limit))
+        else:
+            found = profile(np.random.default_rng(seed).integers(1, 101, 100_000))
+    except DataError as error:
+        raise DataError(f"dataset.features: {feature.name}: {error}") from error
+    if feature.renumber:
+        found = found.renumbered()
+    if (least := found.unique.min()) < 0:
+        raise DataError(
+            f"dataset.features: {feature.name}: its trace holds id {least}, but a table's rows "
+            "count from 0. Set `renumber: true`."
+        )
+    return found
+
+
+def read_trace(path: Path, limit: int | None = None) -> NDArray[np.int64]:
+    """The first `limit` ids of a text file, parted by spaces, commas or line ends."""
+    return np.fromiter(islice(_ids(path), limit), dtype=np.int64)
+
+
+def _ids(path: Path) -> Iterator[int]:
+    with path.open(errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            for word in line.replace(",", " ").split():
+                if not re.fullmatch(r"[+-]?[0-9]{1,18}", word):
+                    raise DataError(
+                        f"{path}:{number}: {word!r} is not an id. A trace is whole numbers of at "
+                        "most 18 digits, parted by spaces, commas or line ends."
+                    )
+                yield int(word)
+
+
+def _column(path: Path, column: str, limit: int) -> NDArray[np.int64]:
+    """The first `limit` ids of a table's column, row by row."""
+    table = Table.open(path)
+    table.schema.feature(column)
+    parts: list[NDArray[np.int64]] = []
+    for stripe in table.stripes:
+        rows = pq.ParquetFile(stripe.file).read_row_group(stripe.group, [column])
+        parts.append(rows[column].combine_chunks().flatten().to_numpy())
+        limit -= len(parts[-1])
+        if limit <= 0:
+            parts[-1] = parts[-1][: len(parts[-1]) + limit]
+            break
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def build_trace(config: TraceConfig, context: Context) -> Dataset:
+    return SyntheticRows(config)
