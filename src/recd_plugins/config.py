@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from recd_plugins.errors import RegistryError, nearest
 
-__all__ = ["Config", "Range", "describe", "field_docs", "parse"]
+__all__ = ["Config", "Range", "describe", "field_docs", "parse", "type_hints"]
 
 C = TypeVar("C")
 
@@ -53,17 +53,18 @@ class Config:
     """Base of every config: checks the bounds of its `Annotated` fields."""
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
+        for name, hint in type_hints(type(self)).items():
             value = getattr(self, name)
             for bound in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
                 if not isinstance(bound, Range) or value is None:
                     continue
                 for number in value if isinstance(value, tuple) else (value,):
                     if not bound.holds(number):
-                        raise RegistryError(f"{name} must be {bound}, but is {number!r}.")
+                        raise RegistryError(f"must be {bound}, but is {number!r}.", where=name)
 
 
-def _hints(config: type) -> dict[str, Any]:
+def type_hints(config: type) -> dict[str, Any]:
+    """The type of each field of a config class, bounds included."""
     hints = get_type_hints(config, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
@@ -87,15 +88,17 @@ def field_docs(config: type) -> dict[str, str]:
 
 
 def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
-    """A `config` from a mapping; `where` opens every error message.
+    """A `config` from a mapping; `where` is the mapping's path, for error messages.
 
     Unknown names, missing names, wrong types and values out of range raise
     `RegistryError`; nothing is coerced but int to float and list to tuple.
     """
-    hints = _hints(config)
+    hints = type_hints(config)
     for name in options:
         if name not in hints:
-            raise RegistryError(f"{where}: unknown option {name!r}; {nearest(str(name), hints)}")
+            raise RegistryError(
+                f"unknown option {name!r}; {nearest(str(name), hints)}", f"{where}.{name}"
+            )
     values = {
         name: _convert(hints[name], value, f"{where}.{name}") for name, value in options.items()
     }
@@ -105,11 +108,12 @@ def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
         )
         if required and field.name not in values:
             doc = field_docs(config).get(field.name, "")
-            raise RegistryError(f"{where}: option {field.name!r} is required. {doc}".rstrip())
+            raise RegistryError(f"option {field.name!r} is required. {doc}".rstrip(), where)
     try:
         return config(**values)
     except RegistryError as error:
-        raise RegistryError(f"{where}.{error}") from None
+        path = f"{where}.{error.where}" if error.where else where
+        raise RegistryError(error.message, path) from None
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -122,7 +126,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if value in args:
             return value
         raise RegistryError(
-            f"{where}: unknown value {value!r}; {nearest(str(value), map(str, args))}"
+            f"unknown value {value!r}; {nearest(str(value), map(str, args))}", where
         )
     if origin is tuple:
         if isinstance(value, list | tuple):
@@ -148,7 +152,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return number
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise RegistryError(f"{where}: expected {describe(hint)}, got {_shown(value)}.")
+    raise RegistryError(f"expected {describe(hint)}, got {_shown(value)}.", where)
 
 
 def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -163,7 +167,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
         except RegistryError:
             continue
     expected = " or ".join(describe(arg) for arg in args)
-    raise RegistryError(f"{where}: expected {expected}, got {_shown(value)}.")
+    raise RegistryError(f"expected {expected}, got {_shown(value)}.", where)
 
 
 def _number(value: Any) -> float | None:

@@ -26,7 +26,16 @@ class RecdError(Exception):
 
 
 class RegistryError(RecdError, ValueError):
-    """registry.yaml, an override or an option is not what it should be."""
+    """registry.yaml, an override or an option is not what it should be.
+
+    `where` is the path of the value in question (`train.batch_size`), kept apart so that
+    the registry can put a file and a line in front of it.
+    """
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(f"{where}: {message}" if where else message)
+        self.message = message
+        self.where = where
 
 
 class PluginError(RecdError):

@@ -29,6 +29,21 @@ class OptimizerSettings(Config):
     dense_options: Mapping[str, Any] = field(default_factory=dict)
     """Its other keyword arguments, say {weight_decay: 0.01}."""
 
+    def fused_params(self) -> dict[str, Any]:
+        """The tables' optimizer as TorchRec's sharders take it."""
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+        kinds = {
+            "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "adagrad": EmbOptimType.EXACT_ADAGRAD,
+            "sgd": EmbOptimType.EXACT_SGD,
+        }
+        return {
+            "optimizer": kinds[self.tables],
+            "learning_rate": self.tables_lr,
+            "eps": self.tables_eps,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(Config):

@@ -63,7 +63,7 @@ class Schema(Config):
         seen: set[str] = set()
         for name in self.columns:
             if name in seen:
-                raise RegistryError(f"schema: column {name!r} is named twice.")
+                raise RegistryError(f"column {name!r} is named twice.")
             seen.add(name)
 
     @property

@@ -1,0 +1,73 @@
+"""What a record needs of the machine and of its neighbours, checked before it is built.
+
+`needs` of a record lists: "cuda"; "import:NAME", a Python package; "command:NAME", a
+program on PATH; "slot:NAME", a neighbour slot that registry.yaml must fill.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Collection
+from typing import Any, Literal
+
+from recd_plugins.errors import CapabilityError
+from recd_plugins.slots import Record
+
+__all__ = ["check_needs", "resolve_device"]
+
+
+def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """`auto` is CUDA where torch sees one."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CapabilityError(
+            "train.device: cuda is asked for, but torch sees no CUDA device here. "
+            "Set train.device=cpu, or install the CUDA lock (requirements/cuda.txt)."
+        )
+    return device
+
+
+def check_needs(
+    record: Record[Any, Any],
+    device: Literal["auto", "cpu", "cuda"],
+    filled: Collection[str],
+    where: str,
+    provider: object,
+) -> None:
+    """`CapabilityError` where a need of the record is not met."""
+    for need in record.needs:
+        lack = _lack(need, device, filled)
+        if lack:
+            raise CapabilityError(
+                f"{where}: {record.slot} {record.name!r} of {provider} needs {lack}"
+            )
+
+
+def _lack(need: str, device: Literal["auto", "cpu", "cuda"], filled: Collection[str]) -> str:
+    kind, _, name = need.partition(":")
+    match kind:
+        case "cuda":
+            if resolve_device(device) != "cuda":
+                return (
+                    "a CUDA device, but training runs on the CPU. Choose another record, "
+                    "or train where torch sees a GPU (train.device=cuda)."
+                )
+        case "import":
+            if importlib.util.find_spec(name) is None:
+                return f"the package {name!r}, which is not installed. Install it with pip."
+        case "command":
+            if shutil.which(name) is None:
+                return f"the program {name!r}, which is not on PATH. Install it."
+        case "slot":
+            if name not in filled:
+                return f"the slot {name!r} filled too. Add `{name}:` to registry.yaml."
+        case _:
+            return (
+                f"{need!r}, which is no capability that the host knows: its plugin is for another "
+                "version, or misspelt it (cuda, import:NAME, command:NAME, slot:NAME)."
+            )
+    return ""

@@ -1,0 +1,1 @@
+"""The command line: recd …"""

@@ -1,0 +1,91 @@
+"""`recd data`: tables on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+
+__all__ = ["data"]
+
+data = typer.Typer(help="Prepare and look at tables.", no_args_is_help=True)
+
+
+@data.command()
+def prepare(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the registry's dataset as tables, through its etl steps; once, then reused."""
+    with reported(debug):
+        from recd_plugins.stack import load
+
+        stack = load(registry, overrides or ())
+        with progress() as show:
+            tables = stack.prepare(show)
+        found = {
+            "train": {"path": str(tables.train.path), "rows": tables.train.num_rows},
+            "test": {"path": str(tables.test.path), "rows": tables.test.num_rows},
+        }
+        if as_json:
+            print(json.dumps(found))
+            return
+        for split, said in found.items():
+            print(f"{split}: {said['rows']:,} rows in {said['path']}")
+
+
+Path_ = Annotated[Path, typer.Argument(help="A folder of .parquet files, or one file.")]
+
+
+@data.command()
+def show(table: Path_, debug: Debug = False, as_json: AsJson = False) -> None:
+    """Show a table's schema, rows, files and bytes, from its footers alone."""
+    with reported(debug):
+        from recd_plugins.data.table import Table
+
+        opened = Table.open(table)
+        size = sum(file.stat().st_size for file in opened.files)
+        if as_json:
+            schema = json.loads(opened.schema.to_json())
+            print(
+                json.dumps(
+                    {
+                        "rows": opened.num_rows,
+                        "files": len(opened.files),
+                        "stripes": len(opened.stripes),
+                        "bytes": size,
+                        "schema": schema,
+                    }
+                )
+            )
+            return
+        from rich.console import Console
+        from rich.table import Table as Drawn
+
+        drawn = Drawn(
+            title=f"{table}: {opened.num_rows:,} rows, {len(opened.files)} files, "
+            f"{len(opened.stripes)} stripes, {size / 2**20:,.1f} MiB",
+            title_justify="left",
+        )
+        for column in ("column", "what", "ids", "table"):
+            drawn.add_column(column)
+        schema = opened.schema
+        for name, what in (
+            (schema.session_id, "session"),
+            (schema.timestamp, "timestamp, ms"),
+            (schema.label, "label"),
+        ):
+            if name:
+                drawn.add_row(name, what, "", "")
+        for name in schema.dense:
+            drawn.add_row(name, "dense", "", "")
+        for feature in schema.sparse:
+            what = f"{feature.kind} {'sequence' if feature.sequence else 'ids'}"
+            drawn.add_row(feature.name, what, f"[0, {feature.num_ids:,})", feature.table_name)
+        Console().print(drawn)

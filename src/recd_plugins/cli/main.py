@@ -1,0 +1,29 @@
+"""`recd`: one command per file, nothing heavy imported before it is needed."""
+
+from __future__ import annotations
+
+import typer
+
+from recd_plugins.cli.data import data
+from recd_plugins.cli.doctor import doctor
+from recd_plugins.cli.plugins import plugins
+from recd_plugins.cli.train import train
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="recd",
+    help="Train recommendation models with TorchRec and the plugins that registry.yaml names.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(train)
+app.command()(plugins)
+app.add_typer(data, name="data")
+app.command()(doctor)
+
+
+def main() -> None:
+    """The entry point of the `recd` script."""
+    app()

@@ -1,0 +1,63 @@
+"""What the commands share: their options, and how errors and progress reach a person."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recd_plugins.data.table import Progress
+from recd_plugins.errors import RecdError
+
+__all__ = ["AsJson", "Debug", "Overrides", "RegistryFile", "progress", "reported"]
+
+RegistryFile = Annotated[
+    Path, typer.Option("--registry", "-r", help="The registry to read.", show_default=True)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="key=value over the registry's, as train.batch_size=512."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Print a user's error as one message and exit with code 2."""
+    try:
+        yield
+    except RecdError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Draw the progress of long work on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    with Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    ) as bars:
+        tasks: dict[str, int] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield show

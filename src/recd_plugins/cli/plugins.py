@@ -1,0 +1,136 @@
+"""`recd plugins`: the slots, who can fill them, and which options a record takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, RegistryFile, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.hooks.manager import Claim
+    from recd_plugins.registry import Registry
+
+__all__ = ["plugins"]
+
+Record = Annotated[
+    str | None, typer.Argument(help="A record to see the options of, as sessions or model:dlrm.")
+]
+
+
+def plugins(
+    record: Record = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the slots and who fills them, or show one record's options."""
+    with reported(debug):
+        from recd_plugins.registry import Registry
+
+        loaded = Registry.load(registry)
+        if record is not None:
+            _show_record(loaded, record, as_json)
+        elif as_json:
+            print(json.dumps([_as_dict(claim, loaded) for claim in loaded.catalog.claims]))
+        else:
+            _show_slots(loaded)
+
+
+def _as_dict(claim: Claim, registry: Registry) -> dict[str, Any]:
+    record = claim.record
+    return {
+        "slot": record.slot,
+        "name": record.name,
+        "chosen": _chosen(claim, registry),
+        "provider": str(claim.provider),
+        "plugin": claim.provider.plugin,
+        "needs": list(record.needs),
+        "uses": list(record.uses),
+        "summary": record.summary,
+    }
+
+
+def _chosen(claim: Claim, registry: Registry) -> bool:
+    return any(choice.record is claim.record for choice in registry.chosen(claim.record.slot))
+
+
+def _show_slots(registry: Registry) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from recd_plugins.hooks.manager import available
+    from recd_plugins.slots import SLOTS
+
+    table = Table(title="slots; * chosen by the registry", title_justify="left")
+    for column in ("slot", "record", "what it is", "provided by", "needs"):
+        table.add_column(column)
+    for slot, kind in SLOTS.items():
+        claims = registry.catalog.of(slot)
+        for index, claim in enumerate(claims):
+            table.add_row(
+                slot if index == 0 else "",
+                f"{'*' if _chosen(claim, registry) else ' '} {claim.record.name}",
+                claim.record.summary,
+                str(claim.provider),
+                ", ".join((*claim.record.needs, *(f"slot:{use}" for use in claim.record.uses))),
+                end_section=index == len(claims) - 1,
+            )
+        if not claims:
+            doc = (kind.__doc__ or "").splitlines()[0]
+            table.add_row(slot, "  -", f"[dim]{doc}[/dim]", "", "", end_section=True)
+    console = Console()
+    console.print(table)
+    off = sorted(set(available()) - set(registry.plugins))
+    if off:
+        console.print(f"installed and not enabled: {', '.join(off)}")
+
+
+def _show_record(registry: Registry, name: str, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from recd_plugins.config import describe, field_docs, type_hints
+    from recd_plugins.errors import RegistryError, nearest
+
+    slot, _, use = name.rpartition(":")
+    claims = [
+        claim
+        for claim in registry.catalog.claims
+        if claim.record.name == use and slot in ("", claim.record.slot)
+    ]
+    if not claims:
+        known = {claim.record.name for claim in registry.catalog.claims}
+        raise RegistryError(f"no enabled plugin provides {name!r}; {nearest(use, known)}")
+    for claim in claims:
+        config = claim.record.config
+        docs, hints = field_docs(config), type_hints(config)
+        rows = [
+            (field.name, describe(hints[field.name]), _default(field), docs.get(field.name, ""))
+            for field in dataclasses.fields(config)
+        ]
+        if as_json:
+            options = [
+                dict(zip(("name", "type", "default", "doc"), row, strict=True)) for row in rows
+            ]
+            print(json.dumps({**_as_dict(claim, registry), "options": options}))
+            continue
+        table = Table(
+            title=f"{claim.record.slot}: {use} ({claim.provider}). {claim.record.summary}",
+            title_justify="left",
+        )
+        for column in ("option", "takes", "default", "what it does"):
+            table.add_column(column)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return "" if field.default is None else str(field.default)
+    return "required" if field.default_factory is dataclasses.MISSING else "..."

@@ -1,0 +1,119 @@
+"""`recd train`: the registry's job on N ranks of this machine, or one rank under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.stack import Stack
+
+__all__ = ["train"]
+
+Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes; by default train.ranks.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run's latest checkpoint.")]
+
+
+def train(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    ranks: Ranks = None,
+    resume: Resume = False,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the model of a registry through DistributedModelParallel and TrainPipelineSparseDist.
+
+    Starts its ranks itself; under torchrun (`torchrun -m recd_plugins train`) it is one rank.
+    Ctrl-C saves a checkpoint and ends; --resume goes on from there.
+    """
+    said = list(overrides or ())
+    with reported(debug):
+        from recd_plugins.compat.versions import check_versions, installed_versions
+        from recd_plugins.stack import load
+
+        if ranks is not None:
+            said.append(f"train.ranks={ranks}")
+        check_versions(installed_versions())
+        stack = load(registry, said)
+        if "RANK" in os.environ:
+            _be_a_rank(stack, resume)
+            return
+        command = ["recd_plugins", "train", *said, "--registry", str(registry)]
+        command += ["--resume"] if resume else []
+        command += ["--debug"] if debug else []
+        summary = _lead(stack, command, resume, quiet=as_json)
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _show(summary)
+
+
+def _lead(stack: Stack, command: list[str], resume: bool, *, quiet: bool) -> dict[str, Any]:
+    """Prepare the data, start the ranks, wait for them; the summary that rank 0 wrote."""
+    from recd_plugins.trainer.launch import launch
+    from recd_plugins.trainer.runs import check_resumable
+
+    settings = stack.registry.train
+    if resume:
+        check_resumable(settings.run)
+    with progress() as show:
+        stack.prepare(show)
+    stack.check()
+    threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks)
+    failure = launch(command, settings.ranks, threads=threads, quiet=quiet)
+    if failure is not None:
+        user_error = failure.code == 2
+        print(failure.output if user_error else f"error: {failure}", file=sys.stderr)
+        raise typer.Exit(2 if user_error else 1)
+    summary: dict[str, Any] = json.loads((settings.run / "summary.json").read_text())
+    return summary
+
+
+def _be_a_rank(stack: Stack, resume: bool) -> None:
+    import logging
+    import warnings
+
+    from recd_plugins.trainer.launch import die_with_parent
+
+    die_with_parent()
+    warnings.filterwarnings("ignore")  # torch's and torchrec's own; a rank's output is for people
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    from recd_plugins.trainer.run import process_group
+    from recd_plugins.trainer.run import train as train_rank
+
+    with process_group(stack) as device:
+        train_rank(stack, device, resume=resume)
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{summary['run']}: {summary['step']} steps", title_justify="left")
+    for column in ("split", "loss", "NE", "AUC", "samples"):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    for split in ("train", "test"):
+        metrics = summary[split]
+        if metrics:
+            table.add_row(
+                split,
+                *(f"{metrics[name]:.4f}" for name in ("loss", "ne", "auc")),
+                f"{metrics['samples']:,}",
+            )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{summary['samples_per_second']:,.0f} samples/s on {summary['world_size']} ranks of "
+        f"{summary['batch_size']}; peak memory {summary['peak_memory_mib']:,.0f} MiB on rank 0; "
+        f"tensorboard --logdir {summary['run']}",
+        highlight=False,
+        soft_wrap=True,
+    )

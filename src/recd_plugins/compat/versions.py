@@ -1,0 +1,62 @@
+"""Which torch, fbgemm and torchrec belong together, told without importing them.
+
+fbgemm's minor version is torch's minus 5 and torchrec's equals fbgemm's; other trios fail
+to load, or load and compute wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from recd_plugins.errors import VersionError
+
+__all__ = ["check_versions", "installed_versions"]
+
+FBGEMM = ("fbgemm-gpu", "fbgemm-gpu-cpu")
+OFFSET = 5
+
+
+def installed_versions() -> dict[str, str]:
+    """Distribution to version, of those that are installed."""
+    found = {}
+    for name in ("torch", *FBGEMM, "torchrec"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def check_versions(found: Mapping[str, str]) -> None:
+    """`VersionError` with the right versions, unless `found` fit together."""
+    torch = found.get("torch")
+    if torch is None:
+        raise VersionError(f"torch is not installed. {_install('cpu')}")
+    minor = _minor(torch) - OFFSET
+    kind = "cpu" if "+cpu" in torch or FBGEMM[0] not in found else "cuda"
+    fbgemm = FBGEMM[1] if kind == "cpu" else FBGEMM[0]
+    if all(name in found for name in FBGEMM):
+        raise VersionError(
+            f"{' and '.join(FBGEMM)} are both installed, and overwrite each other's files. "
+            f"Uninstall both, then: {_install(kind)}"
+        )
+    have = next((name for name in FBGEMM if name in found), None)
+    wrong = [
+        f"{name} {found[name]}" if name in found else f"no {name}"
+        for name in (have or fbgemm, "torchrec")
+        if name not in found or _minor(found[name]) != minor
+    ]
+    if wrong:
+        raise VersionError(
+            f"torch {torch} needs {have or fbgemm} 1.{minor} and torchrec 1.{minor}, but here is "
+            f"{' and '.join(wrong)}. {_install(kind)}"
+        )
+
+
+def _minor(version: str) -> int:
+    return int(version.split(".")[1])
+
+
+def _install(kind: str) -> str:
+    return f"Install the lock as it is: pip install --no-deps -r requirements/{kind}.txt"

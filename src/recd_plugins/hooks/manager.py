@@ -1,0 +1,248 @@
+"""Finds plugins, believes nothing they say unchecked, and knows who provides what.
+
+A plugin is named in registry.yaml as an installed entry point (group `recd_plugins`), a
+module path, or the path of a folder or file. Only what is named is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import (
+    Distribution,
+    EntryPoint,
+    distribution,
+    entry_points,
+    packages_distributions,
+)
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+import recd_plugins
+from recd_plugins.errors import PluginError, RegistryError, nearest
+from recd_plugins.hooks import specs
+from recd_plugins.hooks.markers import PROJECT
+from recd_plugins.slots import SLOTS, Record
+
+__all__ = ["Catalog", "Claim", "Provider", "available"]
+
+DEFAULTS = "recd_plugins.defaults"
+"""The host's own plugin, always on: what a slot means when registry.yaml is silent."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Who provides a record: the plugin, and the distribution that brought it."""
+
+    plugin: str
+    distribution: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        if not self.distribution:
+            return self.plugin
+        return f"{self.distribution} {self.version}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A record and its provider."""
+
+    record: Record[Any, Any]
+    provider: Provider
+
+
+def available() -> dict[str, list[EntryPoint]]:
+    """The installed plugins by entry-point name; none of them is imported."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=PROJECT):
+        same = found.setdefault(point.name, [])
+        # An editable install can list one distribution twice.
+        if all(point.value != other.value or _name(point) != _name(other) for other in same):
+            same.append(point)
+    return found
+
+
+class Catalog:
+    """The records of the plugins that a registry names."""
+
+    def __init__(self, plugins: Sequence[str], base: Path) -> None:
+        """Import `plugins` (paths are relative to `base`) and collect their records."""
+        self._manager = pluggy.PluginManager(PROJECT)
+        for spec in (specs.TableSpecs, specs.BatchSpecs, specs.PlacementSpecs, specs.ModelSpecs):
+            self._manager.add_hookspecs(spec)
+        self.providers: dict[str, Provider] = {}
+        for name in (DEFAULTS, *plugins):
+            self._register(name, base)
+        self.claims: list[Claim] = list(self._collect())
+
+    def of(self, slot: str) -> list[Claim]:
+        """Every claim on a slot, in the order of the plugins."""
+        return [claim for claim in self.claims if claim.record.slot == slot]
+
+    def find(self, slot: str, use: str) -> Claim:
+        """The record that `use` names: `exact`, or `pkg-a:exact` where two provide it."""
+        owner, _, name = use.rpartition(":")
+        named = [claim for claim in self.of(slot) if claim.record.name == name]
+        if owner:
+            named = [
+                claim
+                for claim in named
+                if owner in (claim.provider.plugin, claim.provider.distribution)
+            ]
+        if len(named) == 1:
+            return named[0]
+        if not named:
+            known = [claim.record.name for claim in self.of(slot)]
+            raise RegistryError(
+                f"no enabled plugin provides {slot} {use!r}; {nearest(name, known)} "
+                "A plugin is enabled by its name under `plugins`."
+            )
+        both = " and ".join(str(claim.provider) for claim in named)
+        first = named[0].provider
+        raise RegistryError(
+            f"`{slot}: {name}` is provided by {both}; name one as "
+            f"{first.distribution or first.plugin}:{name} in registry.yaml."
+        )
+
+    def _register(self, name: str, base: Path) -> None:
+        module, provider = _import(name, base)
+        if name in self.providers:
+            raise RegistryError(f"plugin {name!r} is named twice under `plugins`.")
+        self.providers[name] = provider
+        try:
+            self._manager.register(module, name=name)
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise PluginError(self._pending(name, provider) or f"plugin {name}: {error}") from error
+        except ValueError as error:
+            raise PluginError(
+                f"plugin {name!r} is the same module as another one under `plugins`: name it once."
+            ) from error
+        if not self._manager.get_hookcallers(module):
+            raise PluginError(
+                f"plugin {name!r} ({provider}) implements no hook: mark its functions with "
+                f"@recd_plugins.hookimpl. Hooks: {', '.join(specs.HOOKS)}."
+            )
+
+    def _pending(self, name: str, provider: Provider) -> str | None:
+        for hook in vars(self._manager.hook):
+            if hook not in specs.HOOKS:
+                return (
+                    f"plugin {name!r} ({provider}) implements a hook that does not exist: "
+                    f"{hook!r}; {nearest(hook, specs.HOOKS)}"
+                )
+        return None
+
+    def _collect(self) -> Iterator[Claim]:
+        everyone = self._manager.get_plugins()
+        for name, provider in self.providers.items():
+            plugin = self._manager.get_plugin(name)
+            for hook, slot in specs.HOOKS.items():
+                caller = self._manager.subset_hook_caller(hook, everyone - {plugin})
+                try:
+                    records = [record for group in caller() for record in group]
+                except Exception as error:
+                    raise PluginError(
+                        f"plugin {name!r} ({provider}): its hook {hook} raised "
+                        f"{type(error).__name__}: {error}. Run with --debug for its traceback."
+                    ) from error
+                for record in records:
+                    if not isinstance(record, SLOTS[slot]):
+                        raise PluginError(
+                            f"plugin {name!r} ({provider}): its hook {hook} must return "
+                            f"{SLOTS[slot].__name__} records, but returned {record!r}."
+                        )
+                    yield Claim(record, provider)
+
+
+def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:
+    installed = available()
+    points = installed.get(name, [])
+    if len(points) > 1:
+        both = " and ".join(str(_provider(name, point.dist)) for point in points)
+        raise PluginError(
+            f"plugin {name!r} is an entry point of {both}; uninstall one, or name the module "
+            f"instead: {' or '.join(point.value for point in points)}."
+        )
+    try:
+        if points:
+            return points[0].load(), _provider(name, points[0].dist)
+        if _is_path(name):
+            return _import_path(name, base), Provider(name)
+        if importlib.util.find_spec(name) is not None:
+            return importlib.import_module(name), _provider_of(name)
+    except PluginError:
+        raise
+    except ModuleNotFoundError as error:
+        # A dotted name whose parent is missing is unknown; a plugin that misses an import of
+        # its own is broken.
+        if not points and name.split(".")[0] == error.name:
+            raise _unknown(name, installed) from None
+        raise _broken(name, error) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+    raise _unknown(name, installed)
+
+
+def _import_path(name: str, base: Path) -> ModuleType:
+    path = (base / name).expanduser().resolve()
+    file = path / "__init__.py" if path.is_dir() else path
+    if not file.is_file():
+        raise PluginError(
+            f"plugin {name!r}: {file} does not exist. A plugin folder holds an __init__.py "
+            "with hook implementations; a plugin file is a Python module."
+        )
+    # Through sys.path, and last on it: worker processes must find the module by its name.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = importlib.import_module(path.stem)
+    if module.__file__ is None or Path(module.__file__).resolve() != file:
+        raise PluginError(
+            f"plugin {name!r}: the name {path.stem!r} is taken by {module.__file__}. Rename "
+            "the folder or file."
+        )
+    return module
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".py") or "/" in name or name.startswith((".", "~"))
+
+
+def _broken(name: str, error: Exception) -> PluginError:
+    return PluginError(
+        f"plugin {name!r} raised {type(error).__name__} on import: {error}. "
+        "Run with --debug for its traceback."
+    )
+
+
+def _unknown(name: str, installed: dict[str, list[EntryPoint]]) -> PluginError:
+    return PluginError(
+        f"plugin {name!r} is no installed entry point, module or path; "
+        f"{nearest(name, installed)} Install its distribution, or write the path of a local "
+        "plugin folder with a slash: ./my_plugin."
+    )
+
+
+def _provider(plugin: str, distribution: Distribution | None) -> Provider:
+    if distribution is None:
+        return Provider(plugin)
+    return Provider(plugin, distribution.metadata["Name"], distribution.version)
+
+
+def _provider_of(module: str) -> Provider:
+    package = module.split(".")[0]
+    if package == PROJECT:
+        return Provider(module, "recd-plugins", recd_plugins.__version__)
+    owners = packages_distributions().get(package)
+    return _provider(module, distribution(owners[0])) if owners else Provider(module)
+
+
+def _name(point: EntryPoint) -> str:
+    return point.dist.metadata["Name"] if point.dist else ""

@@ -1,0 +1,202 @@
+"""registry.yaml → checked → choices. Everything is checked before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.capability import check_needs
+from recd_plugins.config import Config, parse
+from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest
+from recd_plugins.hooks.manager import Catalog, Provider
+from recd_plugins.planning.topology import PRESETS, Topology
+from recd_plugins.settings import TrainSettings
+from recd_plugins.slots import HOST_USES, SLOTS, Context, Record
+from recd_plugins.yaml_source import Source
+
+__all__ = ["Choice", "Registry"]
+
+DEFAULT_USES = {"reader": "local", "sharding": "torchrec"}
+"""What fills a slot that registry.yaml does not name: plain TorchRec."""
+
+KEYS = ("plugins", "folder", *SLOTS, "topology", "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A record that registry.yaml chose, with its options."""
+
+    record: Record[Any, Any]
+    config: Config
+    provider: Provider
+    where: str
+    """The path of the choice in registry.yaml, for error messages."""
+    features: tuple[str, ...] = ("*",)
+    """Names or globs of the features it is for (`preprocess`, `pooling`)."""
+
+    def build(self, context: Context) -> Any:
+        """What the record builds; an error of the plugin's own is named as such."""
+        try:
+            return self.record.build(self.config, context)
+        except RecdError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider} raised "
+                f"{type(error).__name__} when built: {error}. Run with --debug for its traceback."
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """A checked composition: what fills each slot, how to train, on what."""
+
+    plugins: tuple[str, ...]
+    choices: Mapping[str, tuple[Choice, ...]]
+    topology: Topology
+    train: TrainSettings
+    folder: Path
+    """Where prepared tables live."""
+    source: Source = field(repr=False)
+    catalog: Catalog = field(repr=False)
+
+    @classmethod
+    def load(
+        cls, registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
+    ) -> Registry:
+        """Read, override and check a registry; `RecdError` says what is wrong with it."""
+        source = Source.read(registry, overrides)
+        try:
+            loaded = _checked(source)
+        except RegistryError as error:
+            located = source.locate(error.where)
+            message = f"{located}: {error.message}" if located else error.message
+            raise RegistryError(message) from error
+        return loaded
+
+    def chosen(self, slot: str) -> tuple[Choice, ...]:
+        return self.choices.get(slot, ())
+
+    def one(self, slot: str) -> Choice:
+        """The record of a slot that takes one; an error where nothing fills it."""
+        choices = self.chosen(slot)
+        if not choices:
+            known = [claim.record.name for claim in self.catalog.of(slot)]
+            raise RegistryError(
+                f"nothing fills the slot {slot!r}. Add `{slot}: {{use: ...}}` to registry.yaml; "
+                f"{nearest('', known)}"
+            )
+        return choices[0]
+
+
+def _checked(source: Source) -> Registry:
+    values = source.values
+    for key in values:
+        if key not in KEYS:
+            raise RegistryError(f"unknown key {key!r}; {nearest(str(key), KEYS)}", str(key))
+    train = parse(TrainSettings, _mapping(values.get("train"), "train"), "train")
+    topology = _topology(values.get("topology"))
+    plugins = _plugins(values.get("plugins"))
+    catalog = Catalog(plugins, source.base)
+    filled = {slot: {"use": use} for slot, use in DEFAULT_USES.items()}
+    filled.update({slot: values[slot] for slot in SLOTS if values.get(slot) is not None})
+    choices = {
+        slot: tuple(_choices(slot, filled[slot], catalog)) for slot in SLOTS if slot in filled
+    }
+    every = [choice for group in choices.values() for choice in group]
+    for choice in every:
+        check_needs(choice.record, train.device, choices.keys(), choice.where, choice.provider)
+    _check_uses(every, choices.keys())
+    return Registry(
+        plugins=plugins,
+        choices=choices,
+        topology=topology,
+        train=train,
+        folder=Path(values.get("folder") or "data"),
+        source=source,
+        catalog=catalog,
+    )
+
+
+def _choices(slot: str, value: Any, catalog: Catalog) -> Iterator[Choice]:
+    match SLOTS[slot].fills:
+        case "one":
+            yield _choice(slot, value, slot, catalog)
+        case "many":
+            if not isinstance(value, list):
+                raise RegistryError(f"expected a list, as [{{use: ...}}], got {value!r}.", slot)
+            for index, item in enumerate(value):
+                yield _choice(slot, item, f"{slot}[{index}]", catalog)
+        case "by feature":
+            if not isinstance(value, Mapping) or "use" in value:
+                raise RegistryError(
+                    "expected a mapping from feature to record, as {history: {use: sum}}; "
+                    "'*' stands for every feature.",
+                    slot,
+                )
+            for feature, item in value.items():
+                yield _choice(slot, item, f"{slot}.{feature}", catalog, (str(feature),))
+
+
+def _choice(
+    slot: str, value: Any, where: str, catalog: Catalog, features: tuple[str, ...] = ("*",)
+) -> Choice:
+    options = dict(_mapping({"use": value} if isinstance(value, str) else value, where))
+    use = options.pop("use", None)
+    if not isinstance(use, str):
+        known = [claim.record.name for claim in catalog.of(slot)]
+        raise RegistryError(f"`use` must name a record; {nearest(str(use or ''), known)}", where)
+    if slot == "preprocess":
+        named = options.pop("features", "*")
+        features = tuple(named) if isinstance(named, list | tuple) else (str(named),)
+    try:
+        claim = catalog.find(slot, use)
+    except RegistryError as error:
+        raise RegistryError(error.message, f"{where}.use") from None
+    config: Config = parse(claim.record.config, options, where)
+    return Choice(
+        record=claim.record,
+        config=config,
+        provider=claim.provider,
+        where=where,
+        features=features,
+    )
+
+
+def _check_uses(choices: Sequence[Choice], filled: Any) -> None:
+    used = {*HOST_USES, *(slot for choice in choices for slot in choice.record.uses)}
+    for slot in filled:
+        if slot not in used:
+            raise RegistryError(
+                f"is set, but no chosen record uses a {slot}: it would do nothing. Choose one "
+                f"that does (`recd plugins` shows what each uses), or take `{slot}` out.",
+                slot,
+            )
+
+
+def _plugins(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise RegistryError(f"expected a list of plugin names, got {value!r}.", "plugins")
+    return tuple(value)
+
+
+def _topology(value: Any) -> Topology:
+    if value is None:
+        return PRESETS["local"]
+    if isinstance(value, str):
+        if value not in PRESETS:
+            raise RegistryError(f"unknown preset {value!r}; {nearest(value, PRESETS)}", "topology")
+        return PRESETS[value]
+    return parse(Topology, _mapping(value, "topology"), "topology")
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise RegistryError(f"expected a mapping of options, got {value!r}.", where)
+    return value

@@ -1,0 +1,230 @@
+"""Records → loader, model, plan, sharders: what a trainer calls.
+
+stack  = rp.load("registry.yaml")
+loader = stack.loader(rank, world_size)
+model  = stack.adapt(model)
+plan   = stack.plan(model, topology, process_group)
+model  = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from recd_plugins.capability import resolve_device
+from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.errors import CapabilityError, RegistryError, nearest
+from recd_plugins.planning.topology import Topology
+from recd_plugins.registry import Choice, Registry
+from recd_plugins.slots import SLOTS, Context, Etl, Loader, Planner, Reader
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+    from recd_plugins.data.batch import Batch
+
+__all__ = ["Stack", "load"]
+
+
+def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Stack:
+    """Read and check a registry (a file or a mapping) and stand ready to build from it."""
+    return Stack(Registry.load(registry, overrides))
+
+
+class Stack:
+    """What a registry chose, built when asked for, each part once."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._tables: Tables | None = None
+
+    @cached_property
+    def device(self) -> Literal["cpu", "cuda"]:
+        return resolve_device(self.registry.train.device)
+
+    def prepare(self, progress: Progress = silent) -> Tables:
+        """The dataset as tables on disk, through every `etl` step; made once, then reused.
+
+        Any number of processes may call it at a time: one works, the others wait.
+        """
+        if self._tables is not None:
+            return self._tables
+        from filelock import FileLock
+
+        choice = self.registry.one("dataset")
+        dataset: Dataset = choice.build(self._context("dataset"))
+        steps = self.registry.chosen("etl")
+        digest = _digest(choice, dataset.fingerprint())
+        folder = self.registry.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            tables = dataset.prepare(folder / f"{choice.record.name}-{digest}", progress)
+            for step in steps:
+                digest = _digest(step, digest)
+                target = folder / f"{step.record.name}-{digest}"
+                tables = _run(step.build(self._context("etl")), tables, target, progress)
+        self._tables = tables
+        return tables
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The schema of the batches: the table's, through every `preprocess` transform."""
+        schema = self.prepare().schema
+        for choice, transform in self._transforms:
+            part = Schema(sparse=tuple(schema.feature(n) for n in _matching(choice, schema)))
+            schema = schema.replace(transform.schema(part).sparse)
+        return schema
+
+    def loader(self, rank: int, world_size: int, split: Split = "train") -> Loader:
+        """The batches of a rank: iterable, with `state_dict` and `load_state_dict`."""
+        tables = self.prepare()
+        reader: Reader = self.registry.one("reader").build(self._context("reader"))
+        return reader.loader(
+            tables[split],
+            rank=rank,
+            world_size=world_size,
+            batch_size=self.registry.train.batch_size,
+            split=split,
+            transform=self._transform(tables.schema),
+        )
+
+    def model(self) -> nn.Module:
+        """The registry's own model, its tables on the meta device."""
+        self.check()
+        model: nn.Module = self.registry.one("model").build(self._context("model", self.schema))
+        return model
+
+    def check(self) -> None:
+        """What needs the data's schema to be checked: that every feature named exists."""
+        names = self.schema.sparse_names
+        for slot in ("preprocess", "pooling"):
+            for choice in self.registry.chosen(slot):
+                for feature in choice.features:
+                    if not any(fnmatchcase(name, feature) for name in names):
+                        raise RegistryError(
+                            f"no feature matches {feature!r}; {nearest(feature, names)}",
+                            self.registry.source.locate(choice.where),
+                        )
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """Make a model take what the loader yields; its parameters keep their names.
+
+        A registry without `dedup` yields plain KJTs, so the model is returned as it is.
+        """
+        if self.registry.chosen("dedup"):
+            raise CapabilityError(
+                "dedup: a converter is chosen, but this version of the host adapts no model to "
+                "deduplicated batches. Take `dedup` out of registry.yaml."
+            )
+        return model
+
+    def plan(
+        self,
+        model: nn.Module,
+        topology: Topology | None = None,
+        process_group: ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """An ordinary TorchRec plan; every rank of the group must call it."""
+        import torch.distributed as dist
+
+        group = process_group or dist.GroupMember.WORLD
+        if group is None:
+            raise CapabilityError(
+                "stack.plan needs a process group: call torch.distributed.init_process_group "
+                "first, or pass one."
+            )
+        return self._planner.plan(model, topology or self.registry.topology, group)
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """The sharders of the plan; they carry the tables' fused optimizer."""
+        return self._planner.sharders()
+
+    def explain(self) -> str:
+        """Why the last plan is what it is."""
+        return self._planner.explain()
+
+    @cached_property
+    def _planner(self) -> Planner:
+        planner: Planner = self.registry.one("sharding").build(self._context("sharding"))
+        return planner
+
+    @cached_property
+    def _transforms(self) -> list[tuple[Choice, Any]]:
+        return [
+            (choice, choice.build(self._context("preprocess")))
+            for choice in self.registry.chosen("preprocess")
+        ]
+
+    def _transform(self, schema: Schema) -> Callable[[Batch], Batch] | None:
+        from recd_plugins.data.transform import BatchTransform
+
+        steps = [(_matching(choice, schema), step) for choice, step in self._transforms]
+        dedup = [choice.build(self._context("dedup")) for choice in self.registry.chosen("dedup")]
+        return BatchTransform(steps, dedup) if steps or dedup else None
+
+    def _context(self, slot: str, schema: Schema | None = None) -> Context:
+        train = self.registry.train
+        return Context(
+            device=self.device,
+            seed=train.seed,
+            folder=self.registry.folder,
+            batch_size=train.batch_size,
+            fused=train.optimizer.fused_params(),
+            schema=schema,
+            neighbours=self._neighbours(slot, schema),
+        )
+
+    def _neighbours(self, slot: str, schema: Schema | None) -> dict[str, Any]:
+        built: dict[str, Any] = {}
+        uses = {use for choice in self.registry.chosen(slot) for use in choice.record.uses}
+        for use in sorted(uses):
+            choices = self.registry.chosen(use)
+            parts = [choice.build(self._context(use, schema)) for choice in choices]
+            match SLOTS[use].fills:
+                case "one":
+                    built[use] = parts[0] if parts else None
+                case "many":
+                    built[use] = parts
+                case "by feature":
+                    built[use] = {
+                        choice.features[0]: part
+                        for choice, part in zip(choices, parts, strict=True)
+                    }
+        return built
+
+
+def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress) -> Tables:
+    done = {
+        split: Table.open(folder / split)
+        if (folder / split).is_dir()
+        else etl.run(tables[split], folder / split, progress)
+        for split in SPLITS
+    }
+    return Tables(train=done["train"], test=done["test"])
+
+
+def _matching(choice: Choice, schema: Schema) -> list[str]:
+    """The features of the schema that a choice is for, in the schema's order."""
+    return [
+        name
+        for name in schema.sparse_names
+        if any(fnmatchcase(name, pattern) for pattern in choice.features)
+    ]
+
+
+def _digest(choice: Choice, before: str) -> str:
+    """Names what a choice makes of what came before it: other options, another folder."""
+    said = [choice.record.name, str(choice.provider), dataclasses.asdict(choice.config), before]
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,77 @@
+"""Model, plan, optimizers and pipeline: standard TorchRec, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.stack import Stack
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+
+__all__ = ["Job", "assemble"]
+
+
+@dataclass
+class Job:
+    """One rank's part of a training job."""
+
+    model: DistributedModelParallel
+    optimizer: CombinedOptimizer
+    pipeline: TrainPipelineSparseDist[Any, Any]
+    plan: ShardingPlan
+    device: torch.device
+
+
+def assemble(stack: Stack, device: torch.device) -> Job:
+    """Build the registry's model over the current process group, seeded alike on every rank."""
+    settings = stack.registry.train
+    torch.manual_seed(settings.seed)
+    model = stack.adapt(stack.model())
+    initialisers = table_initialisers(model)
+    plan = stack.plan(model)
+    sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+    initialise_tables(sharded, initialisers, settings.seed)
+    optimizer = CombinedOptimizer(
+        [sharded.fused_optimizer, _dense_optimizer(sharded, settings.optimizer)]
+    )
+    pipeline = TrainPipelineSparseDist(sharded, optimizer, device)
+    # Dropout and the like draw differently on each rank from here on.
+    torch.manual_seed(settings.seed + 1 + dist.get_rank())
+    return Job(model=sharded, optimizer=optimizer, pipeline=pipeline, plan=plan, device=device)
+
+
+def _dense_optimizer(model: nn.Module, settings: OptimizerSettings) -> KeyedOptimizerWrapper:
+    """Any optimizer of torch.optim on what no fused optimizer updates."""
+    known = {name.lower(): kind for name, kind in _optimizers()}
+    kind = known.get(settings.dense.lower())
+    if kind is None:
+        raise RegistryError(
+            f"train.optimizer.dense: torch.optim has no {settings.dense!r}; "
+            f"{nearest(settings.dense.lower(), known)}"
+        )
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    try:
+        return KeyedOptimizerWrapper(
+            dense, lambda params: kind(params, lr=settings.dense_lr, **settings.dense_options)
+        )
+    except TypeError as error:
+        raise RegistryError(
+            f"train.optimizer.dense_options: torch.optim's {settings.dense} refuses them: {error}."
+        ) from error
+
+
+def _optimizers() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
+    for name, kind in vars(torch.optim).items():
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+            yield name, kind

@@ -1,0 +1,102 @@
+"""Loss, normalised entropy and AUC over a stretch of steps, by TorchRec's formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Metrics", "Window"]
+
+ETA = 1e-12
+"""Predictions are kept this far from 0 and 1, as TorchRec does."""
+
+AUC_SAMPLES = 131_072
+"""The latest samples per rank whose AUC a training window reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What all ranks saw together."""
+
+    loss: float
+    """Mean of the ranks' losses over the steps."""
+    ne: float
+    """Normalised entropy: cross entropy over that of the mean label; below 1 is learning."""
+    auc: float
+    """Area under the ROC curve; 0.5 where only one class was seen."""
+    samples: int
+    """Samples of weight above 0."""
+
+
+class Window:
+    """Collects outputs step by step; `metrics` joins the ranks and starts anew."""
+
+    def __init__(self, device: torch.device, *, auc_samples: int | None = AUC_SAMPLES) -> None:
+        self._device = device
+        self._auc_samples = auc_samples
+        self._reset()
+
+    def _reset(self) -> None:
+        self._losses: list[Tensor] = []
+        self._outputs: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._held = 0
+        self._states = torch.zeros(5, dtype=torch.float64, device=self._device)
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """One step's outputs of this rank: a scalar and three [B]."""
+        from torchrec.metrics.ne import get_ne_states
+
+        predictions, labels, weights = logits.sigmoid().double(), labels.double(), weights.double()
+        states = get_ne_states(labels, predictions, weights, ETA)
+        self._states += torch.stack([*states.values(), (weights > 0).double().sum()])
+        self._losses.append(loss)
+        self._outputs.append((predictions, labels, weights))
+        self._held += predictions.numel()
+        while (
+            self._auc_samples is not None
+            and self._held - self._outputs[0][0].numel() >= self._auc_samples
+        ):
+            self._held -= self._outputs.pop(0)[0].numel()
+
+    def metrics(self) -> Metrics:
+        """Of all ranks; every rank must call it, after the same steps."""
+        from torchrec.metrics.auc import compute_auc
+        from torchrec.metrics.ne import compute_ne
+
+        loss = torch.stack(self._losses).double().sum()
+        sums = torch.cat([torch.stack([loss, loss.new_tensor(len(self._losses))]), self._states])
+        dist.all_reduce(sums)
+        entropy, seen, positive, negative, samples = sums[2:].unbind()
+        outputs = _gather(
+            torch.stack([torch.cat(part) for part in zip(*self._outputs, strict=True)])
+        )
+        outputs = outputs[:, outputs[2] > 0]
+        result = Metrics(
+            loss=float(sums[0] / sums[1]),
+            ne=float(compute_ne(entropy, seen, positive, negative, ETA)),
+            auc=float(
+                compute_auc(1, [outputs[:1]], [outputs[1:2]], [outputs[2:]])
+                if outputs.numel()
+                else 0.5
+            ),
+            samples=int(samples),
+        )
+        self._reset()
+        return result
+
+
+def _gather(mine: Tensor) -> Tensor:
+    """[3, n] of every rank, n differing, side by side."""
+    sizes = [
+        torch.zeros(1, dtype=torch.long, device=mine.device) for _ in range(dist.get_world_size())
+    ]
+    dist.all_gather(sizes, torch.tensor([mine.shape[1]], device=mine.device))
+    longest = int(max(sizes))
+    padded = mine.new_zeros(mine.shape[0], longest)
+    padded[:, : mine.shape[1]] = mine
+    every = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(every, padded)
+    return torch.cat([part[:, : int(size)] for part, size in zip(every, sizes, strict=True)], dim=1)

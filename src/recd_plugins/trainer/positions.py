@@ -1,0 +1,56 @@
+"""Where the loader stood when a batch was trained, though the pipeline reads ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.errors import DataError
+from recd_plugins.slots import Loader
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+
+__all__ = ["Positions"]
+
+
+class Positions:
+    """An endless iterator over a loader's epochs that remembers its state per batch.
+
+    TrainPipelineSparseDist holds up to three batches that are read and not yet trained; a
+    checkpoint must name the position after the last one trained.
+    """
+
+    def __init__(self, loader: Loader, steps: int) -> None:
+        """Yield at most `steps` batches: what the pipeline may read in all."""
+        if len(loader) == 0:
+            raise DataError(
+                "the train split has fewer rows than one step takes (batch_size times ranks): "
+                "lower train.batch_size or give it more data."
+            )
+        self._loader = loader
+        self._left = steps
+        self._batches = self._endless()
+        self._ahead: deque[dict[str, Any]] = deque()
+        self.state: dict[str, Any] = loader.state_dict()
+        """The loader's state after the last trained batch."""
+
+    def _endless(self) -> Iterator[Batch]:
+        while True:
+            yield from self._loader
+
+    def __iter__(self) -> Positions:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._left == 0:
+            raise StopIteration
+        batch = next(self._batches)
+        self._left -= 1
+        self._ahead.append(self._loader.state_dict())
+        return batch
+
+    def trained(self) -> None:
+        """The oldest batch in flight has been trained."""
+        self.state = self._ahead.popleft()

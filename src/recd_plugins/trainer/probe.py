@@ -1,0 +1,34 @@
+"""`python -m recd_plugins.trainer.probe`: one rank of `recd doctor`'s try at collectives."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from recd_plugins.trainer.launch import die_with_parent
+
+__all__ = ["probe"]
+
+
+def probe() -> None:
+    """All-to-all and all-reduce over the launcher's group; an error if a number is wrong."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    sent = torch.arange(world_size, device=device, dtype=torch.float32) + rank * world_size
+    got = torch.empty_like(sent)
+    dist.all_to_all_single(got, sent)
+    expected = torch.arange(world_size, device=device) * world_size + rank
+    if not torch.equal(got, expected.to(got)):
+        raise RuntimeError(f"rank {rank}: all-to-all gave {got.tolist()}")
+    total = torch.ones((), device=device)
+    dist.all_reduce(total)
+    if int(total) != world_size:
+        raise RuntimeError(f"rank {rank}: all-reduce gave {int(total)} of {world_size}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    probe()

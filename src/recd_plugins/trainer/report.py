@@ -1,0 +1,87 @@
+"""What a run tells: console lines, metrics.jsonl, TensorBoard events, a summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.trainer.metrics import Metrics
+
+__all__ = ["Report"]
+
+
+class Report:
+    """Rank 0's voice; the other ranks' reports are silent."""
+
+    def __init__(self, run: Path, *, speaks: bool, steps: int, start: int) -> None:
+        """Open the files of a run; from step `start` on, earlier lines of metrics stay."""
+        self._speaks = speaks
+        self._run = run
+        self._steps = steps
+        self._start = start
+        self._began = time.monotonic()
+        if not speaks:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        run.mkdir(parents=True, exist_ok=True)
+        kept = _lines_before(run / "metrics.jsonl", start) if start else []
+        self._file = (run / "metrics.jsonl").open("w", buffering=1)
+        self._file.writelines(kept)
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=start or None)
+
+    def say(self, text: str) -> None:
+        if self._speaks:
+            print(text, flush=True)
+
+    def metrics(self, kind: str, step: int, metrics: Metrics, rate: float | None = None) -> None:
+        """One line of metrics of `kind` (train or test), everywhere."""
+        if not self._speaks:
+            return
+        values: dict[str, Any] = dataclasses.asdict(metrics)
+        if rate is not None:
+            values["samples_per_second"] = rate
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        for name, value in values.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
+        tail = ""
+        if rate is not None:
+            done = step - self._start
+            left = (time.monotonic() - self._began) / done * (self._steps - step)
+            tail = f"  {rate:>9,.0f} samples/s  {_clock(left)} left"
+        self.say(
+            f"{kind:<5} step {step:>{len(str(self._steps))}}/{self._steps}  "
+            f"loss {metrics.loss:.4f}  NE {metrics.ne:.4f}  AUC {metrics.auc:.4f}{tail}"
+        )
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        if not self._speaks:
+            return
+        (self._run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        self._file.close()
+        self._board.close()
+        sys.stdout.flush()
+
+
+def _lines_before(file: Path, step: int) -> list[str]:
+    """What a resumed run keeps: the lines up to the step of its checkpoint."""
+    if not file.exists():
+        return []
+    kept = []
+    for line in file.read_text().splitlines(keepends=True):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError):
+            break  # a torn last line
+    return kept
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes}:{seconds:02}"

@@ -1,0 +1,83 @@
+"""Table initialisation that depends on the seed alone: not on the plan, not on the world size."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+__all__ = ["initialise_tables", "table_initialisers"]
+
+BLOCK = 8192
+"""Rows drawn from one generator: a rank draws the blocks that its shards touch."""
+
+Initialise = Callable[[Tensor], object]
+
+
+def table_initialisers(model: nn.Module) -> dict[str, Initialise]:
+    """How each table of an unsharded model starts: its `init_fn`, or TorchRec's uniform range."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    initialisers: dict[str, Initialise] = {}
+    for module in model.modules():
+        configs = []
+        if isinstance(module, EmbeddingBagCollection):
+            configs = module.embedding_bag_configs()
+        elif isinstance(module, EmbeddingCollection):
+            configs = module.embedding_configs()
+        for config in configs:
+            low, high = config.get_weight_init_min(), config.get_weight_init_max()
+            initialisers[config.name] = config.init_fn or partial(
+                torch.nn.init.uniform_, a=low, b=high
+            )
+    return initialisers
+
+
+@torch.no_grad()
+def initialise_tables(model: nn.Module, initialisers: dict[str, Initialise], seed: int) -> None:
+    """Fill this rank's shards of a sharded model.
+
+    Block b of a table is drawn from hash(seed, table, b), so row i starts alike wherever it
+    lives; a column shard takes its columns of the same draw.
+    """
+    for name, value in model.state_dict().items():
+        table = _table(name)
+        if table not in initialisers:
+            continue
+        for shard, row, column in _shards(value):
+            for start in range(row - row % BLOCK, row + shard.shape[0], BLOCK):
+                block = _draw(initialisers[table], value.shape, table, start, seed)
+                first, last = max(start, row), min(start + block.shape[0], row + shard.shape[0])
+                shard[first - row : last - row] = block[
+                    first - start : last - start, column : column + shard.shape[1]
+                ].to(shard)
+
+
+def _shards(value: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, int, int]]:
+    """This rank's part of a table: tensor, first row, first column."""
+    if isinstance(value, ShardedTensor):
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            yield shard.tensor, row, column
+    else:
+        yield value, 0, 0
+
+
+def _draw(initialise: Initialise, shape: torch.Size, table: str, start: int, seed: int) -> Tensor:
+    """Rows [start, start + BLOCK) of a table, as they start."""
+    text = f"{seed}/{table}/{start}".encode()
+    block = torch.empty(min(BLOCK, shape[0] - start), shape[1])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1)
+        initialise(block)
+    return block
+
+
+def _table(name: str) -> str:
+    """`sparse.embedding_bags.items.weight` is table `items`."""
+    parts = name.split(".")
+    return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else ""

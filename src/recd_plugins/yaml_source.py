@@ -1,0 +1,165 @@
+"""registry.yaml as plain values, with the line of each, and overrides from the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recd_plugins.errors import RegistryError
+
+__all__ = ["Source"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What the user wrote: values, and where each stands."""
+
+    values: dict[str, Any]
+    path: Path | None = None
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Path of a value (`train.batch_size`, `preprocess[0].modulo`) to its line."""
+    overrides: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, registry: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> Source:
+        """A file or a mapping, with `key.key=value` overrides applied."""
+        if isinstance(registry, Mapping):
+            values, path, lines = deepcopy(dict(registry)), None, dict[str, int]()
+        else:
+            path = Path(registry)
+            values, lines = _read_file(path)
+        for override in overrides:
+            _apply(values, override)
+        return cls(values=values, path=path, lines=lines, overrides=tuple(overrides))
+
+    @property
+    def base(self) -> Path:
+        """What relative plugin paths start from."""
+        return self.path.parent if self.path else Path()
+
+    def locate(self, where: str) -> str:
+        """`where` with the file and line, or the override, that said it."""
+        for override in self.overrides:
+            key = override.partition("=")[0]
+            if _dotted(where) == key or _dotted(where).startswith(key + "."):
+                return f"override {override!r}: {where}"
+        if self.path is None:
+            return where
+        known = where
+        while known and known not in self.lines:
+            known = re.sub(r"(\.|\[)[^.\[]*$", "", known) if re.search(r"[.\[]", known) else ""
+        line = f":{self.lines[known]}" if known else ""
+        return f"{self.path}{line}: {where}" if where else f"{self.path}{line}"
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RegistryError(
+            f"{path}: there is no such registry. Name one with --registry FILE; "
+            "examples/ holds several to start from."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryError(f"{path}: cannot be read as text: {error}.") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise RegistryError(
+            f"{path}:{line}: not valid YAML: {error.problem or error.context}. "
+            "Check indentation, colons and brackets there."
+        ) from None
+    except yaml.YAMLError as error:
+        raise RegistryError(f"{path}: not valid YAML: {error}.") from None
+    if values is None:
+        return {}, {}
+    if not isinstance(values, dict):
+        raise RegistryError(f"{path}: must hold a mapping of slots, as `model: {{use: dlrm}}`.")
+    assert node is not None  # safe_load found values in it
+    lines: dict[str, int] = {}
+    for where, line in _walk(node, "", path):
+        lines.setdefault(where, line)
+    return values, lines
+
+
+def _walk(node: yaml.Node, where: str, path: Path) -> Iterator[tuple[str, int]]:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise RegistryError(
+                    f"{path}:{line}: {key.value!r} stands twice in one mapping; keep one."
+                )
+            seen.add(key.value)
+            child = f"{where}.{key.value}" if where else str(key.value)
+            yield child, line
+            yield from _walk(value, child, path)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            child = f"{where}[{index}]"
+            yield child, item.start_mark.line + 1
+            yield from _walk(item, child, path)
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RegistryError(f"override {override!r}: write key=value, as train.batch_size=512.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise RegistryError(f"override {override!r}: its value is not valid YAML.") from None
+    *parents, last = key.split(".")
+    place: Any = values
+    for depth, name in enumerate(parents):
+        place = _step(place, name, f"{'.'.join(parents[: depth + 1])}", override)
+    if isinstance(place, list):
+        place[_index(place, last, override)] = value
+        return
+    if last == "use" and place.get("use") != value:
+        # Another record takes other options: those of the one it replaces go with it.
+        place.clear()
+    place[last] = value
+
+
+def _step(place: Any, name: str, where: str, override: str) -> Any:
+    if isinstance(place, list):
+        index = _index(place, name, override)
+        place[index] = _opened(place[index], where, override)
+        return place[index]
+    place[name] = _opened(place.get(name), where, override)
+    return place[name]
+
+
+def _opened(value: Any, where: str, override: str) -> dict[str, Any] | list[Any]:
+    """A mapping to write an override into; `sharding: torchrec` is short for {use: torchrec}."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"use": value}
+    if isinstance(value, dict | list):
+        return value
+    raise RegistryError(f"override {override!r}: {where} is {value!r}, which holds no options.")
+
+
+def _index(place: list[Any], name: str, override: str) -> int:
+    if not name.isdigit() or int(name) >= len(place):
+        raise RegistryError(
+            f"override {override!r}: {name!r} is no position in a list of {len(place)}; "
+            "count from 0."
+        )
+    return int(name)
+
+
+def _dotted(where: str) -> str:
+    return re.sub(r"\[(\d+)\]", r".\1", where)
