@@ -1,0 +1,1 @@
+"""Sequences to vectors: one file per way of pooling."""

@@ -1,0 +1,221 @@
+"""Value and property tests of the poolings, each against a plain loop over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from recd_dlrm.poolings.attention import Attention, AttentionConfig, build_attention
+from recd_dlrm.poolings.buckets import PADDING_BUDGET, Buckets, cut
+from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum
+from recd_dlrm.poolings.transformer import Transformer, TransformerConfig, build_transformer
+from recd_plugins.errors import RegistryError
+from recd_plugins.slots import Context
+
+D = 8
+Row = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""What a pooling makes of one row: (module, keys [n, D], query [D]) -> [D], for n > 0."""
+
+
+def attend(pooling: nn.Module, keys: Tensor, query: Tensor) -> Tensor:
+    """DIN's eq. 3 as it stands: the activation unit on [q, k, q - k, q * k]."""
+    assert isinstance(pooling, Attention)
+    q = query.expand_as(keys)
+    weights = pooling.rest(pooling.first(torch.cat([q, keys, q - keys, q * keys], dim=1)))
+    if pooling.weights == "sigmoid":
+        weights = weights.sigmoid()
+    if pooling.weights == "softmax":
+        weights = weights.softmax(dim=0)
+    return (weights * keys).sum(0)
+
+
+def encode(pooling: nn.Module, keys: Tensor, query: Tensor) -> Tensor:
+    """The encoder on one row by itself, without padding."""
+    assert isinstance(pooling, Transformer)
+    if pooling.positions is not None:
+        ages = torch.arange(len(keys)).flip(0).clamp(max=pooling.positions.num_embeddings - 1)
+        keys = keys + pooling.positions(ages)
+    encoded = pooling.encoder(keys.unsqueeze(0)).squeeze(0)
+    return encoded[-1] if pooling.output == "last" else encoded.mean(0)
+
+
+CASES: dict[str, tuple[Callable[[int], nn.Module], Row]] = {
+    "sum": (build_sum(ReduceConfig(), Context()), lambda _, keys, q: keys.sum(0)),
+    "mean": (build_mean(ReduceConfig(), Context()), lambda _, keys, q: keys.mean(0)),
+    "max": (build_max(ReduceConfig(), Context()), lambda _, keys, q: keys.amax(0)),
+    "attention": (build_attention(AttentionConfig(), Context()), attend),
+    "attention, sigmoid": (
+        build_attention(AttentionConfig(weights="sigmoid", hidden=(12, 6)), Context()),
+        attend,
+    ),
+    "attention, softmax": (build_attention(AttentionConfig(weights="softmax"), Context()), attend),
+    "transformer": (build_transformer(TransformerConfig(), Context()), encode),
+    "transformer, last of few positions": (
+        build_transformer(
+            TransformerConfig(heads=4, layers=2, expansion=2, positions=5, output="last"),
+            Context(),
+        ),
+        encode,
+    ),
+    "transformer, no positions": (
+        build_transformer(TransformerConfig(positions=0), Context()),
+        encode,
+    ),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """On a busy machine two threads mostly wait for each other over tensors this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    return CASES[name][0](D).double()
+
+
+def rows(lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Random values [N, D] and queries [B, D] that ask for gradients, and the lengths [B]."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    shapes = [(sum(lengths), D), (len(lengths), D)]
+    values, query = (
+        torch.randn(*shape, generator=generator, dtype=torch.double).requires_grad_()
+        for shape in shapes
+    )
+    return values, torch.tensor(lengths), query
+
+
+def check(name: str, lengths: list[int]) -> None:
+    """Values and all gradients equal the loop's; 1e-9 is double's rounding, amplified."""
+    values, of_rows, query = rows(lengths)
+    pooling, row = build(name), CASES[name][1]
+    leaves = [values, query, *pooling.parameters()]
+
+    def gradients(pooled: Tensor) -> list[Tensor]:
+        loss = (pooled * torch.arange(1.0, D + 1)).square().sum()
+        return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+
+    pooled = pooling(values, of_rows, query)
+    wanted = torch.stack(
+        [
+            row(pooling, keys, q) if len(keys) else q * 0.0
+            for keys, q in zip(values.split(lengths), query, strict=True)
+        ]
+    )
+    torch.testing.assert_close(pooled, wanted, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip(gradients(pooled), gradients(wanted), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "lengths", [[3], [1], [0], [0, 0, 0], [5, 0, 2, 2, 0, 9, 1]], ids=lambda lengths: str(lengths)
+)
+def test_edges(name: str, lengths: list[int]) -> None:
+    check(name, lengths)
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(deadline=None, max_examples=15, derandomize=True)
+@given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=20))
+def test_equals_a_loop(name: str, lengths: list[int]) -> None:
+    check(name, lengths)
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(deadline=None, max_examples=10, derandomize=True)
+@given(lengths=st.lists(st.integers(0, 12), min_size=2, max_size=12), data=st.data())
+def test_follows_the_order_of_the_batch(name: str, lengths: list[int], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(lengths))))
+    values, of_rows, query = rows(lengths)
+    parts = values.split(lengths)
+    pooling = build(name)
+    pooled = pooling(values, of_rows, query)
+    shuffled = pooling(torch.cat([parts[i] for i in order]), of_rows[order], query[order])
+    torch.testing.assert_close(shuffled, pooled[order], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_parameter_has_a_gradient_without_a_value(name: str) -> None:
+    """DDP waits for all of them, also on a rank whose histories are all empty."""
+    pooling = build(name)
+    pooling(*rows([0, 0])).sum().backward()
+    assert all(parameter.grad is not None for parameter in pooling.parameters())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evaluation_and_int32_lengths_change_nothing(name: str) -> None:
+    values, lengths, query = rows([4, 0, 7, 2, 7])
+    pooling = build(name)
+    trained = pooling(values, lengths, query)
+    with torch.no_grad():
+        evaluated = pooling.eval()(values, lengths.int(), query)
+    torch.testing.assert_close(evaluated, trained, rtol=1e-9, atol=1e-9)
+
+
+def test_max_sends_the_gradient_of_equal_values_once() -> None:
+    values = torch.ones(3, D, requires_grad=True)
+    build("max")(values, torch.tensor([3])).sum().backward()
+    assert values.grad is not None
+    assert values.grad.sum(0).tolist() == [1.0] * D
+
+
+def test_positions_tell_orders_apart() -> None:
+    values, lengths, _ = rows([4])
+    for name, differs in [("transformer", True), ("transformer, no positions", False)]:
+        pooling = build(name)
+        there, back = pooling(values, lengths), pooling(values.flip(0), lengths)
+        assert torch.allclose(there, back) is not differs
+
+
+def test_attention_without_a_query() -> None:
+    values, lengths, _ = rows([2])
+    with pytest.raises(RegistryError, match="needs a query"):
+        build("attention")(values, lengths)
+
+
+def test_options_that_cannot_be() -> None:
+    with pytest.raises(RegistryError, match="3 heads do not share embedding_dim 8"):
+        build_transformer(TransformerConfig(heads=3), Context())(D)
+    with pytest.raises(RegistryError, match="hidden must name a layer"):
+        AttentionConfig(hidden=())
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(0, 2000), max_size=60),
+    budget=st.floats(1.0, 3.0),
+)
+def test_blocks_hold_every_row_within_the_budget(lengths: list[int], budget: float) -> None:
+    falling = np.sort(np.array(lengths, dtype=np.int64))[::-1]
+    shapes = cut(falling, budget)
+    start = 0
+    for rows_, length, full in shapes:
+        block = falling[start : start + rows_]
+        assert length == block.max()
+        assert full == (block.min() == length)
+        assert rows_ * length <= budget * block.sum()
+        if (following := falling[start : start + rows_ + 1]).all() and len(following) > rows_:
+            assert (rows_ + 1) * length > budget * following.sum()  # none is cut too early
+        start += rows_
+    assert start == np.count_nonzero(falling)
+
+
+def test_heavy_tails_need_few_blocks() -> None:
+    """One padded block would be 33 times the values, a loop 4,096 calls."""
+    generator = np.random.default_rng(0)
+    lengths = np.minimum(generator.pareto(1.5, 4096) * 5, 1000).astype(np.int64)
+    buckets = Buckets.of(torch.from_numpy(lengths))
+    assert lengths.max() * 4096 > 30 * lengths.sum()
+    assert len(buckets.cells) <= PADDING_BUDGET * lengths.sum()
+    assert len(buckets.shapes) < 40
