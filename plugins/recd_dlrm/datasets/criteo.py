@@ -1,0 +1,179 @@
+"""Criteo's click logs, Kaggle and Terabyte (DLRM, 4.3): raw rows to indices and log(1 + x)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from recd_dlrm.datasets.columns import id_lists
+from recd_dlrm.datasets.criteo_rows import CATEGORIES, INTEGERS, Rows, count_rows, read_rows
+from recd_dlrm.datasets.criteo_vocabulary import CategoryCounts, HashVocabulary, Vocabulary
+from recd_dlrm.datasets.sources import check_sources, fingerprint
+from recd_plugins.config import Config, Range
+from recd_plugins.data.dataset import Dataset, Split, Tables
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import Progress, silent
+from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.slots import Context
+
+__all__ = ["Criteo", "CriteoConfig", "build_criteo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriteoConfig(Config):
+    """The `criteo` dataset. Rows are in the order of time, so the test rows are the last.
+
+    Kaggle is one file of 7 days, of which the seventh is held out; Terabyte is a file a day:
+
+        dataset: {use: criteo, train: [train.txt]}
+        dataset: {use: criteo, train: [day_0.gz, day_1.gz], test: [day_2.gz], held_out: test}
+    """
+
+    train: tuple[Path, ...]
+    """Raw files, read in this order; compressed ones too (.gz, .bz2, .zst)."""
+    test: tuple[Path, ...] = ()
+    """Raw files to test on; without them it is the last rows of `train`."""
+    test_fraction: Annotated[float, Range(gt=0, lt=1)] = 1 / 7
+    """The share of the rows of `train` to hold out where `test` names no files."""
+    held_out: Literal["all", "validation", "test"] = "all"
+    """The test split: all rows held out, their first half (validation), or their second."""
+    index: Literal["frequency", "hash"] = "frequency"
+    """Category to index: numbered by frequency in the train rows, or hashed."""
+    frequency_threshold: Annotated[int, Range(ge=1)] = 1
+    """`frequency`: a category that occurs less often in the train rows is index 0."""
+    num_ids: Annotated[int, Range(ge=2)] = 100_000
+    """`hash`: rows of each table; index 0 is for missing categories alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.train:
+            raise RegistryError("names no file.", where="train")
+        for path in self.test:
+            if path in self.train:
+                raise RegistryError(f"{path} is also under `train`: keep one.", where="test")
+
+
+class Span(NamedTuple):
+    """Rows `start` to `stop` of a file."""
+
+    path: Path
+    start: int
+    stop: int
+
+
+class Criteo(Dataset):
+    """13 dense features, log(1 + max(x, 0)), missing as 0; 26 sparse ones of one id each.
+
+    Kaggle's second integer goes down to -3, others to -1: what is below 0 counts as 0, as
+    in the authors' code. Test rows are encoded with the train rows' vocabulary, in which
+    what it lacks is index 0.
+    """
+
+    def __init__(self, config: CriteoConfig) -> None:
+        check_sources("dataset.train", config.train)
+        check_sources("dataset.test", config.test)
+        self._config = config
+        self._progress: Progress = silent
+
+    def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
+        self._progress = progress
+        return super().prepare(folder, progress)
+
+    def fingerprint(self) -> str:
+        return fingerprint((*self._config.train, *self._config.test))
+
+    def num_rows(self, split: Split) -> int:
+        return sum(span.stop - span.start for span in self._spans[split])
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(
+            session_id=None,
+            timestamp=None,
+            dense=tuple(f"int_{i}" for i in range(INTEGERS)),
+            sparse=tuple(
+                SparseFeature(name=f"cat_{i}", num_ids=vocabulary.num_ids)
+                for i, vocabulary in enumerate(self._vocabularies)
+            ),
+        )
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        schema = self.schema
+        arrow = schema.arrow()
+        for rows in self._rows(split):
+            dense = (np.log1p(np.maximum(x, 0)).astype(np.float32) for x in rows.integers)
+            offsets = np.arange(len(rows) + 1)
+            sparse = (
+                id_lists(vocabulary.encode(values), offsets)
+                for vocabulary, values in zip(self._vocabularies, rows.categories, strict=True)
+            )
+            yield pa.table([rows.labels, *dense, *sparse], schema=arrow)
+
+    def _rows(self, split: Split) -> Iterator[Rows]:
+        for span in self._spans[split]:
+            yield from read_rows(*span)
+
+    @cached_property
+    def _spans(self) -> dict[Split, list[Span]]:
+        config = self._config
+        train = [self._whole(path) for path in config.train]
+        held_out = [self._whole(path) for path in config.test]
+        if not held_out:
+            rows = sum(span.stop for span in train)
+            cut = rows - round(rows * config.test_fraction)
+            train, held_out = _part(train, 0, cut), _part(train, cut, rows)
+        rows = sum(span.stop - span.start for span in held_out)
+        half = (rows + 1) // 2
+        if config.held_out == "validation":
+            held_out = _part(held_out, 0, half)
+        elif config.held_out == "test":
+            held_out = _part(held_out, half, rows)
+        for name, spans in (("train", train), ("test", held_out)):
+            if not spans:
+                raise DataError(
+                    f"{', '.join(map(str, config.train))}: no row is left for the {name} split. "
+                    "Give more rows, or change `dataset.test_fraction`."
+                )
+        return {"train": train, "test": held_out}
+
+    def _whole(self, path: Path) -> Span:
+        what, rows = f"counting the rows of {path.name}", 0
+        for rows in count_rows(path):
+            self._progress(what, rows, None)
+        self._progress(what, rows, rows)
+        return Span(path, 0, rows)
+
+    @cached_property
+    def _vocabularies(self) -> list[Vocabulary]:
+        config = self._config
+        if config.index == "hash":
+            return [HashVocabulary(config.num_ids)] * CATEGORIES
+        counts = [CategoryCounts() for _ in range(CATEGORIES)]
+        done = 0
+        for rows in self._rows("train"):
+            for count, values in zip(counts, rows.categories, strict=True):
+                count.add(values)
+            done += len(rows)
+            self._progress("counting categories", done, self.num_rows("train"))
+        return [count.vocabulary(config.frequency_threshold) for count in counts]
+
+
+def _part(spans: list[Span], start: int, stop: int) -> list[Span]:
+    """Rows `start` to `stop` of the spans one after the other."""
+    part, before = [], 0
+    for path, first, last in spans:
+        low, high = max(start - before, 0), min(stop - before, last - first)
+        if low < high:
+            part.append(Span(path, first + low, first + high))
+        before += last - first
+    return part
+
+
+def build_criteo(config: CriteoConfig, context: Context) -> Dataset:
+    return Criteo(config)
