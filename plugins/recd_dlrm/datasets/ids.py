@@ -1,0 +1,227 @@
+"""Which ids are hot: laws over [0, num_ids) with exact probabilities and exact sampling.
+
+A sample is the law's inverse distribution function at a uniform: no rejection, no tail
+beyond num_ids, and no table of num_ids entries. Rank 0 is the hottest id; `Scatter`
+spreads the ranks over the ids, as hashed ids are in a log.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_dlrm.datasets.draws import F64, I64, U64
+from recd_plugins.errors import RegistryError
+
+__all__ = ["Distribution", "IdLaw", "Scatter", "id_law"]
+
+Distribution = Literal["zipf", "half_normal", "exponential", "uniform"]
+
+
+class IdLaw(ABC):
+    """A law over ids; subclasses state it over ranks."""
+
+    def __init__(self, num_ids: int, scatter: Scatter | None = None) -> None:
+        self.num_ids = num_ids
+        self._scatter = scatter
+
+    def sample(self, uniforms: F64) -> I64:
+        """An id for each number in [0, 1); [N] to [N]."""
+        # Rounding near 1 may step one past the last rank.
+        ranks = np.minimum(self._rank(uniforms).astype(np.int64), self.num_ids - 1)
+        return ranks if self._scatter is None else self._scatter.id_of(ranks)
+
+    def probabilities(self, ids: NDArray[Any]) -> F64:
+        """p(id) of each id in [0, num_ids); [N] to [N]."""
+        ranks = ids.astype(np.int64)
+        return self._mass(ranks if self._scatter is None else self._scatter.rank_of(ranks))
+
+    def agreement(self, draws: int) -> float:
+        """The chance that so many draws all yield one id: the sum of p(id)^draws.
+
+        Ranks from 2^16 on are left out; of two draws or more they add less than 2^-16.
+        """
+        return float((self._mass(np.arange(min(self.num_ids, 1 << 16))) ** draws).sum())
+
+    @abstractmethod
+    def _rank(self, uniforms: F64) -> NDArray[Any]: ...
+
+    @abstractmethod
+    def _mass(self, ranks: I64) -> F64: ...
+
+
+class _Uniform(IdLaw):
+    """p(k) = 1 / n."""
+
+    def _rank(self, uniforms: F64) -> NDArray[Any]:
+        return uniforms * self.num_ids
+
+    def _mass(self, ranks: I64) -> F64:
+        return np.full(ranks.shape, 1.0 / self.num_ids)
+
+
+class _Exponential(IdLaw):
+    """p(k) ~ exp(-k / scale)."""
+
+    def __init__(self, num_ids: int, scale: float, scatter: Scatter | None) -> None:
+        super().__init__(num_ids, scatter)
+        self._scale = scale
+        self._whole = -math.expm1(-num_ids / scale)
+
+    def _rank(self, uniforms: F64) -> NDArray[Any]:
+        return -self._scale * np.log1p(-uniforms * self._whole)
+
+    def _mass(self, ranks: I64) -> F64:
+        return np.exp(-ranks / self._scale) * (-math.expm1(-1 / self._scale) / self._whole)
+
+
+class _HalfNormal(IdLaw):
+    """p(k) ~ the integral of exp(-x^2 / (2 scale^2)) over [k, k + 1)."""
+
+    def __init__(self, num_ids: int, scale: float, scatter: Scatter | None) -> None:
+        super().__init__(num_ids, scatter)
+        self._unit = scale * math.sqrt(2)
+        self._whole = math.erf(num_ids / self._unit)
+
+    def _rank(self, uniforms: F64) -> NDArray[Any]:
+        import torch  # numpy has no erfinv; only this law pays for the import
+
+        return torch.erfinv(torch.from_numpy(uniforms * self._whole)).numpy() * self._unit
+
+    def _mass(self, ranks: I64) -> F64:
+        import torch
+
+        edges = torch.from_numpy(np.stack((ranks, ranks + 1)) / self._unit)
+        above: F64 = torch.erfc(edges).numpy()
+        mass: F64 = (above[0] - above[1]) / self._whole
+        return mass
+
+
+class _Zipf(IdLaw):
+    """p(k) ~ (k + 1)^-s.
+
+    Sums over the first ranks are a table; beyond it, the midpoint rule with its first
+    correction is exact to double precision: with f(x) = x^-s and h the table's end,
+    the sum of f over h + 1/2 .. k is I(k + 1/2),
+    I(x) = [integral of f from h to x] + s/24 (x^(-s-1) - h^(-s-1)).
+    """
+
+    HEAD = 1 << 16
+
+    def __init__(self, num_ids: int, s: float, scatter: Scatter | None) -> None:
+        super().__init__(num_ids, scatter)
+        self._s = s
+        head = min(num_ids, self.HEAD)
+        self._sums = (np.arange(1.0, head + 1) ** -s).cumsum()
+        self._end = head + 0.5
+        end = np.array(num_ids + 0.5)
+        self._tail = float(self._area(end) + self._correction(end))
+        self._total = float(self._sums[-1]) + self._tail
+
+    def _rank(self, uniforms: F64) -> NDArray[Any]:
+        mass = uniforms * self._total
+        ranks = self._sums.searchsorted(mass, side="right")
+        beyond = np.flatnonzero(ranks == self._sums.size)
+        if beyond.size:
+            tail = np.minimum(mass[beyond] - self._sums[-1], self._tail)
+            x = self._area_inverse(tail)
+            x = self._area_inverse(np.maximum(tail - self._correction(x), 0.0))
+            ranks[beyond] = x - 0.5  # rank k, the number k + 1, covers [k + 1/2, k + 3/2)
+        return ranks
+
+    def _mass(self, ranks: I64) -> F64:
+        numbers = ranks.astype(np.float64) + 1
+        return numbers**-self._s / self._total
+
+    def _area(self, x: F64) -> F64:
+        power = 1 - self._s  # near 0 the integral of x^-s is log x: expm1 keeps its digits
+        log = np.log(x / self._end)
+        return log if power == 0 else np.expm1(power * log) * (self._end**power / power)
+
+    def _area_inverse(self, area: F64) -> F64:
+        power = 1 - self._s
+        log = area if power == 0 else np.log1p(area * (power / self._end**power)) / power
+        return self._end * np.exp(log)
+
+    def _correction(self, x: F64) -> F64:
+        slopes: F64 = x ** (-self._s - 1) - self._end ** (-self._s - 1)
+        return slopes * (self._s / 24)
+
+
+class Scatter:
+    """A seeded bijection of [0, n): rank to id and back, in constant memory.
+
+    Rounds of an odd multiple, a shift and a xor-shift permute the next power of two;
+    what falls outside [0, n) is permuted again until it lies inside.
+    """
+
+    ROUNDS = 3
+
+    def __init__(self, n: int, seed: int) -> None:
+        width = max(1, (n - 1).bit_length())
+        dice = random.Random(f"scatter/{seed}/{n}")
+        self._n = np.uint64(n)
+        self._mask = np.uint64((1 << width) - 1)
+        self._half = np.uint64((width + 1) // 2)
+        odd = [dice.getrandbits(width) | 1 for _ in range(self.ROUNDS)]
+        self._keys = [(np.uint64(a), np.uint64(dice.getrandbits(width))) for a in odd]
+        self._inverse = [np.uint64(pow(a, -1, 1 << width)) for a in odd]
+
+    def id_of(self, ranks: I64) -> I64:
+        return self._walk(ranks, self._forth)
+
+    def rank_of(self, ids: I64) -> I64:
+        return self._walk(ids, self._back)
+
+    def _walk(self, values: I64, step: Callable[[U64], U64]) -> I64:
+        x = step(values.astype(np.uint64))
+        outside = np.flatnonzero(x >= self._n)
+        while outside.size:
+            x[outside] = step(x[outside])
+            outside = outside[x[outside] >= self._n]
+        return x.view(np.int64)
+
+    def _forth(self, x: U64) -> U64:
+        for times, plus in self._keys:
+            x = (x * times + plus) & self._mask
+            x ^= x >> self._half
+        return x
+
+    def _back(self, x: U64) -> U64:
+        for (_, plus), inverse in zip(self._keys[::-1], self._inverse[::-1], strict=True):
+            x = x ^ (x >> self._half)  # undoes itself: the shift is at least half the width
+            x = ((x - plus) * inverse) & self._mask
+        return x
+
+
+def id_law(
+    distribution: Distribution,
+    num_ids: int,
+    *,
+    skew: float | None = None,
+    scatter: int | None = None,
+) -> IdLaw:
+    """The law over [0, num_ids); ids are ranks unless `scatter` seeds a `Scatter`.
+
+    `skew` is the exponent s of zipf (1.05 by default), and for half_normal and exponential
+    the scale as a share of num_ids (0.1 by default).
+    """
+    spread = None if scatter is None else Scatter(num_ids, scatter)
+    if skew is not None and (distribution == "uniform" or skew <= 0):
+        wrong = "does not apply to uniform" if distribution == "uniform" else "must be > 0"
+        raise RegistryError(f"{wrong}, but is {skew!r}.", where="skew")
+    match distribution:
+        case "uniform":
+            return _Uniform(num_ids, spread)
+        case "zipf":
+            return _Zipf(num_ids, 1.05 if skew is None else skew, spread)
+        case "half_normal":
+            return _HalfNormal(num_ids, (0.1 if skew is None else skew) * num_ids, spread)
+        case "exponential":
+            return _Exponential(num_ids, (0.1 if skew is None else skew) * num_ids, spread)

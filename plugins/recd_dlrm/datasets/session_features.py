@@ -1,0 +1,153 @@
+"""What a feature of a session is: how long, how often it changes, which ids it holds.
+
+A feature's value is a pure function of (session, version): the version counts the changes
+so far. A redraw takes new ids; a shift moves a window by one along the session's own
+endless list of ids, so it drops the oldest and appends a new one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from recd_dlrm.datasets.counts import CountLaw
+from recd_dlrm.datasets.draws import I64, U64, salt, streams, uniforms
+from recd_dlrm.datasets.ids import Distribution, id_law
+from recd_plugins.config import Config, Range
+from recd_plugins.data.schema import SparseFeature
+from recd_plugins.errors import RegistryError
+
+__all__ = ["FeatureConfig", "FeatureDraws", "change_rates"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig(Config):
+    """One sparse feature of the `sessions` dataset."""
+
+    name: str
+    """The column's name."""
+    num_ids: Annotated[int, Range(ge=1)]
+    """Ids lie in [0, num_ids)."""
+    kind: Literal["user", "item"] = "item"
+    """What the feature tells of; the label weighs user against item."""
+    table: str | None = None
+    """Features that name one table share its rows and its hot ids; its own by default."""
+    sequence: bool = False
+    """A history: the order of its ids carries meaning."""
+    stay: Annotated[float, Range(ge=0, le=1)] = 0.0
+    """d(f): the probability that it is unchanged in the adjacent sample of its session."""
+    shift: bool = False
+    """A change drops the oldest id and appends a new one; else it redraws them all."""
+    group: str | None = None
+    """Features of one group change together, and have one `stay`."""
+    length: Annotated[float, Range(ge=0)] = 1.0
+    """l(f): the mean number of ids; lengths are geometric, cut to the range below."""
+    min_length: Annotated[int, Range(ge=0)] = 1
+    """The fewest ids."""
+    max_length: Annotated[int, Range(ge=0, le=65_535)] | None = None
+    """The most ids; four times `length` by default."""
+    distribution: Distribution = "zipf"
+    """How often each id is drawn: zipf, half_normal, exponential or uniform."""
+    skew: Annotated[float, Range(gt=0)] | None = None
+    """zipf: its exponent (1.05); half_normal, exponential: scale / num_ids (0.1)."""
+    scattered: bool = True
+    """Hot ids lie anywhere in the range; else ids are ranks, 0 the hottest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.min_length <= self.length <= self.most_ids:
+            raise RegistryError(
+                f"of feature {self.name!r} is {self.length:g}, a mean outside "
+                f"[{self.min_length}, {self.most_ids}]: change it, min_length or max_length.",
+                where="length",
+            )
+        if self.distribution == "uniform" and self.skew is not None:
+            raise RegistryError(
+                f"of feature {self.name!r} does not apply to uniform ids: leave it out.",
+                where="skew",
+            )
+
+    @property
+    def most_ids(self) -> int:
+        if self.max_length is not None:
+            return self.max_length
+        return max(self.min_length, math.ceil(4 * self.length))
+
+    @property
+    def group_name(self) -> str:
+        """A feature without a group changes alone."""
+        return f"feature {self.name}" if self.group is None else f"group {self.group}"
+
+    @property
+    def schema(self) -> SparseFeature:
+        return SparseFeature(
+            name=self.name,
+            num_ids=self.num_ids,
+            kind=self.kind,
+            table=self.table,
+            sequence=self.sequence,
+        )
+
+
+class FeatureDraws:
+    """The values of one feature under one seed."""
+
+    def __init__(self, config: FeatureConfig, seed: int) -> None:
+        self.config = config
+        table = config.schema.table_name
+        self._law = id_law(
+            config.distribution,
+            config.num_ids,
+            skew=config.skew,
+            scatter=int(salt(seed, f"scatter/{table}")) if config.scattered else None,
+        )
+        self._lengths = CountLaw.geometric(config.length, config.min_length, config.most_ids)
+        self._length_salt = salt(seed, f"length/{config.name}")
+        self._id_salt = salt(seed, f"ids/{config.name}")
+
+    def lists(self, sessions: U64, versions: I64) -> tuple[I64, I64]:
+        """The ids [L] and offsets [N + 1] of N values."""
+        shift = self.config.shift
+        length_draws = np.zeros_like(versions) if shift else versions
+        lengths = self._lengths.sample(uniforms(streams(self._length_salt, sessions), length_draws))
+        offsets = np.concatenate(([0], lengths.cumsum()))
+        # The position of each value's first id among the session's ids, less its offset here.
+        first = (versions if shift else versions * self.config.most_ids) - offsets[:-1]
+        counters = np.arange(offsets[-1]) + np.repeat(first, lengths)
+        draws = np.repeat(streams(self._id_salt, sessions), lengths)
+        return self._law.sample(uniforms(draws, counters)), offsets
+
+    def repeats(self) -> float:
+        """c: the chance that a change leaves the value as it was.
+
+        With P(l) the law of lengths and A(m) the chance that m draws agree, a redraw
+        repeats with sum of P(l)^2 A(2)^l, a shift (all ids alike) with sum of P(l) A(l + 1).
+        """
+        chances = list(enumerate(self._lengths.probabilities, self._lengths.least))
+        if self.config.shift:
+            return float(sum(p * (self._law.agreement(n + 1) if n else 1.0) for n, p in chances))
+        pair = self._law.agreement(2)
+        return float(sum(p * p * pair**n for n, p in chances))
+
+
+def change_rates(features: Mapping[str, FeatureDraws]) -> dict[str, float]:
+    """Per group, the probability of a change event between adjacent samples.
+
+    A group is unchanged where all its features are: 1 - d = e (1 - product of c), and so
+    e = (1 - d) / (1 - product of c), at most 1. A feature alone then measures its own d; in
+    a group of several it may repeat while others change, and measures 1 - e (1 - c).
+    """
+    stay: dict[str, float] = {}
+    repeats: dict[str, float] = {}
+    for feature in features.values():
+        name = feature.config.group_name
+        stay[name] = feature.config.stay
+        repeats[name] = repeats.get(name, 1.0) * feature.repeats()
+    return {
+        name: min(1.0, (1 - d) / (1 - repeats[name])) if repeats[name] < 1 else 0.0
+        for name, d in stay.items()
+    }

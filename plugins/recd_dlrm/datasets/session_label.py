@@ -1,0 +1,118 @@
+"""The label of the generated sessions: a logistic model with one hidden weight per id.
+
+Every id of a table has a hidden weight in [-1, 1) drawn from a hash, so no table of them
+exists. w(f) is the mean weight of a feature's ids, less its mean over all samples; the logit
+is a bias plus four terms, each scaled to the standard deviation that the config names:
+
+    dense      sum of beta_j x_j
+    ids        sum of w(f) over the features that are no sequences
+    affinity   [sum of w(user features)] [sum of w(item features)]
+    history    w(history) w(item), summed over histories and the items of their table
+
+A history's ids and the item are drawn independently and their weights are centred: what the
+history term says lies in no feature alone, only in the pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from recd_dlrm.datasets.draws import F64, I64, bits, salt, streams, uniforms
+from recd_dlrm.datasets.session_features import FeatureConfig
+from recd_plugins.config import Config, Range
+
+__all__ = ["LabelConfig", "LabelModel", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelConfig(Config):
+    """How much each term says: its standard deviation in the logit."""
+
+    base_rate: Annotated[float, Range(gt=0, lt=1)] = 0.25
+    """The share of samples with label 1."""
+    dense: Annotated[float, Range(ge=0)] = 0.8
+    """The dense features."""
+    ids: Annotated[float, Range(ge=0)] = 1.0
+    """Each id by itself."""
+    affinity: Annotated[float, Range(ge=0)] = 0.8
+    """User against item features."""
+    history: Annotated[float, Range(ge=0)] = 0.8
+    """Histories against item features."""
+
+
+class LabelModel:
+    """The hidden model of one seed; to be calibrated before use."""
+
+    def __init__(
+        self, config: LabelConfig, features: Sequence[FeatureConfig], num_dense: int, seed: int
+    ) -> None:
+        self._config = config
+        tables = {f.name: f.schema.table_name for f in features}
+        self._salts = {name: salt(seed, f"hidden/{table}") for name, table in tables.items()}
+        single = [f for f in features if not f.sequence]
+        self._users = [f.name for f in single if f.kind == "user"]
+        self._items = [f.name for f in single if f.kind == "item"]
+        self._histories = {
+            f.name: [i for i in self._items if tables[i] == tables[f.name]] or self._items
+            for f in features
+            if f.sequence
+        }
+        j = np.arange(num_dense)
+        self._betas = 2 * uniforms(streams(salt(seed, "beta"), j), j) - 1
+        self._means: dict[str, float] = {}
+        self._scales: dict[str, float] = {}
+        self._bias = 0.0
+
+    def weights(self, feature: str, ids: I64, offsets: I64) -> F64:
+        """The mean weight of each of N lists, 0 of an empty one; ids [L], offsets [N + 1]."""
+        draws = bits(streams(self._salts[feature], ids), np.zeros_like(ids))
+        sums = np.concatenate(([0], (draws >> np.uint64(43)).view(np.int64).cumsum()))
+        lengths = np.diff(offsets)
+        # Sums of integers: exact, so a list weighs the same whatever lies around it.
+        totals: F64 = (sums[offsets[1:]] - sums[offsets[:-1]]) / 2.0**20 - lengths
+        return totals / np.maximum(lengths, 1)
+
+    def calibrate(self, weights: Mapping[str, F64], dense: F64) -> None:
+        """Fits means, scales and bias to a pilot of independent samples; dense [n_dense, N]."""
+        self._means = {name: float(values.mean()) for name, values in weights.items()}
+        for name, values in self._raw(weights, dense).items():
+            deviation = float(values.std())
+            self._scales[name] = getattr(self._config, name) / deviation if deviation else 0.0
+        logits = np.sum(list(self.terms(weights, dense).values()), axis=0)
+        low, high = -50.0, 50.0
+        for _ in range(60):
+            self._bias = (low + high) / 2
+            if sigmoid(logits + self._bias).mean() < self._config.base_rate:
+                low = self._bias
+            else:
+                high = self._bias
+
+    def terms(self, weights: Mapping[str, F64], dense: F64) -> dict[str, F64]:
+        """What adds up to the logits [N]: the bias and each term."""
+        scaled = {
+            name: values * self._scales[name] for name, values in self._raw(weights, dense).items()
+        }
+        return {"bias": np.full(dense.shape[1], self._bias), **scaled}
+
+    def _raw(self, weights: Mapping[str, F64], dense: F64) -> dict[str, F64]:
+        zeros = np.zeros(dense.shape[1])
+
+        def total(names: Iterable[str]) -> F64:
+            return sum((weights[name] - self._means[name] for name in names), start=zeros)
+
+        users, items = total(self._users), total(self._items)
+        pairs = (total([name]) * total(partners) for name, partners in self._histories.items())
+        return {
+            "dense": (self._betas[:, None] * dense).sum(axis=0),
+            "ids": users + items,
+            "affinity": users * items,
+            "history": sum(pairs, start=zeros),
+        }
+
+
+def sigmoid(logits: F64) -> F64:
+    return 1 / (1 + np.exp(-logits))

@@ -1,0 +1,172 @@
+"""Sessions that come, emit samples and go: the rows of a table in the order of their time.
+
+Sessions start at an even rate of samples, each emits its n samples over its own duration D:
+sample k at start + D (k + u_k) / n, u_k uniform. Time is cut into slices; what is carried
+from one to the next is a few numbers per open session, so memory is bounded by
+`concurrent_sessions` and never by the table. Every draw is keyed by session and step:
+slices of any width yield the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_dlrm.datasets.counts import CountLaw
+from recd_dlrm.datasets.draws import F64, I64, U64, salt, streams, uniforms
+
+__all__ = ["SessionStream", "Slice"]
+
+ARRIVALS = 4096
+"""Sessions admitted at once."""
+
+
+class Slice(NamedTuple):
+    """The N samples of a stretch of time, sorted by session and step."""
+
+    sessions: U64
+    """[N] which session, a running number."""
+    steps: I64
+    """[N] which of its session's samples."""
+    timestamps: I64
+    """[N] in ms."""
+    versions: Mapping[str, I64]
+    """[N] per group, how often it has changed in its session."""
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """The open sessions [C] and how far each is."""
+
+    sessions: U64
+    sizes: I64
+    starts: I64
+    durations: F64
+    steps: I64
+    """The next step."""
+    versions: I64
+    """[C, n_groups] at the step before."""
+
+    def select(self, which: I64) -> _Open:
+        return _Open(**{name: array[which] for name, array in vars(self).items()})
+
+    def join(self, other: _Open) -> _Open:
+        pairs = zip(vars(self).items(), vars(other).values(), strict=True)
+        return _Open(**{name: np.concatenate((ours, theirs)) for (name, ours), theirs in pairs})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionStream:
+    """How sessions come and go, under one seed."""
+
+    seed: int
+    sizes: CountLaw
+    """Samples per session."""
+    concurrent_sessions: int
+    """Mean number of open sessions, once the first have begun to end."""
+    duration_ms: float
+    """Mean duration of a session; each lasts between half and one and a half of it."""
+    change_rates: Mapping[str, float]
+    """Group to the probability that it changes between adjacent samples."""
+
+    @property
+    def samples_per_ms(self) -> float:
+        return self.concurrent_sessions * self.sizes.mean / self.duration_ms
+
+    def slices(self, *, first: int, samples: int, start_ms: int, rows: int) -> Iterator[Slice]:
+        """`samples` samples of the sessions first, first + 1, ..., about `rows` at a time.
+
+        The last session is cut short, so that the number is exact.
+        """
+        arrivals = self._arrivals(first, samples, start_ms)
+        waiting = next(arrivals, None)
+        active = self._none()
+        density = min(self.samples_per_ms, samples / self.duration_ms)
+        width = max(1, int(rows / density))
+        for until in count(start_ms + width, width):
+            while waiting is not None and waiting.starts[0] < until:
+                active = active.join(waiting)
+                waiting = next(arrivals, None)
+            part = self._advance(active, until)
+            active = active.select(np.flatnonzero(active.steps < active.sizes))
+            if part.steps.size:
+                yield part
+            if waiting is None and not active.sizes.size:
+                return
+
+    def _none(self) -> _Open:
+        return self._admit(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def _admit(self, sessions: U64, sizes: I64, starts: I64) -> _Open:
+        even = uniforms(streams(salt(self.seed, "duration"), sessions), np.zeros_like(sizes))
+        return _Open(
+            sessions=sessions,
+            sizes=sizes,
+            starts=starts,
+            durations=self.duration_ms * (0.5 + even),
+            steps=np.zeros_like(sizes),
+            versions=np.zeros((sizes.size, len(self.change_rates)), np.int64),
+        )
+
+    def _arrivals(self, first: int, samples: int, start_ms: int) -> Iterator[_Open]:
+        """Sessions in the order of their starts, until they hold `samples` samples."""
+        size_salt = salt(self.seed, "size")
+        done = 0
+        for begin in count(first, ARRIVALS):
+            sessions = np.arange(begin, begin + ARRIVALS, dtype=np.uint64)
+            zeros = np.zeros(ARRIVALS, np.int64)
+            sizes = self.sizes.sample(uniforms(streams(size_salt, sessions), zeros))
+            before = done + sizes.cumsum() - sizes
+            wanted = np.flatnonzero(before < samples)
+            sizes = np.minimum(sizes, samples - before)[wanted]
+            starts = start_ms + (before[wanted] / self.samples_per_ms).astype(np.int64)
+            yield self._admit(sessions[wanted], sizes, starts)
+            done += int(sizes.sum())
+            if done >= samples:
+                return
+
+    def _advance(self, active: _Open, until: int) -> Slice:
+        """The samples before `until`; moves the open sessions on to it."""
+        # Step k lies in [k, k + 1) D / n after the start: at most one candidate too many.
+        reach = np.floor((until - active.starts) * (active.sizes / active.durations)) + 1
+        ends = np.clip(reach.astype(np.int64), active.steps, active.sizes)
+        rows, steps = _ranges(active.steps, ends)
+        even = uniforms(streams(salt(self.seed, "time"), active.sessions)[rows], steps)
+        pace = active.durations / active.sizes
+        timestamps = active.starts[rows] + (pace[rows] * (steps + even)).astype(np.int64)
+        due = np.flatnonzero(timestamps < until)
+        rows, steps, timestamps = rows[due], steps[due], timestamps[due]
+        sessions = active.sessions[rows]
+        versions = {}
+        for column, (group, rate) in enumerate(self.change_rates.items()):
+            draws = uniforms(streams(salt(self.seed, f"change/{group}"), sessions), steps)
+            changes = (draws < rate) & (steps > 0)
+            carried = active.versions[:, column]
+            versions[group] = carried[rows] + _running_sums(changes, rows)
+            carried[rows] = versions[group]  # the last sample of a session is written last
+        active.steps[rows] = steps + 1
+        return Slice(sessions, steps, timestamps, versions)
+
+
+def _ranges(starts: I64, ends: I64) -> tuple[I64, I64]:
+    """Which range and which number, for all numbers of the ranges [start, end)."""
+    lengths = ends - starts
+    rows = np.repeat(np.arange(lengths.size), lengths)
+    before = lengths.cumsum() - lengths
+    return rows, np.arange(rows.size) + (starts - before)[rows]
+
+
+def _running_sums(flags: NDArray[np.bool_], rows: I64) -> I64:
+    """The number of flags so far within each run of equal `rows`, this one included."""
+    sums: I64 = flags.cumsum()
+    if not rows.size:
+        return sums
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    before = sums[starts] - flags[starts]
+    lengths = np.diff(starts, append=rows.size)
+    return sums - np.repeat(before, lengths)

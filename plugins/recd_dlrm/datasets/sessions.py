@@ -1,0 +1,256 @@
+"""Generated sessions: the raw table of a recommender's log, in the order of time.
+
+Samples of one session share feature values and lie scattered among those of the others, as
+a log interleaves them. Test sessions start after the last train session has started; no
+session is in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from recd_dlrm.datasets.columns import id_lists
+from recd_dlrm.datasets.counts import CountLaw
+from recd_dlrm.datasets.draws import F64, I64, salt, streams, uniforms
+from recd_dlrm.datasets.ids import Scatter
+from recd_dlrm.datasets.session_features import FeatureConfig, FeatureDraws, change_rates
+from recd_dlrm.datasets.session_label import LabelConfig, LabelModel, sigmoid
+from recd_dlrm.datasets.session_stream import SessionStream, Slice
+from recd_plugins.config import Config, Range
+from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.data.schema import Schema
+from recd_plugins.errors import RegistryError
+from recd_plugins.slots import Context
+
+__all__ = ["Scored", "Sessions", "SessionsConfig", "build_sessions", "default_features"]
+
+FIRST_SESSION: dict[Split, int] = {"train": 0, "test": 1 << 40}
+PILOT_SESSION = 1 << 41
+PILOT_SAMPLES = 1 << 15
+EPOCH_MS = 1_700_000_000_000
+
+
+def default_features() -> tuple[FeatureConfig, ...]:
+    """A small feed: who looks, what they did lately, what is shown."""
+    return (
+        FeatureConfig(name="user_id", kind="user", num_ids=20_000, stay=1.0),
+        FeatureConfig(name="user_region", kind="user", num_ids=200, stay=0.99),
+        FeatureConfig(name="user_device", kind="user", num_ids=50, stay=0.97),
+        FeatureConfig(
+            name="user_topics", kind="user", num_ids=1_000, stay=0.95, length=5, group="profile"
+        ),
+        FeatureConfig(
+            name="user_brands", kind="user", num_ids=5_000, stay=0.95, length=5, group="profile"
+        ),
+        FeatureConfig(
+            name="history",
+            kind="user",
+            num_ids=100_000,
+            table="items",
+            sequence=True,
+            shift=True,
+            stay=0.9,
+            group="history",
+            length=20,
+        ),
+        FeatureConfig(
+            name="history_category",
+            kind="user",
+            num_ids=500,
+            table="categories",
+            sequence=True,
+            shift=True,
+            stay=0.9,
+            group="history",
+            length=20,
+        ),
+        FeatureConfig(name="item", kind="item", num_ids=100_000, table="items", group="item"),
+        FeatureConfig(
+            name="item_category", kind="item", num_ids=500, table="categories", group="item"
+        ),
+        FeatureConfig(name="item_seller", kind="item", num_ids=5_000, stay=0.1),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionsConfig(Config):
+    """The `sessions` dataset."""
+
+    samples: Annotated[int, Range(ge=1)] = 200_000
+    """Rows of the train split."""
+    test_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.1
+    """Rows of the test split, as a share of `samples`: later sessions."""
+    samples_per_session: Annotated[float, Range(ge=1)] = 16.5
+    """S: the mean; sizes are lognormal, rounded up."""
+    session_sigma: Annotated[float, Range(gt=0, le=4)] = 1.5
+    """The standard deviation of the sizes' logarithm: how heavy the tail is."""
+    max_samples_per_session: Annotated[int, Range(ge=1, le=1_000_000)] = 10_000
+    """Where the sizes' tail is cut; the mean holds all the same."""
+    concurrent_sessions: Annotated[int, Range(ge=1)] = 40_000
+    """Sessions open at once: the more, the fewer samples of one session in a batch."""
+    session_minutes: Annotated[float, Range(gt=0)] = 30.0
+    """Mean duration of a session."""
+    features: tuple[FeatureConfig, ...] = field(default_factory=default_features)
+    """The sparse features."""
+    dense: Annotated[int, Range(ge=0)] = 8
+    """Dense features, dense_0, dense_1, ..., normal and new in each sample."""
+    label: LabelConfig = field(default_factory=LabelConfig)
+    """The hidden model that draws the label."""
+    seed: Annotated[int, Range(ge=0)] = 0
+    """Same seed, same rows; the trainer's seed has no say in it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples_per_session > self.max_samples_per_session:
+            raise RegistryError(
+                f"is {self.samples_per_session:g}, above max_samples_per_session "
+                f"({self.max_samples_per_session}): lower it, or raise the other.",
+                where="samples_per_session",
+            )
+        stay: dict[str, FeatureConfig] = {}
+        for feature in self.features:
+            first = stay.setdefault(feature.group_name, feature)
+            if first.stay != feature.stay:
+                raise RegistryError(
+                    f"{first.name!r} and {feature.name!r} change together ({first.group_name}), "
+                    f"but stay with {first.stay:g} and {feature.stay:g}: give them one value.",
+                    where="features",
+                )
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        return tuple(f"dense_{j}" for j in range(self.dense))
+
+
+class Scored(NamedTuple):
+    """Rows and what is hidden behind their labels."""
+
+    rows: pa.Table
+    terms: Mapping[str, F64]
+    """[N] per term of the logit: bias, dense, ids, affinity, history."""
+
+    @property
+    def logits(self) -> F64:
+        """[N] the true logits: what the best possible model would say."""
+        total: F64 = np.sum(list(self.terms.values()), axis=0)
+        return total
+
+
+class Sessions(Dataset):
+    """`chunk_rows` is how many rows are made at a time, about; the rows do not depend on it."""
+
+    def __init__(self, config: SessionsConfig, *, chunk_rows: int = 32_768) -> None:
+        self.config = config
+        self._chunk_rows = chunk_rows
+        self._schema = Schema(
+            dense=config.dense_names, sparse=tuple(feature.schema for feature in config.features)
+        )
+        self._features = {f.name: FeatureDraws(f, config.seed) for f in config.features}
+        self._stream = SessionStream(
+            seed=config.seed,
+            sizes=CountLaw.lognormal(
+                config.samples_per_session, config.session_sigma, config.max_samples_per_session
+            ),
+            concurrent_sessions=config.concurrent_sessions,
+            duration_ms=config.session_minutes * 60_000,
+            change_rates=change_rates(self._features),
+        )
+        self._session_ids = Scatter(1 << 62, int(salt(config.seed, "session_id")))
+        self._label = LabelModel(config.label, config.features, config.dense, config.seed)
+        _, weights, dense = self._draw(self._pilot())
+        self._label.calibrate(weights, dense)
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    def num_rows(self, split: Split) -> int:
+        samples = self.config.samples
+        return samples if split == "train" else round(samples * self.config.test_fraction)
+
+    def fingerprint(self) -> str:
+        return "sessions 1"  # to be raised when one config comes to mean other rows
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        return (part.rows for part in self.scored(split))
+
+    def scored(self, split: Split) -> Iterator[Scored]:
+        """The same chunks with the true logits, to judge a model by."""
+        start = EPOCH_MS
+        if split == "test":
+            start += int(self.num_rows("train") / self._stream.samples_per_ms)
+        slices = self._stream.slices(
+            first=FIRST_SESSION[split],
+            samples=self.num_rows(split),
+            start_ms=start,
+            rows=self._chunk_rows,
+        )
+        return map(self._score, slices)
+
+    def _score(self, part: Slice) -> Scored:
+        columns, weights, dense = self._draw(part)
+        terms = self._label.terms(weights, dense)
+        chance = sigmoid(np.sum(list(terms.values()), axis=0))
+        draws = uniforms(streams(salt(self.config.seed, "label"), part.sessions), part.steps)
+        rows = {
+            "session_id": self._session_ids.id_of(part.sessions.view(np.int64)),
+            "timestamp": part.timestamps,
+            "label": (draws < chance).astype(np.float32),
+            **dict(zip(self.config.dense_names, dense.astype(np.float32), strict=True)),
+            **columns,
+        }
+        order = np.argsort(part.timestamps, kind="stable")  # ties: by session, then step
+        table = pa.table(rows, schema=self._schema.arrow()).take(order)
+        return Scored(table, {name: term[order] for name, term in terms.items()})
+
+    def _draw(self, part: Slice) -> tuple[dict[str, pa.Array], dict[str, F64], F64]:
+        """Sparse columns, their hidden weights [N] and the dense values [n_dense, N]."""
+        columns: dict[str, pa.Array] = {}
+        weights: dict[str, F64] = {}
+        values = {name: _distinct(part, versions) for name, versions in part.versions.items()}
+        for name, feature in self._features.items():
+            versions = part.versions[feature.config.group_name]
+            firsts, inverse = values[feature.config.group_name]
+            ids, offsets = feature.lists(part.sessions[firsts], versions[firsts])
+            columns[name] = id_lists(ids, offsets).take(pa.array(inverse))
+            weights[name] = self._label.weights(name, ids, offsets)[inverse]
+        return columns, weights, self._dense(part)
+
+    def _dense(self, part: Slice) -> F64:
+        """Standard normal values [n_dense, N], by Box and Muller's transform."""
+        draws = streams(salt(self.config.seed, "dense"), part.sessions)
+        pairs = (self.config.dense + 1) // 2
+        values = np.empty((2 * pairs, part.steps.size))
+        for pair in range(pairs):
+            counters = 2 * (part.steps * pairs + pair)
+            radius = np.sqrt(-2 * np.log1p(-uniforms(draws, counters)))
+            angle = 2 * np.pi * uniforms(draws, counters + 1)
+            values[2 * pair] = radius * np.cos(angle)
+            values[2 * pair + 1] = radius * np.sin(angle)
+        return values[: self.config.dense]
+
+    def _pilot(self) -> Slice:
+        """Independent first samples, drawn by the laws of all others."""
+        zeros = np.zeros(PILOT_SAMPLES, np.int64)
+        return Slice(
+            sessions=np.arange(PILOT_SESSION, PILOT_SESSION + PILOT_SAMPLES, dtype=np.uint64),
+            steps=zeros,
+            timestamps=zeros,
+            versions=dict.fromkeys(self._stream.change_rates, zeros),
+        )
+
+
+def _distinct(part: Slice, versions: I64) -> tuple[I64, I64]:
+    """The first row of each (session, version), and each row's index among them."""
+    new = np.ones(versions.size, np.bool_)
+    new[1:] = (np.diff(part.sessions) != 0) | (np.diff(versions) != 0)
+    return np.flatnonzero(new), new.cumsum() - 1
+
+
+def build_sessions(config: SessionsConfig, context: Context) -> Sessions:
+    return Sessions(config)
