@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +122,7 @@ def test_the_traceback_of_the_failing_rank_comes_first_with_what_it_printed(
     assert "LookupError: the one that failed" in message
     assert "in fail_on_one" in message
     assert "rank 1 was here" in message
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
 
 
 def test_every_rank_is_heard_and_lives_on(gloo_pool: GlooPool) -> None:
@@ -140,7 +139,7 @@ def test_a_deadline_shows_the_stacks_of_all_and_new_ranks_take_over(gloo_pool: G
     start = time.monotonic()
     with pytest.raises(RanksFailed, match=r"deadline of 1 s expired") as caught:
         gloo_pool.run(hang_on_one, deadline=1.0)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 20
     assert "in hang_on_one" in caught.value.ranks[1]
     assert "in all_reduce" in caught.value.ranks[0]
     after = gloo_pool.run(os.getpid)
@@ -152,7 +151,7 @@ def test_ranks_that_die_are_reported_within_seconds(gloo_pool: GlooPool) -> None
     start = time.monotonic()
     with pytest.raises(RanksFailed) as caught:
         gloo_pool.run(die_on_two, world_size=3)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 20
     assert "exit code 7" in caught.value.ranks[1]
     assert "SIGKILL" in caught.value.ranks[2]
 
@@ -164,31 +163,32 @@ def test_what_cannot_travel_is_said_clearly(gloo_pool: GlooPool) -> None:
         gloo_pool.run(return_a_lambda)
 
 
-def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
-    """The parent is killed in the midst of a call in which its rank sleeps."""
-    (tmp_path / "parent.py").write_text(
-        textwrap.dedent(
-            """
-            import os, sys, time
-            from pathlib import Path
-            from recd_plugins.testing.gloo import GlooPool
+def tell_pid(folder: Path, seconds: float) -> None:
+    (folder / "part").write_text(str(os.getpid()))
+    (folder / "part").rename(folder / "pid")
+    time.sleep(seconds)
 
-            def sleep(folder):
-                (folder / "pid.part").write_text(str(os.getpid()))
-                (folder / "pid.part").rename(folder / "pid")
-                time.sleep(3600)
 
-            if __name__ == "__main__":
-                GlooPool().run(sleep, Path(sys.argv[1]), world_size=1)
-            """
-        )
-    )
-    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py", tmp_path])
+def leave_a_pool_open(folder: Path, seconds: float) -> None:
+    GlooPool().run(tell_pid, folder, seconds, world_size=1)
+
+
+@pytest.mark.parametrize("end", ["ends", "is killed"])
+def test_no_rank_outlives_its_parent(tmp_path: Path, gloo_pool: GlooPool, end: str) -> None:
+    """A parent of its own ends without closing its pool, or is killed while its rank works."""
+    gloo_pool.run(os.getpid)  # from here on the server of ranks is warm
+    seconds = 0.0 if end == "ends" else 3600.0
+    context = multiprocessing.get_context("forkserver")
+    parent = context.Process(target=leave_a_pool_open, args=(tmp_path, seconds))
+    parent.start()
     try:
         wait_until((tmp_path / "pid").exists, 60)
+        if end == "ends":
+            parent.join(30)
+            assert parent.exitcode == 0
     finally:
         parent.kill()
-        parent.wait()
+        parent.join()
     rank = int((tmp_path / "pid").read_text())
     wait_until(lambda: gone(rank), 10)
 
@@ -201,8 +201,7 @@ def gone(pid: int) -> bool:
     return status.rsplit(")", 1)[1].split()[0] == "Z"  # nobody may reap it in a container
 
 
-def wait_until(condition: object, seconds: float) -> None:
-    assert callable(condition)
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, f"not within {seconds} s"

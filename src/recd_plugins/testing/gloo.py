@@ -1,50 +1,42 @@
-"""Ranks to test on: processes spawned once, joined by a fresh gloo group in every call.
+"""Ranks to test on: processes started once, joined by a fresh gloo group in every call.
 
-A rank imports torch and torchrec once and then serves calls. All sockets are on the
-loopback interface; the store's port is picked by the system and held from then on.
+They are forked from a server process that has imported torch and torchrec, so that a
+rank costs milliseconds. All sockets are on loopback; the system picks the store's port.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import gc
-import importlib
-import importlib.util
-import io
+import multiprocessing
 import os
 import pickle
-import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from types import FunctionType
+from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from recd_plugins.testing.rank import HOST, Call, pack, serve
+
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
+    from torch.distributed import TCPStore
 
 __all__ = ["GlooPool", "RanksFailed"]
 
 T = TypeVar("T")
 
-HOST = "127.0.0.1"
 START_LIMIT = 180.0
-"""Seconds for a rank to import torch and torchrec, on a busy machine."""
+"""Seconds for a rank to start: it may have to import torch and torchrec on a busy machine."""
 GRACE = 5.0
 """Seconds that ranks get to end once one of them has failed."""
 SHOWN = 20_000
-"""Characters of a rank's output that an error shows."""
+"""Bytes of a rank's output that an error shows, from the end."""
 
 
 class RanksFailed(Exception):
@@ -56,20 +48,6 @@ class RanksFailed(Exception):
         super().__init__("\n".join([f"{what}, first to fail first:", *parts]))
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What a rank is told; `payload` is the pickled (function, args, kwargs)."""
-
-    rank: int
-    world_size: int
-    port: int
-    timeout: timedelta
-    folder: str
-    path: list[str]
-    modules: dict[str, tuple[str, str]]
-    payload: bytes
-
-
 class GlooPool:
     """Runs a function on gloo ranks and returns what each of them returned.
 
@@ -79,6 +57,8 @@ class GlooPool:
     def __init__(self, *, deadline: float = 60.0) -> None:
         self.deadline = deadline
         self._ranks: list[_Rank] = []
+        # Before multiprocessing waits for its children, in a main process or a child of one.
+        Finalize(self, _close, args=(self._ranks,), exitpriority=100)
 
     def run(
         self,
@@ -102,13 +82,13 @@ class GlooPool:
         __tracebackhide__ = True
         deadline = self.deadline if deadline is None else deadline
         name = getattr(function, "__qualname__", repr(function))
-        payload, modules = _pickle((function, args, kwargs))
+        payload, modules = pack((function, args, kwargs))
         ranks = self._ready(world_size)
         store = _store(world_size)
         try:
             for rank, process in enumerate(ranks):
                 process.call(
-                    _Call(
+                    Call(
                         rank=rank,
                         world_size=world_size,
                         port=store.port,
@@ -132,9 +112,7 @@ class GlooPool:
 
     def close(self) -> None:
         """End all ranks."""
-        for process in self._ranks:
-            process.kill()
-        self._ranks.clear()
+        _close(self._ranks)
 
     def __enter__(self) -> GlooPool:
         return self
@@ -145,11 +123,13 @@ class GlooPool:
     def _ready(self, world_size: int) -> list[_Rank]:
         """The first `world_size` ranks, alive; those that died are started anew."""
         for process in [process for process in self._ranks if not process.alive()]:
-            process.kill()
             self._ranks.remove(process)
-        new = [_Rank() for _ in range(world_size - len(self._ranks))]
-        self._ranks += new
+            process.close()
+        new: list[_Rank] = []
         try:
+            while len(self._ranks) < world_size:
+                new.append(_Rank())
+                self._ranks.append(new[-1])
             _, failures = _collect(new, START_LIMIT)
         except BaseException:
             self.close()
@@ -160,36 +140,25 @@ class GlooPool:
 
 
 class _Rank:
-    """One spawned process, as its parent sees it."""
+    """One rank's process, as its parent sees it."""
 
     def __init__(self) -> None:
-        self.connection, theirs = Pipe()
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the rank
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torchrec", serve.__module__])
+        self.connection, theirs = context.Pipe()
+        self._folder = tempfile.TemporaryDirectory(prefix="recd-rank-")
+        self._printed = Path(self._folder.name) / "printed"
+        self._printed.touch()
         self._start = 0
-        serve = (
-            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _serve; "
-            f"_serve({theirs.fileno()}, {os.getpid()})"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", "-c", serve],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that its own children can be killed with it
-            env=os.environ
-            | {
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-            },
-        )
+        self._process = context.Process(target=serve, args=(theirs, self._printed))
+        self._process.start()
         theirs.close()
 
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.is_alive()
 
-    def call(self, call: _Call) -> None:
-        self._start = os.fstat(self._printed.fileno()).st_size
+    def call(self, call: Call) -> None:
+        self._start = self._printed.stat().st_size
         with contextlib.suppress(OSError):  # it died since it was ready: `report` says so
             self.connection.send_bytes(pickle.dumps(call))
 
@@ -204,7 +173,8 @@ class _Rank:
                 ended = True
         if not ended:
             return None
-        code = self._process.wait()
+        self._process.join()
+        code = self._process.exitcode or 0
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return "failed", f"died ({cause})"
 
@@ -214,23 +184,37 @@ class _Rank:
             self.connection.send_bytes(b"")
 
     def dump_stacks(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1)
+        self._signal(os.kill, signal.SIGUSR1)
 
     def output(self) -> str:
         """What it printed since it was called, or the last of it."""
-        size = os.fstat(self._printed.fileno()).st_size
-        start = max(self._start, size - SHOWN)
-        text = os.pread(self._printed.fileno(), SHOWN, start).decode(errors="replace")
+        with self._printed.open("rb") as file:
+            start = max(self._start, file.seek(0, os.SEEK_END) - SHOWN)
+            file.seek(start)
+            text = file.read().decode(errors="replace")
         return text if start == self._start else f"[...]{text}"
 
     def kill(self) -> None:
         """End it and the processes that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._signal(os.kill, signal.SIGKILL)  # as long as it has no process group of its own
+        self._signal(os.killpg, signal.SIGKILL)
+        self._process.join()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.close()
         self.connection.close()
-        self._printed.close()
+        self._folder.cleanup()
+
+    def _signal(self, send: Callable[[int, int], None], which: signal.Signals) -> None:
+        assert self._process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            send(self._process.pid, which)
+
+
+def _close(ranks: list[_Rank]) -> None:
+    while ranks:
+        ranks.pop().close()
 
 
 def _collect(ranks: list[_Rank], deadline: float) -> tuple[dict[int, Any], dict[int, str]]:
@@ -287,137 +271,15 @@ def _dump_stacks(ranks: list[_Rank]) -> None:
 
 def _store(world_size: int) -> TCPStore:
     """A store in this process on a loopback port of the system's choice, open from the start."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
+    from torch.distributed import TCPStore
 
     listener = socket.socket()
     listener.bind((HOST, 0))
-    port = listener.getsockname()[1]
     return TCPStore(
         HOST,
-        port,
+        listener.getsockname()[1],
         world_size,
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-
-
-class _Pickler(pickle.Pickler):
-    """Notes which file each module comes from that it refers to, so that a rank finds it."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.modules: dict[str, tuple[str, str]] = {}
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type | FunctionType):
-            if "<" in value.__qualname__:
-                raise pickle.PicklingError(
-                    f"{value.__qualname__} of {value.__module__} cannot be sent to a rank: "
-                    "define it at the top of its module."
-                )
-            module = sys.modules.get(value.__module__)
-            file = getattr(module, "__file__", None)
-            if file is not None:
-                spec = getattr(module, "__spec__", None)
-                main = "__mp_main__" if value.__module__ == "__main__" else value.__module__
-                self.modules[value.__module__] = (spec.name if spec else main, file)
-        return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    """Imports modules that only pytest knew how to import, by their file."""
-
-    def __init__(self, call: _Call) -> None:
-        super().__init__(io.BytesIO(call.payload))
-        self._modules = call.modules
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in self._modules:
-            module, file = self._modules[module]
-            _import(module, file)
-        return super().find_class(module, name)
-
-
-def _pickle(value: object) -> tuple[bytes, dict[str, tuple[str, str]]]:
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    return file.getvalue(), pickler.modules
-
-
-def _import(name: str, file: str) -> None:
-    """Have module `name` from `file`: by its name if that leads there, else by its path."""
-    if name not in sys.modules and name != "__mp_main__":
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    if getattr(sys.modules.get(name), "__file__", None) == file:
-        return
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-
-def _serve(channel: int, parent: int) -> None:
-    """The life of a rank: report, wait to be released, take the next call."""
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    import torch
-    import torch.distributed as dist
-    import torchrec  # noqa: F401  # paid for here, once
-
-    torch.set_num_threads(1)
-    connection = Connection(channel)
-    report = pickle.dumps(("done", None))
-    with contextlib.suppress(EOFError, ConnectionError):  # the parent closed the pool
-        while True:
-            connection.send_bytes(report)
-            connection.recv_bytes()
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            gc.collect()
-            report = _answer(pickle.loads(connection.recv_bytes()))
-
-
-def _answer(call: _Call) -> bytes:
-    """What the function returned, or its traceback, pickled."""
-    try:
-        return pickle.dumps(("done", _run(call)))
-    except BaseException as error:  # SystemExit too: the rank lives on
-        lines = traceback.format_exception(error)
-        return pickle.dumps(("failed", "raised\n" + "".join(lines)))
-
-
-def _run(call: _Call) -> Any:
-    import numpy as np
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
-
-    sys.path[:] = call.path
-    os.chdir(call.folder)
-    place = {"RANK": call.rank, "LOCAL_RANK": call.rank}
-    size = {"WORLD_SIZE": call.world_size, "LOCAL_WORLD_SIZE": call.world_size}
-    os.environ.update({name: str(value) for name, value in (place | size).items()})
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    dist.init_process_group(
-        "gloo",
-        store=TCPStore(HOST, call.port, is_master=False, timeout=call.timeout),
-        rank=call.rank,
-        world_size=call.world_size,
-        timeout=call.timeout,
-    )
-    function, args, kwargs = _Unpickler(call).load()
-    return function(*args, **kwargs)
-
-
-def _die_with(parent: int) -> None:
-    """End this rank and what it started as soon as its parent has gone, however it went."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
