@@ -169,7 +169,7 @@ class _Loop:
                 _, outputs = model(batch.to(device))
                 window.add(*outputs)
         model.train()
-        pipeline.attach()
+        pipeline.attach(sparse_dist=False)  # the ids of the batches in flight are exchanged already
         metrics = window.metrics()
         self._report.metrics("test", step, metrics)
         return metrics
