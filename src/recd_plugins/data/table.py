@@ -159,6 +159,7 @@ class TableWriter:
                 use_dictionary=False,
                 data_page_size=1 << 20,
                 write_statistics=True,
+                write_page_checksum=True,
             )
         self._file.write_table(rest.slice(0, rows).combine_chunks(), row_group_size=max(rows, 1))
         self._pending = [rest.slice(rows)]
@@ -240,19 +241,28 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str) -> None:
             raise DataError(f"{where}: column {name!r} is {kind}, but must be a number.")
 
 
-def _check_ids(footer: pq.FileMetaData, schema: Schema, file: Path) -> None:
-    ranges = {feature.name: feature.num_ids for feature in schema.sparse}
-    for group in range(footer.num_row_groups):
-        columns = footer.row_group(group)
-        for index in range(columns.num_columns):
+def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]:
+    """The lowest and the highest id of each list column whose statistics tell them."""
+    columns = footer.row_group(group)
+    ranges = {}
+    for index in range(columns.num_columns):
+        if footer.schema.column(index).max_repetition_level:
             column = columns.column(index)
-            name = column.path_in_schema.split(".", 1)[0]
             stats = column.statistics
-            if name not in ranges or stats is None or not stats.has_min_max:
-                continue
-            worst = stats.min if stats.min < 0 else stats.max
-            if not 0 <= worst < ranges[name]:
-                raise id_error(Stripe(file, group, 0), name, worst, ranges[name])
+            if stats is not None and stats.has_min_max:
+                name = column.path_in_schema.rsplit(".", 2)[0]  # of name.list.element
+                ranges[name] = (stats.min, stats.max)
+    return ranges
+
+
+def _check_ids(footer: pq.FileMetaData, schema: Schema, file: Path) -> None:
+    for group in range(footer.num_row_groups):
+        ranges = id_ranges(footer, group)
+        for feature in schema.sparse:
+            low, high = ranges.get(feature.name, (0, 0))
+            worst = low if low < 0 else high
+            if not 0 <= worst < feature.num_ids:
+                raise id_error(Stripe(file, group, 0), feature.name, worst, feature.num_ids)
 
 
 def id_error(stripe: Stripe, feature: str, found: int, num_ids: int) -> DataError:

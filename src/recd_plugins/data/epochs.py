@@ -1,0 +1,186 @@
+"""One epoch after another: torchdata's StatefulDataLoader over a rank's batches."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.order import Order, Shares
+from recd_plugins.data.stripes import BatchReader
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError, PluginError, RecdError
+from recd_plugins.sparse.jagged import GROUP_BYTES
+
+__all__ = ["LocalLoader", "RankBatches"]
+
+Transform = Callable[[Batch], Batch]
+
+
+class RankBatches(IterableDataset[Batch | RecdError]):
+    """What a rank, or the worker that runs it, reads in an epoch.
+
+    A `RecdError` is yielded in place of a batch, so that a worker's reaches the user as it
+    is, and not wrapped in a traceback.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        order: Order,
+        shares: Shares,
+        *,
+        rank: int,
+        prefetch: bool,
+        transform: Transform | None,
+    ) -> None:
+        self.epoch = 0
+        """The epoch that the next `iter` reads."""
+        self.order = order
+        self._table = table
+        self._shares = shares
+        self._rank = rank
+        self._prefetch = prefetch
+        self._transform = transform
+
+    def __iter__(self) -> EpochIterator:
+        return EpochIterator(self, self.epoch)
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch | RecdError]:
+        worker = get_worker_info()
+        reader = BatchReader(
+            self._table,
+            self.order,
+            self._shares.streams_of(self._rank, worker.id if worker else 0),
+            prefetch=self._prefetch,
+            threads=worker is None,
+            # A batch of a worker travels with all of the memory that it is a view of.
+            group_bytes=0 if worker else GROUP_BYTES,
+        )
+        try:
+            for batch in reader.batches(epoch, first):
+                yield batch if self._transform is None else self._transform(batch)
+        except RecdError as error:
+            yield error
+
+
+class EpochIterator(Iterator[Batch | RecdError]):
+    """An epoch, from the batch on that its state names."""
+
+    def __init__(self, source: RankBatches, epoch: int) -> None:
+        self._source = source
+        self._epoch = epoch
+        self._batches = 0
+        self._running: Iterator[Batch | RecdError] | None = None
+
+    def __next__(self) -> Batch | RecdError:
+        if self._running is None:
+            self._running = self._source.batches(self._epoch, self._batches)
+        batch = next(self._running)
+        self._batches += 1
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self._epoch, "batches": self._batches}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._epoch, self._batches = state["epoch"], state["batches"]
+
+
+class LocalLoader:
+    """The batches of one rank; a `slots.Loader`.
+
+    Iterating yields the rest of the epoch; after its last batch the position is the next
+    epoch's start, so that no state lies at an epoch's end.
+    """
+
+    def __init__(
+        self,
+        batches: RankBatches,
+        *,
+        workers: int,
+        pin_memory: bool,
+        made_for: Mapping[str, Any],
+    ) -> None:
+        """`made_for` is what a state depends on; one made for something else is refused."""
+        self._batches = batches
+        self._length = batches.order.num_batches * max(1, workers)
+        self._made_for = dict(made_for)
+        self._epoch = 0
+        self._batch = 0
+        self._resumed: dict[str, Any] | None = None
+        """torchdata's state as loaded, until an iterator takes it up."""
+        if workers:
+            # The server that workers are forked from has imported this module, but runs no
+            # thread, as the trainer's process does: forking that one could deadlock.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            _check_picklable(batches)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11
+            self._torchdata: StatefulDataLoader[Batch | RecdError] = StatefulDataLoader(
+                batches,
+                batch_size=None,
+                num_workers=workers,
+                pin_memory=pin_memory,
+                multiprocessing_context="forkserver" if workers else None,
+                generator=torch.Generator(),  # else it draws from the trainer's random numbers
+            )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._batch:
+            self._torchdata.load_state_dict(self._resumed or self._torchdata.state_dict())
+        self._batches.epoch = self._epoch
+        self._resumed = None
+        for batch in self._torchdata:
+            if isinstance(batch, RecdError):
+                raise batch
+            self._batch += 1
+            if self._batch == self._length:
+                self._epoch, self._batch = self._epoch + 1, 0
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, in numbers and texts alone."""
+        return {
+            "epoch": self._epoch,
+            "batches": self._batch,
+            "made_for": dict(self._made_for),
+            "torchdata": self._resumed or (self._torchdata.state_dict() if self._batch else None),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != {"epoch", "batches", "made_for", "torchdata"}:
+            raise DataError("the reader's state is not one of the local reader: start afresh.")
+        theirs, ours = state["made_for"], self._made_for
+        differing = [name for name in ours if theirs.get(name) != ours[name]]
+        if differing:
+            raise DataError(
+                "the reader's state was made for "
+                + ", ".join(f"{name} {theirs.get(name)}" for name in differing)
+                + ", but here is "
+                + ", ".join(f"{name} {ours[name]}" for name in differing)
+                + ". Resume with the former, or start afresh."
+            )
+        self._epoch, self._batch = state["epoch"], state["batches"]
+        self._resumed = state["torchdata"]
+
+
+def _check_picklable(batches: RankBatches) -> None:
+    try:
+        ForkingPickler.dumps(batches)
+    except Exception as error:
+        raise PluginError(
+            f"what transforms batches cannot be sent to the reader's workers ({error}): make it "
+            "picklable (no lambdas, no local functions), or set reader.workers to 0."
+        ) from error

@@ -1,0 +1,124 @@
+"""The `local` reader: a rank reads its share of a table's stripes by itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from recd_plugins.config import Config, Range
+from recd_plugins.data.dataset import Split
+from recd_plugins.data.order import Order, Shares, Tail
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.data.epochs import LocalLoader
+    from recd_plugins.slots import Context
+
+__all__ = ["LocalReader", "LocalReaderConfig", "build_local_reader"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalReaderConfig(Config):
+    """How a rank reads."""
+
+    shuffle: bool = True
+    """Train on a new order each epoch: stripes permuted, rows shuffled within a window."""
+    window: Annotated[int, Range(ge=0)] = 2
+    """Stripes that are in memory together and whose rows are shuffled; 0 keeps the rows of a
+    stripe in their order, so that sessions stay together."""
+    tail: Tail = "drop"
+    """Rows that fill no batch on every rank are left out (drop), or make a shorter last batch
+    on all of them (pad; a rank short of a row repeats one with weight 0). The test split is
+    always padded."""
+    workers: Annotated[int, Range(ge=0)] = 0
+    """Processes that read for a rank, in turn; 0 reads in the rank's own."""
+    streams: Annotated[int | None, Range(ge=1)] = None
+    """Ranges that an epoch is cut into, by default one per consumer. Fix it to get the same
+    global batches at any number of ranks that divides it (same global batch size, no workers)."""
+    prefetch: bool = True
+    """Decode the next window in a thread while this one is used."""
+    pin_memory: bool | None = None
+    """Batches in pinned memory; by default on CUDA."""
+
+
+class LocalReader:
+    """Opens loaders on a table; a `slots.Reader`."""
+
+    def __init__(self, config: LocalReaderConfig, *, seed: int, pin_memory: bool) -> None:
+        self._config = config
+        self._seed = seed
+        self._pin_memory = pin_memory
+
+    def loader(
+        self,
+        table: Table,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        split: Split,
+        transform: Callable[[Batch], Batch] | None = None,
+    ) -> LocalLoader:
+        from recd_plugins.data.epochs import LocalLoader, RankBatches  # torch, torchrec: seconds
+
+        config, train = self._config, split == "train"
+        consumers = world_size * max(1, config.workers)
+        shares = Shares(
+            world_size=world_size, workers=config.workers, streams=config.streams or consumers
+        )
+        order = Order(
+            stripe_rows=tuple(stripe.num_rows for stripe in table.stripes),
+            streams=shares.streams,
+            rows_per_batch=shares.rows_per_batch(batch_size),
+            shuffle=config.shuffle and train,
+            window=config.window,
+            tail=config.tail if train else "pad",
+            seed=self._seed,
+        )
+        if train and not order.num_batches:
+            raise DataError(
+                f"{table.path}: its {table.num_rows} rows fill no batch of {batch_size} on each "
+                f"of {consumers} consumers. Lower train.batch_size, or set reader.tail to pad."
+            )
+        made_for = {
+            "table": _digest(table),
+            "split": split,
+            "seed": order.seed,
+            "shuffle": order.shuffle,
+            "window": order.window,
+            "tail": order.tail,
+            "streams": order.streams,
+            "rows per stream and batch": order.rows_per_batch,
+            "workers": config.workers,
+        }
+        if config.workers:
+            made_for["ranks"] = world_size
+        return LocalLoader(
+            RankBatches(
+                table,
+                order,
+                shares,
+                rank=rank,
+                prefetch=config.prefetch,
+                transform=transform,
+            ),
+            workers=config.workers,
+            pin_memory=self._pin_memory,
+            made_for=made_for,
+        )
+
+
+def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalReader:
+    """The record's build."""
+    pin_memory = context.device == "cuda" if config.pin_memory is None else config.pin_memory
+    return LocalReader(config, seed=context.seed, pin_memory=pin_memory)
+
+
+def _digest(table: Table) -> str:
+    """Changes with the stripes of a table, wherever it lies."""
+    stripes = [(stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes]
+    return hashlib.sha256(repr(stripes).encode()).hexdigest()[:16]

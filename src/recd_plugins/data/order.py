@@ -1,0 +1,195 @@
+"""Which rows a consumer reads, and in which order: a pure function of seed and position.
+
+An epoch permutes the stripes, lays their rows end to end and cuts them into `streams`
+equal ranges. A batch takes the same number of rows from each stream of its consumer (a
+rank, or one worker of a rank), so with the streams fixed the global batch of a step holds
+the same rows at any world size. Within a stream, rows are shuffled window by window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recd_plugins.errors import RegistryError
+
+__all__ = ["Order", "Piece", "Shares", "Tail", "Window"]
+
+Tail = Literal["drop", "pad"]
+Rows = npt.NDArray[np.int64]
+
+STRIPES, ROWS = 0, 1
+"""What a random generator is for; a part of its seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """The streams shared out evenly to consumers: ranks, or `workers` workers of each."""
+
+    world_size: int
+    workers: int = 0
+    streams: int
+    """V, a multiple of the consumers."""
+
+    def __post_init__(self) -> None:
+        if self.streams % self.consumers:
+            raise RegistryError(
+                f"reader.streams is {self.streams}, but must be a multiple of {self.consumers} "
+                f"({self.world_size} ranks of {max(1, self.workers)} consumers each)."
+            )
+
+    @property
+    def consumers(self) -> int:
+        return self.world_size * max(1, self.workers)
+
+    def streams_of(self, rank: int, worker: int = 0) -> range:
+        each = self.streams // self.consumers
+        consumer = rank * max(1, self.workers) + worker
+        return range(consumer * each, (consumer + 1) * each)
+
+    def rows_per_batch(self, batch_size: int) -> int:
+        """Rows that a batch of one consumer takes from each of its streams."""
+        each = self.streams // self.consumers
+        if batch_size % each:
+            raise RegistryError(
+                f"train.batch_size is {batch_size}, but a batch is drawn from {each} streams "
+                f"evenly: make it a multiple of {each}, or change reader.streams."
+            )
+        return batch_size // each
+
+
+class Piece(NamedTuple):
+    """Rows [start, stop) of a stripe."""
+
+    stripe: int
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Pieces of a stream that are read, and shuffled, together."""
+
+    pieces: tuple[Piece, ...]
+    rows: Rows
+    """[n] what the stream delivers, in order: indices into the pieces laid end to end."""
+    position: int
+    """The place of the first one in the stream."""
+    padding: int = 0
+    """How many at the end repeat a row to fill the batch; they weigh 0."""
+
+    def cuts(self, rows_per_batch: int) -> list[int]:
+        """The sizes of `rows` cut at the borders of batches."""
+        first = rows_per_batch - self.position % rows_per_batch
+        borders = [0, *range(first, len(self.rows), rows_per_batch), len(self.rows)]
+        sizes: list[int] = np.diff(borders).tolist()
+        return sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The order of a table's N rows over the epochs."""
+
+    stripe_rows: tuple[int, ...]
+    """Rows of each stripe."""
+    streams: int
+    """V."""
+    rows_per_batch: int
+    """Rows that a batch takes from each of its streams."""
+    shuffle: bool
+    window: int
+    """Pieces that are shuffled together; 0 keeps rows in the order of their stripe."""
+    tail: Tail
+    """`drop` leaves out what fills no batch; `pad` has a shorter last batch, padded."""
+    seed: int
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(self.stripe_rows)
+
+    @cached_property
+    def rows_per_stream(self) -> int:
+        """Rows that every stream delivers in an epoch, padding included.
+
+        `pad`: ceil(N / V); `drop`: floor(N / V), down to a multiple of `rows_per_batch`.
+        """
+        if self.tail == "pad":
+            return -(-self.num_rows // self.streams)
+        return self.num_rows // self.streams // self.rows_per_batch * self.rows_per_batch
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of every consumer in an epoch."""
+        return -(-self.rows_per_stream // self.rows_per_batch)
+
+    def batch_rows(self, batch: int) -> int:
+        """Rows that a batch takes from each of its streams: the last may take fewer."""
+        return min(self.rows_per_batch, self.rows_per_stream - batch * self.rows_per_batch)
+
+    def windows(self, epoch: int, stream: int, batch: int = 0) -> Iterator[Window]:
+        """The windows of a stream; the first begins at the stream's part of `batch`."""
+        if batch >= self.num_batches:
+            return
+        wanted, length = batch * self.rows_per_batch, self.rows_per_stream
+        start, stop = (self.num_rows * bound // self.streams for bound in (stream, stream + 1))
+        own = stop - start
+        if not own:  # more streams than rows: padded with a row of another's
+            start = min(start, self.num_rows - 1)
+        pieces = self._pieces(epoch, start, max(own, 1))
+        step = self.window if self.shuffle and self.window else 1
+        position = 0
+        for index in range(0, len(pieces), step):
+            window = pieces[index : index + step]
+            end = position + sum(piece.num_rows for piece in window)
+            last = index + step >= len(pieces)
+            if end > wanted or last:
+                rows = self._rows(epoch, stream, index // step, end - position)
+                if last and end < length:
+                    rows = np.append(rows, rows[-1])
+                skipped = max(0, wanted - position)
+                yield Window(
+                    pieces=window,
+                    rows=rows[skipped : length - position],
+                    position=position + skipped,
+                    padding=max(0, length - own) if last else 0,
+                )
+            position = end
+            if position >= length:
+                return
+
+    def _pieces(self, epoch: int, start: int, num_rows: int) -> tuple[Piece, ...]:
+        """Rows [start, start + num_rows) of the epoch's stripes laid end to end."""
+        stripes, ends = self._stripes(epoch)
+        pieces = []
+        index = int(np.searchsorted(ends, start, side="right"))
+        while num_rows:
+            first = start - (int(ends[index - 1]) if index else 0)
+            taken = min(num_rows, int(ends[index]) - start)
+            pieces.append(Piece(int(stripes[index]), first, first + taken))
+            start, num_rows, index = start + taken, num_rows - taken, index + 1
+        return tuple(pieces)
+
+    def _stripes(self, epoch: int) -> tuple[Rows, Rows]:
+        """The stripes in the epoch's order, and where the rows of each end."""
+        sizes = np.asarray(self.stripe_rows, dtype=np.int64)
+        stripes = np.arange(len(sizes))
+        if self.shuffle:
+            stripes = self._random(STRIPES, epoch).permutation(stripes)
+        return stripes, sizes[stripes].cumsum()
+
+    def _rows(self, epoch: int, stream: int, window: int, num_rows: int) -> Rows:
+        if self.shuffle and self.window:
+            return self._random(ROWS, epoch, stream, window).permutation(num_rows)
+        return np.arange(num_rows)
+
+    def _random(self, *purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed % 2**64, *purpose])

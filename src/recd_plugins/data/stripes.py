@@ -1,0 +1,239 @@
+"""Stripes of a table → the batches of a consumer: read, gather in order, cut.
+
+Memory, per stream of the consumer: the decoded window in use and, while the next one is
+read ahead, that one twice (as Arrow's columns and as a KJT). A window is `reader.window`
+stripes at their size in memory (8 bytes an id, 4 a length, a float).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.order import Order, Piece, Window
+from recd_plugins.data.table import Stripe, Table, id_error, id_ranges
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks
+from recd_plugins.sparse.jagged import (
+    GROUP_BYTES,
+    Jagged,
+    Scratch,
+    concat_rows,
+    split_rows,
+    to_kjt,
+)
+
+__all__ = ["BatchReader", "StripeReader"]
+
+OPEN_FILES = 16
+"""Files that stay open, the last used: an epoch meets the stripes of a file in any order."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """N rows of a stripe as tensors."""
+
+    dense: Tensor
+    """[N, n_dense] float32."""
+    labels: Tensor
+    """[N] float32."""
+    features: Mapping[str, Sequence[Jagged]]
+    """Per sparse feature its rows, in parts."""
+
+
+class StripeReader:
+    """Decodes pieces of stripes, and checks what the footers could not tell.
+
+    Only the columns that a batch holds are read. A page that does not decode or whose
+    checksum differs (tables of ours have checksums), nulls, and ids out of range (where
+    there are no statistics) raise `DataError`, naming file and row group.
+    """
+
+    def __init__(self, table: Table, *, threads: bool = True) -> None:
+        self._table = table
+        self._threads = threads
+        self._files: dict[Path, pq.ParquetFile] = {}
+
+    def decode(self, piece: Piece) -> Decoded:
+        stripe, schema = self._table.stripes[piece.stripe], self._table.schema
+        rows = self._read(stripe).slice(piece.start, piece.num_rows)
+        dense = [floats_from_arrow(rows[name], f"{stripe}: {name!r}") for name in schema.dense]
+        decoded = Decoded(
+            dense=_columns(dense, piece.num_rows),
+            labels=floats_from_arrow(rows[schema.label], f"{stripe}: {schema.label!r}"),
+            features={
+                name: jagged_chunks(rows[name], f"{stripe}: {name!r}")
+                for name in schema.sparse_names
+            },
+        )
+        self._check_ids(stripe, decoded)
+        return decoded
+
+    def _read(self, stripe: Stripe) -> pa.Table:
+        schema = self._table.schema
+        columns = [schema.label, *schema.dense, *schema.sparse_names]
+        try:
+            rows = self._open(stripe.file).read_row_group(
+                stripe.group, columns=columns, use_threads=self._threads
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{stripe}: cannot be read ({error}). The file was damaged or cut short: write "
+                "it again, or take it out of the table."
+            ) from error
+        if rows.num_rows != stripe.num_rows:
+            raise DataError(
+                f"{stripe}: has {rows.num_rows} rows, but had {stripe.num_rows} when the table "
+                "was opened. Do not write to a table while it is read."
+            )
+        return rows
+
+    def _open(self, path: Path) -> pq.ParquetFile:
+        file = self._files.pop(path, None)
+        if file is None:
+            if len(self._files) == OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+        self._files[path] = file
+        return file
+
+    def _check_ids(self, stripe: Stripe, decoded: Decoded) -> None:
+        """What `Table.open` has done for the columns that have statistics."""
+        told = id_ranges(self._files[stripe.file].metadata, stripe.group)
+        for feature in self._table.schema.sparse:
+            for values, _ in () if feature.name in told else decoded.features[feature.name]:
+                low, high = values.aminmax() if len(values) else (0, 0)
+                worst = int(low if low < 0 else high)
+                if not 0 <= worst < feature.num_ids:
+                    raise id_error(stripe, feature.name, worst, feature.num_ids)
+
+
+class BatchReader:
+    """The batches of one consumer: those streams of an order that it owns."""
+
+    def __init__(
+        self,
+        table: Table,
+        order: Order,
+        streams: Sequence[int],
+        *,
+        prefetch: bool = True,
+        threads: bool = True,
+        group_bytes: int = GROUP_BYTES,
+    ) -> None:
+        """`prefetch` decodes each stream's next window in a thread, while this one is used."""
+        self._order = order
+        self._streams = streams
+        self._prefetch = prefetch
+        self._group_bytes = group_bytes
+        self._stripes = StripeReader(table, threads=threads)
+
+    def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """The epoch from batch `first` on, which begins as fast as from its start."""
+        if not self._prefetch:
+            yield from self._batches(epoch, first, None)
+            return
+        pool = ThreadPoolExecutor(1, thread_name_prefix="recd-reader")
+        try:
+            yield from self._batches(epoch, first, pool)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _batches(self, epoch: int, first: int, pool: Executor | None) -> Iterator[Batch]:
+        streams = [self._parts(epoch, stream, first, pool) for stream in self._streams]
+        for batch in range(first, self._order.num_batches):
+            parts = []
+            for stream in streams:
+                left = self._order.batch_rows(batch)
+                while left:
+                    parts.append(next(stream))
+                    left -= len(parts[-1])
+            yield _concat(parts)
+
+    def _parts(self, epoch: int, stream: int, first: int, pool: Executor | None) -> Iterator[Batch]:
+        """The rows of a stream in order, cut at the borders of batches and of windows."""
+        for window, rows in self._windows(self._order.windows(epoch, stream, first), pool):
+            order = torch.from_numpy(window.rows)
+            sizes = window.cuts(self._order.rows_per_batch)
+            weights = torch.ones(len(order))
+            weights[len(order) - window.padding :] = 0
+            yield from map(
+                Batch,
+                (rows.dense.index_select(0, part) for part in order.split(sizes)),
+                split_rows(rows.features, order, sizes, group_bytes=self._group_bytes),
+                (rows.labels.index_select(0, part) for part in order.split(sizes)),
+                weights.split(sizes),
+            )
+
+    def _windows(
+        self, windows: Iterator[Window], pool: Executor | None
+    ) -> Iterator[tuple[Window, Batch]]:
+        """Each window with its rows, which are good until the next one is asked for."""
+        scratches = cycle((Scratch(), Scratch()))  # one in use, one being filled
+        if pool is None:
+            for window in windows:
+                yield window, self._load(window, next(scratches))
+            return
+        ahead: deque[tuple[Window, Future[Batch]]] = deque()
+        for window in windows:
+            ahead.append((window, pool.submit(self._load, window, next(scratches))))
+            if len(ahead) == 2:
+                ready, rows = ahead.popleft()
+                yield ready, rows.result()
+        for ready, rows in ahead:
+            yield ready, rows.result()
+
+    def _load(self, window: Window, scratch: Scratch) -> Batch:
+        """The window's pieces laid end to end, their ids in `scratch`."""
+        pieces = [self._stripes.decode(piece) for piece in window.pieces]
+        labels = _rows([piece.labels for piece in pieces])
+        return Batch(
+            dense=_rows([piece.dense for piece in pieces]),
+            features=to_kjt(
+                {
+                    name: [part for piece in pieces for part in piece.features[name]]
+                    for name in pieces[0].features
+                },
+                scratch,
+            ),
+            labels=labels,
+            weights=torch.ones(len(labels)),
+        )
+
+
+# Of whole windows torch's own cat, stack and index would run on its threads. Those belong to
+# the model, and waiting for them costs more than they save: numpy copies where it is called.
+
+
+def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
+    """[num_rows] each, as [num_rows, n]."""
+    if not columns:
+        return torch.empty(num_rows, 0)
+    return torch.from_numpy(np.stack([column.numpy() for column in columns], axis=1))
+
+
+def _rows(parts: Sequence[Tensor]) -> Tensor:
+    """[n_i, ...] each, as [sum(n_i), ...]."""
+    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
+
+
+def _concat(parts: Sequence[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return Batch(
+        dense=torch.cat([part.dense for part in parts]),
+        features=concat_rows([part.features for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+        weights=torch.cat([part.weights for part in parts]),
+    )

@@ -1,0 +1,84 @@
+"""Arrow columns as tensors and back, on the same memory wherever their types agree.
+
+A null is an error, since a tensor has no place for one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.jagged import Jagged
+
+__all__ = ["floats_from_arrow", "jagged_chunks", "jagged_from_arrow", "jagged_to_arrow"]
+
+
+def jagged_chunks(column: pa.Array | pa.ChunkedArray, name: str) -> list[Jagged]:
+    """Each chunk of a list column as (values, lengths), its values shared with Arrow.
+
+    Slices and offsets that begin anywhere are taken as they are. Values are int32 or int64;
+    lists of other integers are converted to int64. `name` opens error messages.
+    """
+    kind = column.type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not (lists and pa.types.is_integer(kind.value_type)):
+        raise DataError(f"{name}: is {kind}, but must be a list of integers.")
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return [_jagged(chunk, name) for chunk in chunks]
+
+
+def jagged_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Jagged:
+    """A list column as (values, lengths); several chunks are joined, which copies."""
+    chunks = jagged_chunks(column, name)
+    if len(chunks) == 1:
+        return chunks[0]
+    if not chunks:
+        return Jagged(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32))
+    values, lengths = zip(*chunks, strict=True)
+    return Jagged(torch.cat(values), torch.cat(lengths))
+
+
+def jagged_to_arrow(jagged: Jagged) -> pa.ListArray | pa.LargeListArray:
+    """(values, lengths) as a list array on the same values; large beyond 2^31 - 1 of them."""
+    values = pa.array(jagged.values.numpy())
+    large = len(values) > np.iinfo(np.int32).max
+    offsets = np.zeros(jagged.lengths.numel() + 1, dtype=np.int64 if large else np.int32)
+    np.cumsum(jagged.lengths.numpy(), out=offsets[1:])
+    element = pa.field("element", values.type, nullable=False)
+    if large:
+        return pa.LargeListArray.from_arrays(offsets, values, type=pa.large_list(element))
+    return pa.ListArray.from_arrays(offsets, values, type=pa.list_(element))
+
+
+def floats_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Tensor:
+    """A column of numbers as float32 [B]; one chunk of float32 shares its memory."""
+    if column.null_count:
+        raise DataError(
+            f"{name}: holds {column.null_count} nulls. Fill them (with 0, say) where the table "
+            "is made."
+        )
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [torch.from_dlpack(chunk).float() for chunk in chunks if len(chunk)]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _jagged(chunk: pa.ListArray | pa.LargeListArray, name: str) -> Jagged:
+    if chunk.null_count:
+        raise DataError(
+            f"{name}: {chunk.null_count} of its rows are null. Write a missing list as an empty "
+            "one where the table is made."
+        )
+    values = chunk.flatten()  # minds the slice, which .values does not
+    if values.null_count:
+        raise DataError(
+            f"{name}: its lists hold {values.null_count} nulls. Leave them out, or give them an "
+            "id of their own, where the table is made."
+        )
+    if values.type not in (pa.int32(), pa.int64()):
+        values = values.cast(pa.int64())
+    return Jagged(torch.from_dlpack(values), torch.from_dlpack(chunk.offsets).diff())
