@@ -102,7 +102,9 @@ def test_any_range_of_rows_can_be_read(
 ) -> None:
     path = raw(*(GOOD.replace(b"-3", b"%d" % i) for i in range(10)))
     monkeypatch.setattr(criteo_rows, "BLOCK_BYTES", block)
-    found = [row for part in read_rows(path, start, stop) for row in part.integers[0].tolist()]
+    parts = list(read_rows(path, start, stop))
+    assert all(len(part) for part in parts)
+    found = [row for part in parts for row in part.integers[0].tolist()]
     assert found == list(range(start, stop))
     assert list(count_rows(path))[-1] == 10
 

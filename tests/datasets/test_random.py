@@ -77,9 +77,11 @@ def test_the_seed_and_the_split_decide() -> None:
     assert not rows(SMALL).equals(rows(dataclasses.replace(SMALL, seed=1)))
     longer = rows(dataclasses.replace(SMALL, samples=3 * CHUNK_ROWS))
     assert longer[:CHUNK_ROWS].equals(rows(SMALL)[:CHUNK_ROWS])
-    assert not rows(SMALL)[:3_000].equals(rows(SMALL, "test"))
-    first, second = rows(SMALL)[:904], rows(SMALL)[CHUNK_ROWS:]
+    # Chunks of one size, which the same random numbers would make the same.
+    even = dataclasses.replace(SMALL, samples=2 * CHUNK_ROWS, test_samples=CHUNK_ROWS)
+    first, second = rows(even)[:CHUNK_ROWS], rows(even)[CHUNK_ROWS:]
     assert not first.equals(second)
+    assert not first.equals(rows(even, "test"))
 
 
 def test_the_papers_profile_model_fits_the_config() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recd_dlrm.datasets.lru_stack import draw_accesses, full_stack
 from recd_dlrm.datasets.stack_distance import (
     Profile,
     SyntheticTrace,
@@ -200,6 +201,16 @@ def test_first_accesses_come_early_and_once() -> None:
     last_first = np.unique(trace, return_index=True)[1].max()
     assert 99 < last_first < 0.04 * ACCESSES
     assert profile(trace).probabilities[0] == pytest.approx(100 / ACCESSES)
+
+
+def test_a_draw_of_zero_takes_what_has_probability() -> None:
+    tree, id_in, slot_of = full_stack(2)
+    distances, sums = np.array([0, 2]), np.array([0.5, 1.0])
+    once_seen = np.array([0.0, 0.5])
+    drawn, _, seen = draw_accesses(
+        (tree, id_in, slot_of), 2, 2, np.zeros(1), distances, sums, once_seen
+    )
+    assert (drawn.tolist(), seen) == ([0], 2)  # distance 2, not 0, which would count as seen
 
 
 def test_one_access() -> None:

@@ -139,6 +139,13 @@ def test_the_seed_and_the_split_decide() -> None:
     assert not np.array_equal(ids[:300], flat(build(feature), "even", "test"))
 
 
+def test_features_of_one_profile_have_traces_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "even.parquet"
+    profile(np.random.default_rng(1).integers(0, 100, 10_000)).save(path)
+    dataset = build(TraceFeature(name="one", profile=path), TraceFeature(name="two", profile=path))
+    assert not np.array_equal(flat(dataset, "one"), flat(dataset, "two"))
+
+
 def test_it_prepares_tables(tmp_path: Path) -> None:
     tables = build(TraceFeature(name="even", lookups=2)).prepare(tmp_path / "data")
     assert tables.train.num_rows == CHUNK_ROWS + 904
