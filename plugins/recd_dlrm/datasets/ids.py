@@ -42,12 +42,19 @@ class IdLaw(ABC):
         ranks = ids.astype(np.int64)
         return self._mass(ranks if self._scatter is None else self._scatter.rank_of(ranks))
 
-    def agreement(self, draws: int) -> float:
-        """The chance that so many draws all yield one id: the sum of p(id)^draws.
+    def agreement(self, most: int) -> F64:
+        """The chance that m draws all yield one id, the sum of p(id)^m, for m = 0..most.
 
         Ranks from 2^16 on are left out; of two draws or more they add less than 2^-16.
         """
-        return float((self._mass(np.arange(min(self.num_ids, 1 << 16))) ** draws).sum())
+        chances = np.ones(most + 1)
+        masses = self._mass(np.arange(min(self.num_ids, 1 << 16)))
+        powers = masses
+        for m in range(2, most + 1):
+            powers = powers * masses[: powers.size]
+            powers = powers[powers > 1e-30]  # they fall with the rank, so a head is left
+            chances[m] = powers.sum()
+        return chances
 
     @abstractmethod
     def _rank(self, uniforms: F64) -> NDArray[Any]: ...

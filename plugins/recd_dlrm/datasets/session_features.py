@@ -127,11 +127,12 @@ class FeatureDraws:
         With P(l) the law of lengths and A(m) the chance that m draws agree, a redraw
         repeats with sum of P(l)^2 A(2)^l, a shift (all ids alike) with sum of P(l) A(l + 1).
         """
-        chances = list(enumerate(self._lengths.probabilities, self._lengths.least))
-        if self.config.shift:
-            return float(sum(p * (self._law.agreement(n + 1) if n else 1.0) for n, p in chances))
-        pair = self._law.agreement(2)
-        return float(sum(p * p * pair**n for n, p in chances))
+        chances = self._lengths.probabilities
+        lengths = np.arange(chances.size) + self._lengths.least
+        if not self.config.shift:
+            return float((chances**2 * self._law.agreement(2)[2] ** lengths).sum())
+        alike = self._law.agreement(int(lengths[-1]) + 1)[lengths + 1]
+        return float((chances * np.where(lengths > 0, alike, 1.0)).sum())
 
 
 def change_rates(features: Mapping[str, FeatureDraws]) -> dict[str, float]:

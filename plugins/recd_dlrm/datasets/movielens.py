@@ -1,0 +1,158 @@
+"""MovieLens ratings as sessions: what will a user like, after what they saw before?
+
+A session is a run of one user's ratings without a gap of `session_gap_minutes`. Test rows
+are the latest. Ratings are held as compact columns; histories are made chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from recd_dlrm.datasets.columns import id_lists
+from recd_dlrm.datasets.draws import F64, I64
+from recd_dlrm.datasets.histories import History, run_starts, windows
+from recd_dlrm.datasets.tsv import TOKENS, read_tsv, stamp
+from recd_plugins.config import Config, Range
+from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.slots import Context
+
+__all__ = ["MovieLens", "MovieLensConfig", "build_movielens"]
+
+WHAT = "a MovieLens .inter file (RecBole's format)"
+COLUMNS = {
+    "user_id:token": TOKENS,
+    "item_id:token": TOKENS,
+    "rating:float": pa.float64(),
+    "timestamp:float": pa.float64(),
+}
+CHUNK_ROWS = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovieLensConfig(Config):
+    """The `movielens` dataset."""
+
+    path: Path
+    """The ratings, say ml-100k.inter: user_id, item_id, rating, timestamp (in seconds)."""
+    threshold: float = 4.0
+    """The least rating with label 1."""
+    session_gap_minutes: Annotated[float, Range(gt=0)] = 30.0
+    """A longer pause of a user starts a new session."""
+    history: History = "frozen"
+    """The items rated before the session (frozen) or before the sample (growing)."""
+    history_length: Annotated[int, Range(ge=1)] = 20
+    """The most recent items that a history keeps."""
+    test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
+    """The share of ratings, the latest, that form the test split."""
+
+
+class _Ratings(NamedTuple):
+    """N ratings, sorted by user, then time, then line; and their order in time."""
+
+    num_users: int
+    num_items: int
+    users: I64
+    items: I64
+    ratings: F64
+    timestamps: I64
+    """In ms."""
+    sessions: I64
+    """A running number."""
+    user_starts: I64
+    """The row of the user's first rating."""
+    session_starts: I64
+    """The row of the session's first rating."""
+    in_time: I64
+    """Rows from the earliest to the latest."""
+
+
+class MovieLens(Dataset):
+    def __init__(self, config: MovieLensConfig) -> None:
+        self.config = config
+
+    @cached_property
+    def schema(self) -> Schema:
+        table = self._ratings
+        return Schema(
+            dense=("log_position",),
+            sparse=(
+                SparseFeature(name="user", num_ids=table.num_users, kind="user"),
+                SparseFeature(
+                    name="history",
+                    num_ids=table.num_items,
+                    kind="user",
+                    table="items",
+                    sequence=True,
+                ),
+                SparseFeature(name="item", num_ids=table.num_items, kind="item", table="items"),
+            ),
+        )
+
+    def num_rows(self, split: Split) -> int:
+        return self._rows(split).size
+
+    def fingerprint(self) -> str:
+        return f"movielens 1 {stamp(self.config.path, WHAT)}"
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        """`log_position` is log(1 + the user's ratings before)."""
+        table, config = self._ratings, self.config
+        in_split = self._rows(split)
+        for begin in range(0, in_split.size, CHUNK_ROWS):
+            rows = in_split[begin : begin + CHUNK_ROWS]
+            starts = table.user_starts[rows]
+            until = table.session_starts[rows] if config.history == "frozen" else rows
+            single = np.arange(rows.size + 1)
+            columns = {
+                "session_id": table.sessions[rows],
+                "timestamp": table.timestamps[rows],
+                "label": (table.ratings[rows] >= config.threshold).astype(np.float32),
+                "log_position": np.log1p(rows - starts).astype(np.float32),
+                "user": id_lists(table.users[rows], single),
+                "history": windows(table.items, starts, until, config.history_length),
+                "item": id_lists(table.items[rows], single),
+            }
+            yield pa.table(columns, schema=self.schema.arrow())
+
+    def _rows(self, split: Split) -> I64:
+        in_time = self._ratings.in_time
+        cut = in_time.size - round(in_time.size * self.config.test_fraction)
+        return in_time[:cut] if split == "train" else in_time[cut:]
+
+    @cached_property
+    def _ratings(self) -> _Ratings:
+        user, item, rating, time = read_tsv(self.config.path, WHAT, COLUMNS).values()
+        users, seconds = user.indices.to_numpy().astype(np.int64), time.to_numpy()
+        by_user = np.lexsort((seconds, users))  # stable: equal times stay in the file's order
+        users, seconds = users[by_user], seconds[by_user]
+        timestamps = np.rint(seconds * 1000).astype(np.int64)
+        user_starts = run_starts(users)
+        pauses = np.diff(timestamps, prepend=timestamps[0])
+        breaks = (pauses > self.config.session_gap_minutes * 60_000) | (
+            user_starts == np.arange(users.size)
+        )
+        sessions = breaks.cumsum() - 1
+        return _Ratings(
+            num_users=len(user.dictionary),
+            num_items=len(item.dictionary),
+            users=users,
+            items=item.indices.to_numpy().astype(np.int64)[by_user],
+            ratings=rating.to_numpy()[by_user],
+            timestamps=timestamps,
+            sessions=sessions,
+            user_starts=user_starts,
+            session_starts=run_starts(sessions),
+            in_time=np.argsort(timestamps, kind="stable"),
+        )
+
+
+def build_movielens(config: MovieLensConfig, context: Context) -> MovieLens:
+    return MovieLens(config)
