@@ -248,6 +248,8 @@ def field(number: int, value: bytes) -> bytes:
         (field(0, b"2"), "label '2' is neither 0 nor 1"),
         (field(0, b"-1"), "label '-1' is neither 0 nor 1"),
         (field(1, b"1.5"), "integer 1 is '1.5', not a whole number or empty"),
+        (field(1, b"0x1F"), "integer 1 is '0x1F'"),
+        (field(2, b" 5"), "integer 2 is ' 5'"),
         (field(13, b"NaN"), "integer 13 is 'NaN'"),
         (field(3, b"9" * 20), "integer 3 is '9+'"),
         (field(14, b"nothexes"), "category 1 is 'nothexes', not 8 hex digits or empty"),

@@ -110,6 +110,8 @@ def _parse(block: bytes, path: Path, first_line: int) -> Rows:
     names = [str(column) for column in range(COLUMNS)]
     kinds = [pa.int64()] * (1 + INTEGERS) + [pa.binary()] * CATEGORIES
     try:
+        if any(mark in block for mark in (b" ", b"x", b"X")):
+            raise DataError("Arrow would take 0x1F, or a number between spaces, for an integer.")
         table = pa.csv.read_csv(
             pa.BufferReader(block),
             pa.csv.ReadOptions(column_names=names, block_size=len(block) + 1),
