@@ -85,7 +85,8 @@ def _be_a_rank(stack: Stack, resume: bool) -> None:
 
     die_with_parent()
     warnings.filterwarnings("ignore")  # torch's and torchrec's own; a rank's output is for people
-    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    for chatty in ("torchrec", "torch.fx"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     from recd_plugins.trainer.run import process_group
     from recd_plugins.trainer.run import train as train_rank
 

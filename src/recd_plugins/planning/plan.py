@@ -77,17 +77,36 @@ class TorchRecPlanner:
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         from torchrec.distributed.planner import EmbeddingShardingPlanner
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.storage_reservations import (
             HeuristicalStorageReservation,
         )
+        from torchrec.distributed.types import ShardingType
+
+        kinds = [kind.value for kind in ShardingType]
+
+        class Ordered(EmbeddingEnumerator):
+            """TorchRec's options in one order: its own is a set's, which breaks ties at random."""
+
+            def enumerate(self, **what: Any) -> list[ShardingOption]:
+                options: list[ShardingOption] = super().enumerate(**what)
+                return sorted(
+                    options,
+                    key=lambda o: (o.path, o.name, kinds.index(o.sharding_type), o.compute_kernel),
+                )
 
         reason = _Reason()
+        on = _torchrec_topology(topology, group.size(), self._device)
+        constraints = self._constraints(model)
         with _quiet_planner():
             planner = EmbeddingShardingPlanner(
-                topology=_torchrec_topology(topology, group.size(), self._device),
+                topology=on,
                 batch_size=self._batch_size,
+                enumerator=Ordered(
+                    topology=on, batch_size=self._batch_size, constraints=constraints
+                ),
                 storage_reservation=HeuristicalStorageReservation(percentage=self._config.reserve),
-                constraints=self._constraints(model),
+                constraints=constraints,
                 stats=[reason],
                 debug=False,
             )
@@ -110,8 +129,9 @@ class TorchRecPlanner:
                     f"{nearest(pattern, tables)}"
                 )
         # Data-parallel tables would be left to the dense optimizer, and on the CPU their
-        # sequence kernel returns a wrong shape: only who names them gets them.
-        usual = [kind.value for kind in ShardingType if kind is not ShardingType.DATA_PARALLEL]
+        # sequence kernel returns a wrong shape; grids TorchRec itself offers on demand alone.
+        on_demand = (ShardingType.DATA_PARALLEL, ShardingType.GRID_SHARD)
+        usual = [kind.value for kind in ShardingType if kind not in on_demand]
         constraints = {}
         for table in tables:
             chosen = [
@@ -195,23 +215,29 @@ class _Reason:
         self._best, self._proposals = best_plan, num_proposals
 
     def text(self) -> str:
-        """One line per table; times are TorchRec's estimates for the slowest shard."""
+        """A line per table; times are TorchRec's estimates for the slowest shard, per step."""
         if not self._best:
             return "Planned on rank 0, which knows why."
-        lines = [f"Cheapest of {self._proposals} proposals by TorchRec's performance model:"]
+        rows = [("table", "rows x dim", "sharding", "kernel", "ranks", "ms", "all-to-all ms")]
         for option in sorted(self._best, key=lambda option: option.name):
             perfs = [shard.perf for shard in option.shards if shard.perf is not None]
             slowest = max(perfs, key=lambda perf: perf.total)
-            rows, columns = option.tensor.shape
-            lines.append(
-                f"table {option.name}: {rows:,} x {columns}, {option.sharding_type} "
-                f"({option.compute_kernel}) on ranks "
-                f"{sorted({shard.rank for shard in option.shards})}; {slowest.total:.3f} ms = "
-                f"lookup {slowest.fwd_compute:.3f} + its all-to-all {slowest.fwd_comms:.3f}, "
-                f"backward {slowest.bwd_compute:.3f} + {slowest.bwd_comms:.3f}, "
-                f"ids {slowest.input_dist_comms:.3f}"
+            exchange = slowest.fwd_comms + slowest.bwd_comms + slowest.input_dist_comms
+            rows.append(
+                (
+                    option.name,
+                    f"{option.tensor.shape[0]:,} x {option.tensor.shape[1]}",
+                    option.sharding_type,
+                    option.compute_kernel,
+                    ",".join(map(str, sorted({shard.rank for shard in option.shards}))),
+                    f"{slowest.total:.3f}",
+                    f"{exchange:.3f}",
+                )
             )
-        return "\n".join(lines)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        head = f"plan: cheapest of {self._proposals:,} proposals by TorchRec's performance model"
+        return "\n".join([head, *lines])
 
 
 @contextmanager
