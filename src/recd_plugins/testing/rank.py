@@ -147,6 +147,8 @@ def _run(call: Call) -> Any:
     import torch.distributed as dist
     from torch.distributed import TCPStore
 
+    from recd_plugins.compat.torchrec import forget_collective_validation
+
     sys.path[:] = call.path
     os.chdir(call.folder)
     place = {"RANK": call.rank, "LOCAL_RANK": call.rank}
@@ -155,6 +157,7 @@ def _run(call: Call) -> Any:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+    forget_collective_validation()
     dist.init_process_group(
         "gloo",
         store=TCPStore(HOST, call.port, is_master=False, timeout=call.timeout),
