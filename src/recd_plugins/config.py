@@ -8,10 +8,13 @@ are checked on construction, types and names by `parse`.
 from __future__ import annotations
 
 import ast
+import builtins
+import collections.abc
 import dataclasses
 import inspect
 import textwrap
 import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -54,13 +57,31 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, hint in type_hints(type(self)).items():
-            value = getattr(self, name)
-            for bound in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
-                if not isinstance(bound, Range) or value is None:
-                    continue
-                for number in value if isinstance(value, tuple) else (value,):
-                    if not bound.holds(number):
-                        raise RegistryError(f"must be {bound}, but is {number!r}.", where=name)
+            _check_bounds(hint, getattr(self, name), name)
+
+
+def _check_bounds(hint: Any, value: Any, where: str) -> None:
+    """Hold a value, or each part of it, against the bounds that its type carries."""
+    args = get_args(hint)
+    match get_origin(hint), value:
+        case _, None:
+            return
+        case typing.Annotated, _:
+            bounds = [bound for bound in args[1:] if isinstance(bound, Range)]
+            for number in value if isinstance(value, tuple) else (value,):
+                for bound in bounds:
+                    if isinstance(number, int | float) and not bound.holds(number):
+                        raise RegistryError(f"must be {bound}, but is {number!r}.", where)
+            _check_bounds(args[0], value, where)
+        case typing.Union | types.UnionType, _:
+            for arg in args:
+                _check_bounds(arg, value, where)
+        case builtins.tuple, tuple():
+            for index, part in enumerate(value):
+                _check_bounds(args[0], part, f"{where}[{index}]")
+        case collections.abc.Mapping, Mapping():
+            for key, part in value.items():
+                _check_bounds(args[1], part, f"{where}.{key}")
 
 
 def type_hints(config: type) -> dict[str, Any]:

@@ -58,23 +58,26 @@ class Stack:
 
         Any number of processes may call it at a time: one works, the others wait.
         """
-        if self._tables is not None:
-            return self._tables
+        if self._tables is None:
+            dataset: Dataset = self.registry.one("dataset").build(self._context("dataset"))
+            if dataset.in_place and not self.registry.chosen("etl"):
+                self._tables = dataset.prepare(self.registry.folder, progress)
+            else:
+                self._tables = self._prepare(dataset, progress)
+        return self._tables
+
+    def _prepare(self, dataset: Dataset, progress: Progress) -> Tables:
         from filelock import FileLock
 
-        choice = self.registry.one("dataset")
-        dataset: Dataset = choice.build(self._context("dataset"))
-        steps = self.registry.chosen("etl")
+        choice, folder = self.registry.one("dataset"), self.registry.folder
         digest = _digest(choice, dataset.fingerprint())
-        folder = self.registry.folder
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             tables = dataset.prepare(folder / f"{choice.record.name}-{digest}", progress)
-            for step in steps:
+            for step in self.registry.chosen("etl"):
                 digest = _digest(step, digest)
                 target = folder / f"{step.record.name}-{digest}"
                 tables = _run(step.build(self._context("etl")), tables, target, progress)
-        self._tables = tables
         return tables
 
     @cached_property

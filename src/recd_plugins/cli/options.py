@@ -43,21 +43,32 @@ def reported(debug: bool) -> Iterator[None]:
 def progress() -> Iterator[Progress]:
     """Draw the progress of long work on standard error."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bars
 
-    with Bars(
+    bars = Bars(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-    ) as bars:
-        tasks: dict[str, int] = {}
+    )
+    tasks: dict[str, TaskID] = {}
 
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
+    def show(what: str, done: int, total: int | None) -> None:
+        if what not in tasks:
+            bars.start()
+            tasks[what] = bars.add_task(what, total=total)
+        bars.update(tasks[what], completed=done, total=total)
 
+    try:
         yield show
+    finally:
+        if tasks:
+            bars.stop()

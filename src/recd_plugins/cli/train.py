@@ -43,6 +43,8 @@ def train(
             said.append(f"train.ranks={ranks}")
         check_versions(installed_versions())
         stack = load(registry, said)
+        for slot in ("dataset", "model"):
+            stack.registry.one(slot)  # named before any work is done for it
         if "RANK" in os.environ:
             _be_a_rank(stack, resume)
             return

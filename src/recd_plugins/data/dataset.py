@@ -37,6 +37,9 @@ class Tables:
 class Dataset(ABC):
     """Authors fill `schema` and `chunks`; the base writes them as tables, once."""
 
+    in_place: bool = False
+    """Its rows are tables already: `prepare` opens them and writes nothing."""
+
     @property
     @abstractmethod
     def schema(self) -> Schema:

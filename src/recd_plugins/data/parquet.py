@@ -33,6 +33,8 @@ class ParquetConfig(Config):
 class ParquetTables(Dataset):
     """Read where they are: `prepare` copies nothing."""
 
+    in_place = True
+
     def __init__(self, config: ParquetConfig) -> None:
         self._config = config
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.data.schema import METADATA_KEY, Schema
@@ -116,8 +117,15 @@ class TableWriter:
         self._part.mkdir(parents=True)
 
     def write(self, chunk: pa.Table) -> None:
-        check_columns(chunk.schema, self.schema, f"a chunk for {self.folder}")
-        self._pending.append(chunk.select(self._arrow.names).cast(self._arrow))
+        """Add rows; columns that do not fit the schema, nulls and ids out of range raise."""
+        where = f"a chunk for {self.folder}"
+        check_columns(chunk.schema, self.schema, where)
+        chunk = chunk.select(self._arrow.names)
+        _check_values(chunk, self.schema, where)
+        try:
+            self._pending.append(chunk.cast(self._arrow, safe=False))
+        except pa.ArrowException as error:
+            raise DataError(f"{where}: does not fit its schema ({error}).") from error
         self._pending_rows += chunk.num_rows
         while self._pending_rows >= self._rows_per_stripe:
             self._write_stripe(self._rows_per_stripe)
@@ -241,6 +249,23 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str) -> None:
             raise DataError(f"{where}: column {name!r} is {kind}, but must be a number.")
 
 
+def _check_values(chunk: pa.Table, schema: Schema, where: str) -> None:
+    nulls = {name: chunk[name].null_count for name in chunk.column_names}
+    for feature in schema.sparse:
+        ids = pc.list_flatten(chunk[feature.name])
+        nulls[feature.name] += ids.null_count
+        low, high = pc.min_max(ids).as_py().values()
+        worst = low if low is not None and low < 0 else high
+        if worst is not None and not 0 <= worst < feature.num_ids:
+            raise id_error(where, feature.name, worst, feature.num_ids)
+    for name, count in nulls.items():
+        if count:
+            raise DataError(
+                f"{where}: column {name!r} holds {count} nulls. Give them a value; a missing "
+                "list of ids is an empty one."
+            )
+
+
 def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]:
     """The lowest and the highest id of each list column whose statistics tell them."""
     columns = footer.row_group(group)
@@ -265,9 +290,9 @@ def _check_ids(footer: pq.FileMetaData, schema: Schema, file: Path) -> None:
                 raise id_error(Stripe(file, group, 0), feature.name, worst, feature.num_ids)
 
 
-def id_error(stripe: Stripe, feature: str, found: int, num_ids: int) -> DataError:
+def id_error(where: Stripe | str, feature: str, found: int, num_ids: int) -> DataError:
     """The error for an id outside [0, num_ids)."""
     return DataError(
-        f"{stripe}: feature {feature!r} holds id {found}, outside [0, {num_ids}). "
+        f"{where}: feature {feature!r} holds id {found}, outside [0, {num_ids}). "
         "Raise its num_ids in the schema, or mend the ids where the table is made."
     )

@@ -1,0 +1,121 @@
+"""Value tests: mappings become configs, or an error that says what, where and how to fix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from recd_plugins.config import Config, Range, describe, field_docs, parse, type_hints
+from recd_plugins.errors import RegistryError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(Config):
+    """A nested config."""
+
+    width: Annotated[int, Range(ge=1)]
+    """How wide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Config):
+    """Every kind of field."""
+
+    rate: Annotated[float, Range(gt=0, le=1)] = 0.5
+    """A rate."""
+    sizes: tuple[Annotated[int, Range(ge=1)], ...] = ()
+    """Some
+    sizes."""
+    mode: Literal["fast", "exact"] = "fast"
+    """A mode."""
+    name: str | None = None
+    """A name."""
+    on: bool = True
+    """A switch."""
+    path: Path = Path()
+    """A path."""
+    inner: Inner | None = None
+    """A nested one."""
+    by_name: Mapping[str, Inner] = field(default_factory=dict)
+    """Nested ones by name."""
+    anything: Any = None
+
+
+def test_every_kind_of_value_is_taken() -> None:
+    options = parse(
+        Options,
+        {
+            "rate": "1e-3",  # YAML reads it as text
+            "sizes": [1, 2],
+            "mode": "exact",
+            "name": "a",
+            "on": False,
+            "path": "x/y",
+            "inner": {"width": 2},
+            "by_name": {"a": {"width": 3}},
+            "anything": [1],
+        },
+        "model",
+    )
+    assert options == Options(
+        rate=0.001,
+        sizes=(1, 2),
+        mode="exact",
+        name="a",
+        on=False,
+        path=Path("x/y"),
+        inner=Inner(width=2),
+        by_name={"a": Inner(width=3)},
+        anything=[1],
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "says"),
+    [
+        ({"ratee": 1}, "model.ratee", "unknown option 'ratee'; did you mean 'rate'?"),
+        ({"rate": 0}, "model.rate", "must be > 0 and <= 1, but is 0.0"),
+        ({"rate": "fast"}, "model.rate", "expected a number, got 'fast' (str)"),
+        ({"rate": True}, "model.rate", "got True (bool)"),
+        ({"sizes": [1, "2"]}, "model.sizes[1]", "expected an integer, got '2' (str)"),
+        ({"sizes": 1}, "model.sizes", "expected a list of (an integer >= 1), got 1 (int)"),
+        ({"mode": "fats"}, "model.mode", "unknown value 'fats'; did you mean 'fast'?"),
+        ({"name": 3}, "model.name", "expected a text, got 3 (int)"),
+        ({"on": 1}, "model.on", "expected true or false, got 1 (int)"),
+        ({"inner": {"width": 0}}, "model.inner.width", "must be >= 1, but is 0"),
+        ({"inner": {}}, "model.inner", "option 'width' is required. How wide."),
+        ({"by_name": {"a": 1}}, "model.by_name.a", "expected a mapping, got 1 (int)"),
+        ({"rate": None}, "model.rate", "got nothing"),
+    ],
+)
+def test_what_does_not_fit_is_named(given: dict[str, Any], where: str, says: str) -> None:
+    with pytest.raises(RegistryError) as caught:
+        parse(Options, given, "model")
+    assert caught.value.where == where
+    assert says in caught.value.message
+
+
+def test_bounds_hold_on_construction_too() -> None:
+    with pytest.raises(RegistryError, match="rate: must be > 0 and <= 1, but is 2"):
+        Options(rate=2)
+    with pytest.raises(RegistryError, match=r"sizes\[1\]: must be >= 1, but is 0"):
+        Options(sizes=(1, 0))
+
+
+def test_each_field_is_documented_by_the_text_under_it() -> None:
+    docs = field_docs(Options)
+    assert docs["rate"] == "A rate."
+    assert docs["sizes"] == "Some\nsizes."
+    assert "anything" not in docs
+
+
+def test_types_read_as_words() -> None:
+    words = {name: describe(hint) for name, hint in type_hints(Options).items()}
+    assert words["rate"] == "a number > 0 and <= 1"
+    assert words["mode"] == "fast | exact"
+    assert words["name"] == "a text or nothing"
+    assert words["by_name"] == "a mapping to (a mapping)"
