@@ -51,12 +51,14 @@ class RanksFailed(Exception):
 class GlooPool:
     """Runs a function on gloo ranks and returns what each of them returned.
 
-    Ranks are started when first needed, live until `close` and die with their parent.
+    Each world size has ranks of its own, which live through the same calls: TorchRec keeps
+    state per process, and ranks with different pasts would wait for each other. They are
+    started when first needed and after a call that failed, and die with their parent.
     """
 
     def __init__(self, *, deadline: float = 60.0) -> None:
         self.deadline = deadline
-        self._ranks: list[_Rank] = []
+        self._ranks: dict[int, list[_Rank]] = {}
         # Before multiprocessing waits for its children, in a main process or a child of one.
         Finalize(self, _close, args=(self._ranks,), exitpriority=100)
 
@@ -99,16 +101,15 @@ class GlooPool:
                         payload=payload,
                     )
                 )
-            results, failures = _collect(ranks, deadline)
+            results = _collect(ranks, deadline, name)
+            for rank, process in enumerate(ranks):
+                process.release()
+                if text := process.output():
+                    print(f"[rank {rank}] {text.rstrip()}")
         except BaseException:
-            self.close()  # whatever they were doing, nobody waits for it any more
+            _close({world_size: self._ranks.pop(world_size)})
             raise
-        if failures:
-            raise RanksFailed(f"{name} failed on {len(failures)} of {world_size} ranks", failures)
-        for rank, process in enumerate(ranks):
-            if text := process.output():
-                print(f"[rank {rank}] {text.rstrip()}")
-        return [results[rank] for rank in range(world_size)]
+        return results
 
     def close(self) -> None:
         """End all ranks."""
@@ -121,22 +122,21 @@ class GlooPool:
         self.close()
 
     def _ready(self, world_size: int) -> list[_Rank]:
-        """The first `world_size` ranks, alive; those that died are started anew."""
-        for process in [process for process in self._ranks if not process.alive()]:
-            self._ranks.remove(process)
-            process.close()
-        new: list[_Rank] = []
-        try:
-            while len(self._ranks) < world_size:
-                new.append(_Rank())
-                self._ranks.append(new[-1])
-            _, failures = _collect(new, START_LIMIT)
-        except BaseException:
-            self.close()
-            raise
-        if failures:
-            raise RanksFailed("ranks could not be started", failures)
-        return self._ranks[:world_size]
+        """The ranks of this world size, alive and imported."""
+        ranks = self._ranks.setdefault(world_size, [])
+        if not all(process.alive() for process in ranks):
+            _close({world_size: ranks})
+        if not ranks:
+            try:
+                for _ in range(world_size):
+                    ranks.append(_Rank())
+                _collect(ranks, START_LIMIT, "starting a rank")
+            except BaseException:
+                _close({world_size: ranks})
+                raise
+            for process in ranks:
+                process.release()
+        return ranks
 
 
 class _Rank:
@@ -212,16 +212,15 @@ class _Rank:
             send(self._process.pid, which)
 
 
-def _close(ranks: list[_Rank]) -> None:
+def _close(ranks: dict[int, list[_Rank]]) -> None:
     while ranks:
-        ranks.pop().close()
+        _, group = ranks.popitem()
+        while group:
+            group.pop().close()
 
 
-def _collect(ranks: list[_Rank], deadline: float) -> tuple[dict[int, Any], dict[int, str]]:
-    """What each rank returned, and why ranks failed, in that order.
-
-    Ranks that hang are killed; the others are released.
-    """
+def _collect(ranks: list[_Rank], deadline: float, what: str) -> list[Any]:
+    """What each rank reports, by rank; `RanksFailed` if they do not all report a result."""
     late = f"was still running when the deadline of {deadline:g} s expired"
     ends = time.monotonic() + deadline
     waiting = dict(enumerate(ranks))
@@ -243,18 +242,15 @@ def _collect(ranks: list[_Rank], deadline: float) -> tuple[dict[int, Any], dict[
                 late = f"still waited {GRACE:g} s after rank {rank} had failed"
                 ends = min(ends, time.monotonic() + GRACE)
             failures[rank] = value
-            process.release()  # now, so that its peers see it go
+            process.kill()  # so that its peers see it go
     _dump_stacks(list(waiting.values()))
     failures |= dict.fromkeys(waiting, late)
     for rank, why in failures.items():
         if text := ranks[rank].output():
             failures[rank] = f"{why.rstrip()}\n  It printed:\n{text}"
-    for rank, process in enumerate(ranks):
-        if rank in waiting:
-            process.kill()
-        elif rank in results:
-            process.release()
-    return results, failures
+    if failures:
+        raise RanksFailed(f"{what} failed on {len(failures)} of {len(ranks)} ranks", failures)
+    return [results[rank] for rank in range(len(ranks))]
 
 
 def _dump_stacks(ranks: list[_Rank]) -> None:

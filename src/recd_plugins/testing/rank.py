@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -122,6 +123,8 @@ def serve(connection: Connection, printed: Path) -> None:
     import torchrec  # noqa: F401  # paid for here, not in a call
 
     torch.set_num_threads(1)
+    # TorchRec 1.8 calls what torch 2.13 deprecates, several times a step.
+    warnings.simplefilter("ignore", FutureWarning)
     report = pickle.dumps(("done", None))
     with contextlib.suppress(EOFError, ConnectionError):  # the parent closed the pool
         while True:

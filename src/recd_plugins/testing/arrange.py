@@ -1,0 +1,96 @@
+"""Who decides where tables lie: TorchRec, held to a sharding type or not, or a registry."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.settings import OptimizerSettings
+
+__all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding"]
+
+
+class Arranged(NamedTuple):
+    """What DistributedModelParallel needs."""
+
+    model: nn.Module
+    plan: ShardingPlan
+    sharders: list[ModuleSharder[nn.Module]]
+
+
+class Arrangement(Protocol):
+    """Adapts and plans a model over the current process group; it travels to ranks, pickled."""
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged: ...
+
+
+@dataclass(frozen=True)
+class ByRegistry:
+    """As a registry says: its `adapt`, its plan, its sharders; only its optimizer is replaced."""
+
+    registry: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What `recd_plugins.load` takes; empty, it is plain TorchRec with TorchRec's planner."""
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        from recd_plugins.stack import load
+
+        train = {**self.registry.get("train", {}), "optimizer": dataclasses.asdict(optimizer)}
+        stack = load({**self.registry, "train": train})
+        model = stack.adapt(model)
+        return Arranged(model, stack.plan(model), stack.sharders())
+
+
+@dataclass(frozen=True)
+class BySharding:
+    """Plain TorchRec with every table sharded alike, the fused kernel everywhere."""
+
+    kind: Literal["row_wise", "table_wise", "column_wise"] = "row_wise"
+    """Table-wise puts the n-th table on rank n modulo the world size."""
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        # Sharding mutates the mapping it is given, so each sharder has its own.
+        bags = EmbeddingBagCollectionSharder(fused_params=optimizer.fused_params())
+        sequences = EmbeddingCollectionSharder(fused_params=optimizer.fused_params())
+        plan = {}
+        for name, module in model.named_modules():
+            if isinstance(module, EmbeddingBagCollection):
+                tables = [config.name for config in module.embedding_bag_configs()]
+                sharder: Any = bags
+            elif isinstance(module, EmbeddingCollection):
+                tables = [config.name for config in module.embedding_configs()]
+                sharder = sequences
+            else:
+                continue
+            plan[name] = construct_module_sharding_plan(
+                module,
+                {table: self._sharding(index) for index, table in enumerate(tables)},
+                sharder=sharder,
+                device_type="cpu",
+            )
+        return Arranged(model, ShardingPlan(plan=plan), [bags, sequences])
+
+    def _sharding(self, index: int) -> ParameterShardingGenerator:
+        world_size = dist.get_world_size()
+        match self.kind:
+            case "row_wise":
+                return row_wise(compute_kernel="fused")
+            case "table_wise":
+                return table_wise(rank=index % world_size, compute_kernel="fused")
+            case "column_wise":
+                return column_wise(ranks=list(range(world_size)), compute_kernel="fused")

@@ -1,0 +1,98 @@
+"""Training without TorchRec's sharding, fused optimizers or pipeline: what parity is held to.
+
+One process holds whole tables; the optimizers are written out in plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.trained import Trained, dense_optimizer, table_name
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+
+__all__ = ["TableOptimizer", "train_reference"]
+
+
+class TableOptimizer:
+    """A fused optimizer's arithmetic on one whole table w [R, D] with gradient g [R, D].
+
+    sgd               w <- w - lr g
+    adagrad           s <- s + g^2,          w <- w - lr g / (sqrt(s) + eps),   s [R, D]
+    rowwise_adagrad   s <- s + mean_d(g^2),  w <- w - lr g / (sqrt(s) + eps),   s [R, 1]
+
+    Rows without a gradient stay as they are, so all rows may be updated alike.
+    """
+
+    def __init__(self, table: nn.Parameter, settings: OptimizerSettings) -> None:
+        self._table = table
+        self._settings = settings
+        columns = 1 if settings.tables == "rowwise_adagrad" else table.shape[1]
+        self._state = torch.zeros(table.shape[0], columns)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradient = self._table.grad
+        if gradient is None:
+            return
+        self._table.sub_(self._direction(gradient), alpha=self._settings.tables_lr)
+        self._table.grad = None
+
+    def _direction(self, gradient: Tensor) -> Tensor:
+        match self._settings.tables:
+            case "sgd":
+                return gradient
+            case "adagrad":
+                self._state += gradient.square()
+            case "rowwise_adagrad":
+                self._state += gradient.square().mean(dim=1, keepdim=True)
+        return gradient / (self._state.sqrt() + self._settings.tables_eps)
+
+
+def train_reference(
+    build_model: Callable[[], nn.Module],
+    batches: Sequence[Sequence[Batch]],
+    *,
+    optimizer: OptimizerSettings,
+    seed: int = 0,
+) -> Trained:
+    """Train on `batches[step][rank]`, each step on the mean of the ranks' losses.
+
+    That is the loss which DDP and TorchRec's gradient division follow: gradients are
+    averaged over ranks, whatever the ranks' batch sizes.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_model()
+    for module in model.modules():
+        if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
+            module.to_empty(device=torch.device("cpu"))
+    initialisers = table_initialisers(model)
+    initialise_tables(model, initialisers, seed)
+    start = Trained.of(model, initialisers, losses=[])
+    tables = [
+        TableOptimizer(value, optimizer)
+        for name, value in model.named_parameters()
+        if table_name(name) in initialisers
+    ]
+    dense = dense_optimizer(
+        [v for name, v in model.named_parameters() if table_name(name) not in initialisers],
+        optimizer,
+    )
+    losses: list[list[float]] = []
+    for step in batches:
+        dense.zero_grad()
+        losses.append([])
+        for batch in step:
+            loss, _ = model(batch)
+            (loss / len(step)).backward()
+            losses[-1].append(loss.item())
+        dense.step()
+        for table in tables:
+            table.step()
+    return Trained.of(model, initialisers, losses=losses, start=start.tables)

@@ -1,0 +1,90 @@
+"""What a training left behind, whole, wherever its parts lay."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from recd_plugins.settings import OptimizerSettings
+
+__all__ = ["Trained", "dense_optimizer", "gather_table", "table_name"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Losses and weights after a training."""
+
+    losses: Tensor
+    """[steps, world_size]: the loss of each step on each rank's batch."""
+    tables: Mapping[str, Tensor]
+    """Each embedding table in full, [num_rows, D], by its name."""
+    dense: Mapping[str, Tensor]
+    """The other parameters and buffers, by their names in the state dict."""
+    start: Mapping[str, Tensor] = field(default_factory=dict)
+    """The tables before the first step."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        tables: Collection[str],
+        *,
+        losses: Sequence[Sequence[float]],
+        start: Mapping[str, Tensor] | None = None,
+    ) -> Trained:
+        """Of a model, sharded or not, with these tables; sharded, every rank must call it."""
+        full: dict[str, Tensor] = {}
+        dense: dict[str, Tensor] = {}
+        for name, value in model.state_dict().items():
+            if table_name(name) in tables:
+                full[table_name(name)] = gather_table(value)
+            else:
+                dense[name] = value.detach().clone()
+        return cls(losses=torch.tensor(losses), tables=full, dense=dense, start=start or {})
+
+
+def table_name(parameter: str) -> str:
+    """`sparse.embedding_bags.items.weight` is table `items`; what is none has the name "".
+
+    >>> table_name("sparse.embeddings.items.weight"), table_name("over.0.weight")
+    ('items', '')
+    """
+    match parameter.split("."):
+        case [*_, "embeddings" | "embedding_bags", table, "weight"]:
+            return table
+    return ""
+
+
+def gather_table(value: Tensor | ShardedTensor) -> Tensor:
+    """A table in full, [num_rows, D], on every rank, from the shards of all ranks."""
+    if not isinstance(value, ShardedTensor):
+        return value.detach().clone()
+    mine = [
+        (shard.metadata.shard_offsets, shard.tensor.detach().cpu())
+        for shard in value.local_shards()
+    ]
+    everyones: list[list[tuple[list[int], Tensor]]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, mine)
+    full = torch.full(tuple(value.size()), torch.nan)
+    for shards in everyones:
+        for (row, column), part in shards:
+            full[row : row + part.shape[0], column : column + part.shape[1]] = part
+    if full.isnan().any():
+        raise AssertionError("the shards of all ranks leave rows out, or hold a NaN")
+    return full
+
+
+def dense_optimizer(
+    parameters: Sequence[nn.Parameter], settings: OptimizerSettings
+) -> torch.optim.Optimizer:
+    """The optimizer that the settings name, on these parameters."""
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)
+    }
+    kind = kinds[settings.dense.lower()]
+    return kind(parameters, lr=settings.dense_lr, **settings.dense_options)  # type: ignore[call-arg]

@@ -1,0 +1,217 @@
+"""Ladder: pure values, then two and three gloo ranks against an unsharded reference."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.arrange import Arranged, ByRegistry, BySharding
+from recd_plugins.testing.batches import random_batch, random_batches
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import assert_parity, check_parity, train_on
+from recd_plugins.testing.reference import TableOptimizer, train_reference
+from recd_plugins.testing.trained import Trained
+
+SCHEMA = Schema(
+    session_id=None,
+    timestamp=None,
+    dense=("age", "price"),
+    sparse=(
+        SparseFeature(name="item", num_ids=30),
+        SparseFeature(name="seen", num_ids=30, table="item"),
+        SparseFeature(name="shop", num_ids=7),
+        SparseFeature(name="history", num_ids=40, sequence=True),
+    ),
+)
+DIM = 8
+
+
+class Click(nn.Module):
+    """One EmbeddingBagCollection with a shared table, one EmbeddingCollection, one layer."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        meta = torch.device("meta")
+        self.scale = scale
+        self.bags = EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name="item",
+                    embedding_dim=DIM,
+                    num_embeddings=30,
+                    feature_names=["item", "seen"],
+                ),
+                EmbeddingBagConfig(
+                    name="shop", embedding_dim=DIM, num_embeddings=7, feature_names=["shop"]
+                ),
+            ],
+            device=meta,
+        )
+        self.sequences = EmbeddingCollection(
+            tables=[
+                EmbeddingConfig(
+                    name="history",
+                    embedding_dim=DIM,
+                    num_embeddings=40,
+                    feature_names=["history"],
+                )
+            ],
+            device=meta,
+        )
+        self.over = nn.Linear(2 + 4 * DIM, 1)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        bags = self.bags(batch.features)
+        history = self.sequences(batch.features)["history"]
+        summed = torch.segment_reduce(history.values(), "sum", lengths=history.lengths())
+        # By key: a sharded collection yields its keys in an order of its own.
+        parts = [batch.dense, bags["item"], bags["seen"], bags["shop"], summed]
+        logits = self.over(torch.cat(parts, dim=1)).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels) * self.scale
+        return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)
+
+
+@dataclass(frozen=True)
+class TwiceTheRate:
+    """Row-wise with a table learning rate of twice what it was told: a scale that is wrong."""
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        wrong = dataclasses.replace(optimizer, tables_lr=2 * optimizer.tables_lr)
+        return BySharding("row_wise")(model, wrong)
+
+
+def trained(**tables: list[list[float]]) -> Trained:
+    full = {name: torch.tensor(rows) for name, rows in tables.items()}
+    start = {name: torch.zeros_like(table) for name, table in full.items()}
+    return Trained(losses=torch.tensor([[0.5, 0.5]]), tables=full, dense={}, start=start)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        # Two steps with g = (3, 4), lr 0.5, eps 1, from (10, 20).
+        ("sgd", [10 - 2 * 1.5, 20 - 2 * 2.0]),
+        (
+            "adagrad",
+            [10 - 1.5 / (3 + 1) - 1.5 / (18**0.5 + 1), 20 - 2 / (4 + 1) - 2 / (32**0.5 + 1)],
+        ),
+        (
+            "rowwise_adagrad",  # s = 12.5, then 25
+            [
+                10 - 1.5 / (12.5**0.5 + 1) - 1.5 / (5 + 1),
+                20 - 2 / (12.5**0.5 + 1) - 2 / (5 + 1),
+            ],
+        ),
+    ],
+)
+def test_the_reference_optimizers_compute_their_formulas(kind: str, expected: list[float]) -> None:
+    table = nn.Parameter(torch.tensor([[10.0, 20.0], [1.0, 2.0]]))
+    settings = OptimizerSettings(tables=kind, tables_lr=0.5, tables_eps=1.0)
+    optimizer = TableOptimizer(table, settings)
+    for _ in range(2):
+        table.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+        optimizer.step()
+    torch.testing.assert_close(table.data, torch.tensor([expected, [1.0, 2.0]]))
+
+
+def test_equal_trainings_are_at_parity() -> None:
+    assert_parity(trained(items=[[1.0, 2.0]]), trained(items=[[1.0, 2.0 + 1e-7]]))
+
+
+def test_the_worst_table_row_and_difference_are_named() -> None:
+    left = trained(items=[[1.0, 2.0], [3.0, 4.0]], shops=[[1.0, 1.0]])
+    right = trained(items=[[1.0, 2.0], [3.0, 4.5]], shops=[[1.0, 1.1]])
+    with pytest.raises(AssertionError) as caught:
+        assert_parity(left, right)
+    assert (
+        "table 'items' at row 1, column 1: 4 is not 4.5 (difference 0.5, atol 1e-06); "
+        "1 of 2 rows differ, in 2 of 2"
+    ) in str(caught.value)
+
+
+def test_a_wrong_loss_is_named_by_step_and_rank() -> None:
+    left = trained(items=[[1.0]])
+    right = dataclasses.replace(left, losses=torch.tensor([[0.5, 0.75]]))
+    with pytest.raises(AssertionError, match=r"losses .* at step 0, rank 1: 0.5 is not 0.75"):
+        assert_parity(left, right)
+
+
+def test_nan_is_no_parity() -> None:
+    both = trained(items=[[float("nan")]])
+    with pytest.raises(AssertionError, match="difference inf"):
+        assert_parity(both, both)
+
+
+def test_a_table_on_one_side_alone_and_another_shape_are_named() -> None:
+    with pytest.raises(AssertionError, match="only one side has table 'shops'"):
+        assert_parity(trained(items=[[1.0]], shops=[[1.0]]), trained(items=[[1.0]]))
+    with pytest.raises(AssertionError, match=r"shapes \[1, 1\] and \[1, 2\] differ"):
+        assert_parity(trained(items=[[1.0]]), trained(items=[[1.0, 2.0]]))
+
+
+def test_a_table_that_did_not_move_proves_nothing() -> None:
+    idle = trained(items=[[0.0]])
+    with pytest.raises(AssertionError, match="'items' is where it started"):
+        assert_parity(idle, idle)
+    assert_parity(idle, idle, unmoved=["items"])
+
+
+def test_sgd_must_be_among_the_optimizers(gloo_pool: GlooPool) -> None:
+    with pytest.raises(ValueError, match="must include 'sgd'"):
+        check_parity(gloo_pool, Click, [], tables=["adagrad"])
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
+def test_sharded_training_equals_the_reference(gloo_pool: GlooPool, kind: str) -> None:
+    check_parity(gloo_pool, Click, random_batches(SCHEMA, steps=3), arrange=BySharding(kind))
+
+
+def test_column_shards_are_put_together(gloo_pool: GlooPool) -> None:
+    """Without row-wise Adagrad, of which TorchRec keeps one state for each column shard."""
+    batches = random_batches(SCHEMA, steps=3)
+    arrange = BySharding("column_wise")
+    check_parity(gloo_pool, Click, batches, arrange=arrange, tables=["sgd", "adagrad"])
+
+
+def test_three_ranks_with_batches_of_uneven_size_equal_the_reference(gloo_pool: GlooPool) -> None:
+    """Table-wise: row-wise bags need batches of one size on all ranks (TorchRec 1.8, gloo)."""
+    batches = [
+        [random_batch(SCHEMA, 5 + 7 * rank, seed=10 * step + rank) for rank in range(3)]
+        for step in range(3)
+    ]
+    check_parity(gloo_pool, Click, batches, arrange=BySharding("table_wise"), tables=["sgd"])
+
+
+def test_a_registry_arranges_and_another_arrangement_can_be_the_reference(
+    gloo_pool: GlooPool,
+) -> None:
+    check_parity(
+        gloo_pool,
+        Click,
+        random_batches(SCHEMA, steps=2),
+        arrange=ByRegistry({"plugins": []}),
+        reference=BySharding("row_wise"),
+        tables=["sgd"],
+    )
+
+
+def test_a_wrong_gradient_scale_is_found_and_named(gloo_pool: GlooPool) -> None:
+    """With SGD; with Adagrad alone a scaled gradient would pass."""
+    batches = random_batches(SCHEMA, steps=1)
+    with pytest.raises(AssertionError, match=r"(?s)with sgd .*moved 2 times as far") as caught:
+        check_parity(gloo_pool, Click, batches, arrange=TwiceTheRate())
+    assert "losses" not in str(caught.value)  # one step: the forward pass agreed
+    adagrad = OptimizerSettings(tables="adagrad", dense="sgd")
+    sharded = train_on(gloo_pool, partial(Click, 2.0), batches, BySharding("row_wise"), adagrad)
+    plain = train_reference(Click, batches, optimizer=adagrad)
+    assert (sharded.tables["item"] - plain.tables["item"]).abs().max() < 1e-4
