@@ -33,7 +33,7 @@ class AttentionConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.hidden:
-            raise RegistryError("hidden must name a layer, say [36].")
+            raise RegistryError("must have a layer, say [36].", where="hidden")
 
 
 class Attention(nn.Module):

@@ -100,7 +100,7 @@ def cut(falling: npt.NDArray[np.int64], budget: float) -> tuple[Shape, ...]:
     while start < len(lengths):
         values = ends[start:] - ends[start] + lengths[start]
         cells = lengths[start] * np.arange(1, len(values) + 1)
-        rows = int(np.count_nonzero(cells <= budget * values))
+        rows = max(1, int(np.count_nonzero(cells <= budget * values)))
         length, shortest = int(lengths[start]), int(lengths[start + rows - 1])
         shapes.append(Shape(rows, length, shortest == length))
         start += rows

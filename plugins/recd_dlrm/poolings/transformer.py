@@ -40,8 +40,9 @@ class Transformer(nn.Module):
         super().__init__()
         if dim % config.heads:
             raise RegistryError(
-                f"pooling transformer: {config.heads} heads do not share embedding_dim {dim} "
-                "evenly. Choose heads that divide it."
+                f"{config.heads} heads cannot share embedding_dim {dim} evenly: choose heads that "
+                "divide it.",
+                where="pooling: transformer",
             )
         self.output = config.output
         self.positions = nn.Embedding(config.positions, dim) if config.positions else None

@@ -1,0 +1,1 @@
+"""Click models: dense and sparse features of a sample to the logit of a click."""

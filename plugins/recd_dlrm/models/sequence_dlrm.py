@@ -1,0 +1,207 @@
+"""DLRM over sequences: each through a pooling of one's choice, in place of a bag's sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recd_dlrm.models.click import ClickModel
+from recd_dlrm.models.dlrm import DlrmConfig, dense_width, sparse_schema
+from recd_dlrm.models.tables import bag_tables, sequence_tables
+from recd_dlrm.poolings.reduce import Reduce
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.slots import Context, PoolingFactory
+
+if TYPE_CHECKING:
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = ["Pooled", "SequenceDlrm", "SequenceDlrmConfig", "SequenceVectors", "build_sequence_dlrm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceDlrmConfig(DlrmConfig):
+    """DLRM's options, which features are sequences and what each is asked about."""
+
+    sequences: tuple[str, ...] = ()
+    """Features to take as sequences beside those that the schema calls so."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Sequence to the feature whose vector is its pooling's query; by default the first
+    feature that shares its table and is no sequence, such as the item of a history."""
+
+
+class Pooled(NamedTuple):
+    """A feature whose embeddings come one by one, and what makes them a vector."""
+
+    feature: str
+    pooling: nn.Module
+    query: str | None = None
+
+
+class SequenceVectors(nn.Module):
+    """[B, F, D]: one vector for each feature, in the order of `names`.
+
+    What depends on the data happens in here: TorchRec's pipeline traces the model, and
+    takes a module that holds no sharded one as it is. A query comes before who asks for it.
+    """
+
+    def __init__(self, names: Sequence[str], pooled: Sequence[Pooled]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        self.features = tuple(each.feature for each in pooled)
+        self.queries = tuple(each.query for each in pooled)
+        self.poolings = nn.ModuleList(each.pooling for each in pooled)
+
+    def forward(self, embedded: dict[str, JaggedTensor], summed: KeyedTensor | None) -> Tensor:
+        """Jagged [N, D] for each feature to pool, [B, D] for each other one."""
+        vectors: dict[str, Tensor] = {} if summed is None else {**summed.to_dict()}
+        for name, query, pooling in zip(self.features, self.queries, self.poolings, strict=True):
+            jagged = embedded[name]
+            by = None if query is None else vectors[query]
+            vectors[name] = pooling(jagged.values(), jagged.lengths(), by)
+        return torch.stack([vectors[name] for name in self.names], dim=1)
+
+
+class SequenceDlrm(nn.Module):
+    """logit = top(interaction(bottom(dense), one vector for each sparse feature)).
+
+    `sequences` holds the tables that sequences use, for every feature of theirs, `bags` the
+    others. So each table exists once, and an item lies in the space of its history.
+    """
+
+    def __init__(
+        self,
+        *,
+        sequences: EmbeddingCollection,
+        bags: EmbeddingBagCollection | None,
+        vectors: SequenceVectors,
+        dense_features: int,
+        bottom: list[int],
+        top: list[int],
+    ) -> None:
+        from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
+
+        super().__init__()
+        self.sequences = sequences
+        self.bags = bags
+        self.vectors = vectors
+        self.bottom = DenseArch(dense_features, bottom)
+        count = len(vectors.names)
+        self.interaction = InteractionArch(count)
+        self.top = OverArch(bottom[-1] + count + count * (count - 1) // 2, top)
+
+    def forward(self, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        """Logits [B, 1] of dense [B, n_dense] and features of B rows each."""
+        embedded = self.sequences(features)
+        summed = None if self.bags is None else self.bags(features)
+        vectors = self.vectors(embedded, summed)
+        logits: Tensor = self.top(self.interaction(self.bottom(dense), vectors))
+        return logits
+
+
+class Roles(NamedTuple):
+    """What each feature of a schema is to the model."""
+
+    sequences: tuple[SparseFeature, ...]
+    items: tuple[SparseFeature, ...]
+    """No sequences, but in a table with one."""
+    others: tuple[SparseFeature, ...]
+
+    @classmethod
+    def of(cls, schema: Schema, named: Sequence[str]) -> Roles:
+        for name in named:
+            if name not in schema.sparse_names:
+                raise RegistryError(
+                    f"no sparse feature {name!r}; {nearest(name, schema.sparse_names)}",
+                    where="model.sequences",
+                )
+        sequences = tuple(f for f in schema.sparse if f.sequence or f.name in named)
+        if not sequences:
+            raise RegistryError(
+                "sequence_dlrm needs a sequence, but the schema marks no feature as one. "
+                "Name some here, or use dlrm.",
+                where="model.sequences",
+            )
+        tables = {feature.table_name for feature in sequences}
+        rest = [f for f in schema.sparse if f not in sequences]
+        return cls(
+            sequences,
+            items=tuple(f for f in rest if f.table_name in tables),
+            others=tuple(f for f in rest if f.table_name not in tables),
+        )
+
+    def queries(self, named: Mapping[str, str]) -> dict[str, str]:
+        """The query feature of each sequence that has one."""
+        names = [feature.name for feature in self.sequences]
+        known = [feature.name for feature in (*self.items, *self.others)]
+        for sequence, query in named.items():
+            if sequence not in names:
+                raise RegistryError(
+                    f"{sequence!r} is no sequence; {nearest(sequence, names)}",
+                    where="model.query",
+                )
+            if query not in known:
+                raise RegistryError(
+                    f"{query!r} is no feature beside the sequences; {nearest(query, known)}",
+                    where=f"model.query.{sequence}",
+                )
+        first: dict[str, str] = {}
+        for item in self.items:
+            first.setdefault(item.table_name, item.name)
+        default = {f.name: first[f.table_name] for f in self.sequences if f.table_name in first}
+        return {**default, **named}
+
+
+def choose_poolings(
+    slot: Mapping[str, PoolingFactory], sequences: Sequence[str]
+) -> dict[str, PoolingFactory]:
+    """Each sequence's pooling: that of its name, else of the first glob that fits, else the sum."""
+    chosen: dict[str, PoolingFactory] = {}
+    for pattern, factory in slot.items():
+        fitting = [name for name in sequences if name == pattern or fnmatchcase(name, pattern)]
+        if not fitting:
+            raise RegistryError(
+                f"{pattern!r} is no sequence of the model; {nearest(pattern, sequences)} "
+                "Other features become sequences under model.sequences.",
+                where=f"pooling.{pattern}",
+            )
+        for name in fitting:
+            chosen.setdefault(name, factory)
+    exact = {name: slot[name] for name in sequences if name in slot}
+    return {name: lambda dim: Reduce("sum") for name in sequences} | chosen | exact
+
+
+def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Module:
+    schema = sparse_schema("sequence_dlrm", context)
+    dim = config.embedding_dim
+    roles = Roles.of(schema, config.sequences)
+    queries = roles.queries(config.query)
+    poolings = choose_poolings(
+        context.neighbours.get("pooling", {}), [feature.name for feature in roles.sequences]
+    )
+    pooled = [Pooled(item.name, Reduce("sum")) for item in roles.items]
+    for feature in roles.sequences:
+        pooling = poolings[feature.name](dim)
+        query = queries.get(feature.name)
+        if query is None and getattr(pooling, "needs_query", False):
+            raise RegistryError(
+                f"needs a query, but no other feature shares the table {feature.table_name!r}. "
+                f"Name one under model.query.{feature.name}.",
+                where=f"pooling.{feature.name}",
+            )
+        pooled.append(Pooled(feature.name, pooling, query))
+    net = SequenceDlrm(
+        sequences=sequence_tables(schema, (*roles.sequences, *roles.items), dim),
+        bags=bag_tables(schema, roles.others, dim) if roles.others else None,
+        vectors=SequenceVectors(schema.sparse_names, pooled),
+        dense_features=dense_width(schema),
+        bottom=config.bottom_layers,
+        top=config.top_layers,
+    )
+    return ClickModel(net, constant=not schema.dense)
