@@ -1,0 +1,155 @@
+"""Rung 1 (values, on files): tables written by stripes, opened and checked by their footers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import Table, TableWriter, id_ranges, write_table
+from recd_plugins.errors import DataError
+
+SCHEMA = Schema(
+    session_id=None,
+    timestamp=None,
+    dense=("price",),
+    sparse=(SparseFeature(name="item", num_ids=100), SparseFeature(name="user.tags", num_ids=9)),
+)
+
+
+def chunk(num_rows: int, first: int = 0, **columns: object) -> pa.Table:
+    rows = range(first, first + num_rows)
+    ids = pa.list_(pa.int64())
+    return pa.table(
+        {
+            "label": pa.array([row % 2 for row in rows], pa.int64()),
+            "price": pa.array([row / 2 for row in rows], pa.float64()),
+            "item": pa.array([[row] for row in rows], ids),
+            "user.tags": pa.array([[row % 9] * (row % 3) for row in rows], ids),
+        }
+        | columns
+    )
+
+
+def written(folder: Path, *chunks: pa.Table) -> Table:
+    return write_table(folder, SCHEMA, chunks)
+
+
+def test_chunks_of_any_size_become_even_stripes(tmp_path):
+    with TableWriter(tmp_path / "t", SCHEMA, rows_per_stripe=8, stripes_per_file=2) as writer:
+        for first, num_rows in ((0, 3), (3, 20), (23, 0), (23, 2)):
+            writer.write(chunk(num_rows, first))
+    table = Table.open(tmp_path / "t")
+    assert [stripe.num_rows for stripe in table.stripes] == [8, 8, 8, 1]
+    assert [file.name for file in table.files] == ["part-00000.parquet", "part-00001.parquet"]
+    assert table.num_rows == writer.num_rows == 25
+    assert table.schema == SCHEMA
+    rows = pa.concat_tables(pq.read_table(file) for file in table.files)
+    assert rows.equals(chunk(25).cast(SCHEMA.arrow()))
+
+
+def test_a_table_without_rows_has_no_stripes(tmp_path):
+    table = written(tmp_path / "t", chunk(0))
+    assert table.stripes == ()
+    assert table.schema == SCHEMA
+
+
+def test_pages_carry_statistics_and_checksums_and_lists_no_dictionary(tmp_path):
+    footer = pq.read_metadata(written(tmp_path / "t", chunk(50)).files[0])
+    assert id_ranges(footer, 0) == {"item": (0, 49), "user.tags": (1, 8)}
+    assert footer.row_group(0).column(2).compression == "ZSTD"
+    assert footer.row_group(0).column(2).dictionary_page_offset is None
+
+
+def test_nothing_is_there_before_the_writer_closes_nor_after_an_error(tmp_path):
+    folder = tmp_path / "t"
+    with pytest.raises(ZeroDivisionError), TableWriter(folder, SCHEMA) as writer:  # noqa: PT012
+        writer.write(chunk(5))
+        assert not folder.exists()
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_replaces_the_one_before(tmp_path):
+    written(tmp_path / "t", chunk(50))
+    assert written(tmp_path / "t", chunk(3)).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"item": [[1], [100]]}, r"feature 'item' holds id 100, outside \[0, 100\)"),
+        ({"item": [[-1], [2]]}, r"feature 'item' holds id -1, outside \[0, 100\)"),
+        ({"label": [0, None]}, "column 'label' holds 1 nulls"),
+        ({"item": [None, [1]]}, "column 'item' holds 1 nulls"),
+        ({"item": [[1], [None]]}, "column 'item' holds 1 nulls"),
+        ({"item": [1, 2]}, "column 'item' is int64, but must be a list of integers"),
+        ({"price": ["1", "2"]}, "column 'price' is string, but must be a number"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named_and_not_written(tmp_path, columns, said):
+    with pytest.raises(DataError, match=said):
+        written(tmp_path / "t", chunk(5), chunk(2, **columns))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_column_that_is_missing(tmp_path):
+    with pytest.raises(DataError, match=r"lacks column 'user\.tags'.*"):
+        written(tmp_path / "t", chunk(2).drop_columns("user.tags"))
+    pq.write_table(chunk(2).rename_columns(["label", "prise", "item", "user.tags"]), tmp_path / "f")
+    with pytest.raises(DataError, match=r"lacks column 'price'.*did you mean 'prise'"):
+        Table.open(tmp_path / "f", SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["item", "user.tags"])
+@pytest.mark.parametrize("worst", [-3, 1000])
+def test_statistics_tell_ids_out_of_range(tmp_path, name, worst):
+    rows = chunk(4, **{name: [[0], [1], [worst], [2]]})
+    pq.write_table(rows, tmp_path / "f.parquet", row_group_size=2)
+    with pytest.raises(DataError, match=rf"f\.parquet, row group 1: feature '{name}' .* {worst},"):
+        Table.open(tmp_path, SCHEMA)
+
+
+def test_wide_ids_and_numbers_are_cast(tmp_path):
+    columns = {"item": pa.array([[1], [2]], pa.large_list(pa.uint64())), "price": [2**40, 0]}
+    rows = pq.read_table(written(tmp_path / "t", chunk(2, **columns)).files[0])
+    assert rows["item"].to_pylist() == [[1], [2]]
+    assert rows["price"].to_pylist() == [2.0**40, 0]
+
+
+@pytest.mark.parametrize("kept", [0, 3, 200, -1])
+def test_a_file_that_was_cut_short(tmp_path, kept):
+    (file,) = written(tmp_path / "t", chunk(50)).files
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(DataError, match=r"part-00000\.parquet: not a whole Parquet file"):
+        Table.open(tmp_path / "t")
+
+
+def test_a_foreign_file_needs_a_schema(tmp_path):
+    pq.write_table(chunk(2), tmp_path / "f.parquet")
+    with pytest.raises(DataError, match=r"carries no 'recd_schema'.*dataset"):
+        Table.open(tmp_path)
+    assert Table.open(tmp_path, SCHEMA).num_rows == 2
+    assert Table.open(tmp_path / "f.parquet", SCHEMA).num_rows == 2
+
+
+def test_a_path_that_is_no_table(tmp_path):
+    with pytest.raises(DataError, match="there is no such table"):
+        Table.open(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"holds no \.parquet file"):
+        Table.open(tmp_path)
+
+
+def test_progress_is_told_in_rows(tmp_path):
+    told = []
+    write_table(
+        tmp_path / "t",
+        SCHEMA,
+        [chunk(3), chunk(4)],
+        progress=lambda *step: told.append(step),
+        total=7,
+    )
+    assert told == [("writing t", done, 7) for done in (0, 3, 7, 7)]
