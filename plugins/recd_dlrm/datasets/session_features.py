@@ -48,11 +48,11 @@ class FeatureConfig(Config):
     """l(f): the mean number of ids; lengths are geometric, cut to the range below."""
     min_length: Annotated[int, Range(ge=0)] = 1
     """The fewest ids."""
-    max_length: Annotated[int, Range(ge=0, le=65_535)] | None = None
+    max_length: Annotated[int | None, Range(ge=0, le=100_000)] = None
     """The most ids; four times `length` by default."""
     distribution: Distribution = "zipf"
     """How often each id is drawn: zipf, half_normal, exponential or uniform."""
-    skew: Annotated[float, Range(gt=0)] | None = None
+    skew: Annotated[float | None, Range(gt=0)] = None
     """zipf: its exponent (1.05); half_normal, exponential: scale / num_ids (0.1)."""
     scattered: bool = True
     """Hot ids lie anywhere in the range; else ids are ranks, 0 the hottest."""

@@ -81,7 +81,8 @@ class LabelModel:
         self._means = {name: float(values.mean()) for name, values in weights.items()}
         for name, values in self._raw(weights, dense).items():
             deviation = float(values.std())
-            self._scales[name] = getattr(self._config, name) / deviation if deviation else 0.0
+            says_something = deviation > 1e-9  # rounding alone deviates a little
+            self._scales[name] = getattr(self._config, name) / deviation if says_something else 0.0
         logits = np.sum(list(self.terms(weights, dense).values()), axis=0)
         low, high = -50.0, 50.0
         for _ in range(60):

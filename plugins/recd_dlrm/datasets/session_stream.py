@@ -36,7 +36,7 @@ class Slice(NamedTuple):
     timestamps: I64
     """[N] in ms."""
     versions: Mapping[str, I64]
-    """[N] per group, how often it has changed in its session."""
+    """[N] per group a number that grows by one with each change in its session."""
 
 
 @dataclass(kw_only=True)
@@ -83,6 +83,8 @@ class SessionStream:
 
         The last session is cut short, so that the number is exact.
         """
+        if not samples:
+            return
         arrivals = self._arrivals(first, samples, start_ms)
         waiting = next(arrivals, None)
         active = self._none()
@@ -145,9 +147,8 @@ class SessionStream:
         versions = {}
         for column, (group, rate) in enumerate(self.change_rates.items()):
             draws = uniforms(streams(salt(self.seed, f"change/{group}"), sessions), steps)
-            changes = (draws < rate) & (steps > 0)
             carried = active.versions[:, column]
-            versions[group] = carried[rows] + _running_sums(changes, rows)
+            versions[group] = carried[rows] + _running_sums(draws < rate, rows)
             carried[rows] = versions[group]  # the last sample of a session is written last
         active.steps[rows] = steps + 1
         return Slice(sessions, steps, timestamps, versions)

@@ -30,6 +30,7 @@ from recd_plugins.slots import Context
 __all__ = ["Scored", "Sessions", "SessionsConfig", "build_sessions", "default_features"]
 
 FIRST_SESSION: dict[Split, int] = {"train": 0, "test": 1 << 40}
+"""Running numbers, far enough apart that the splits share no session."""
 PILOT_SESSION = 1 << 41
 PILOT_SAMPLES = 1 << 15
 EPOCH_MS = 1_700_000_000_000

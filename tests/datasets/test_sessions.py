@@ -1,0 +1,433 @@
+"""Value and property tests: generated sessions are what their config says.
+
+Tolerances are five standard errors of the measured quantity unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recd_dlrm.datasets.counts import CountLaw
+from recd_dlrm.datasets.session_features import FeatureConfig, FeatureDraws, change_rates
+from recd_dlrm.datasets.session_label import sigmoid
+from recd_dlrm.datasets.sessions import Sessions, SessionsConfig, build_sessions
+from recd_plugins.config import parse
+from recd_plugins.data.dataset import Split
+from recd_plugins.errors import RegistryError
+from recd_plugins.slots import Context
+
+ONE = FeatureConfig(name="item", num_ids=100)
+SMALL = SessionsConfig(samples=3_000, samples_per_session=8, concurrent_sessions=50, dense=3)
+
+
+def table(config: SessionsConfig, split: Split = "train", **options: int) -> pa.Table:
+    return pa.concat_tables(Sessions(config, **options).chunks(split)).combine_chunks()
+
+
+def column(rows: pa.Table, name: str) -> np.ndarray:
+    return rows[name].to_numpy()
+
+
+class Clustered:
+    """A table sorted by session, its own order within: what `adjacent` means for d(f)."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        sessions = column(rows, "session_id")
+        self.rows = rows.take(np.argsort(sessions, kind="stable")).combine_chunks()
+        sessions = column(self.rows, "session_id")
+        self.adjacent = sessions[1:] == sessions[:-1]
+        self.firsts = np.flatnonzero(np.concatenate(([True], ~self.adjacent)))
+        self.sizes = np.diff(self.firsts, append=len(sessions))
+
+    def lists(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        lists = self.rows[name].combine_chunks()
+        return lists.flatten().to_numpy(), lists.offsets.to_numpy()
+
+    def unchanged(self, name: str) -> np.ndarray:
+        """Per adjacent pair of samples, whether the feature's value is the same."""
+        values, offsets = self.lists(name)
+        bytes_ = pa.py_buffer(values.tobytes())
+        as_binary = pa.Array.from_buffers(
+            pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets * np.int32(8)), bytes_]
+        )
+        codes = as_binary.dictionary_encode().indices.to_numpy()
+        return (codes[1:] == codes[:-1])[self.adjacent]
+
+
+@pytest.fixture(scope="module")
+def default() -> Sessions:
+    return build_sessions(SessionsConfig(), Context())
+
+
+@pytest.fixture(scope="module")
+def rows(default: Sessions) -> pa.Table:
+    return pa.concat_tables(default.chunks("train")).combine_chunks()
+
+
+@pytest.fixture(scope="module")
+def clustered(rows: pa.Table) -> Clustered:
+    return Clustered(rows)
+
+
+def test_rows_have_the_schema_and_the_numbers_asked_for(
+    default: Sessions, rows: pa.Table, clustered: Clustered
+) -> None:
+    assert rows.num_rows == default.num_rows("train") == 200_000
+    assert sum(c.num_rows for c in default.chunks("test")) == default.num_rows("test") == 20_000
+    assert rows.schema.equals(default.schema.arrow(), check_metadata=True)
+    assert default.schema.table_sizes()["items"] == 100_000
+    for feature in default.config.features:
+        ids, offsets = clustered.lists(feature.name)
+        lengths = np.diff(offsets)
+        assert 0 <= ids.min() <= ids.max() < feature.num_ids
+        assert feature.min_length <= lengths.min() <= lengths.max() <= feature.most_ids
+    dense = np.stack([column(rows, name) for name in default.schema.dense])
+    assert np.abs(dense.mean(axis=1)).max() < 5 / math.sqrt(200_000)
+    assert np.abs(np.cov(dense) - np.eye(8)).max() < 5 * math.sqrt(2 / 200_000)
+
+
+def test_time_order_and_later_test_sessions(default: Sessions, rows: pa.Table) -> None:
+    test = pa.concat_tables(default.chunks("test"))
+    for part in (rows, test):
+        assert (np.diff(column(part, "timestamp")) >= 0).all()
+    assert not set(column(rows, "session_id")) & set(column(test, "session_id"))
+    # Arrivals keep pace with the samples, so train's end after 200,000 of them.
+    last_arrival = column(rows, "timestamp")[0] + 200_000 / default._stream.samples_per_ms
+    assert column(test, "timestamp").min() > last_arrival - 1_000  # the first sample's lag
+    _, first = np.unique(column(rows, "session_id"), return_index=True)
+    assert np.median(column(rows, "timestamp")[first]) < last_arrival
+
+
+def test_samples_per_session_have_their_mean_and_their_tail(clustered: Clustered) -> None:
+    law = CountLaw.lognormal(16.5, 1.5, 10_000)
+    assert law.mean == pytest.approx(16.5, rel=1e-9)
+    sizes = law.sample(np.random.default_rng(0).random(1_000_000))
+    deviation = sizes.std()
+    assert abs(sizes.mean() - 16.5) < 5 * deviation / 1000 < 0.3
+    assert (sizes > 1000).sum() > 100
+    assert 1 == sizes.min() < sizes.max() <= 10_000
+    table_error = 5 * deviation / math.sqrt(clustered.sizes.size)
+    assert abs(clustered.sizes.mean() - 16.5) < table_error
+    assert clustered.sizes.max() > 1000
+
+
+@pytest.mark.parametrize(
+    ("mean", "least", "most"), [(1, 1, 4), (20, 1, 80), (0.3, 0, 5), (4.5, 1, 5), (7, 2, 7)]
+)
+def test_lengths_have_their_mean_within_their_range(mean: float, least: int, most: int) -> None:
+    law = CountLaw.geometric(mean, least, most)
+    assert law.mean == pytest.approx(mean, abs=1e-9)
+    lengths = law.sample(np.linspace(0, 1, 10_001)[:-1])
+    assert least <= lengths.min() <= lengths.max() <= most
+    np.testing.assert_allclose(
+        np.bincount(lengths - least, minlength=law.cdf.size) / 10_000, law.probabilities, atol=2e-4
+    )
+
+
+def test_l_of_each_feature(default: Sessions, clustered: Clustered) -> None:
+    """Over the first samples of the sessions, which are independent."""
+    for feature in default.config.features:
+        lengths = np.diff(clustered.lists(feature.name)[1])[clustered.firsts]
+        error = 5 * lengths.std() / math.sqrt(lengths.size)
+        assert abs(lengths.mean() - feature.length) <= error, feature.name
+
+
+def test_d_of_each_feature_and_group(default: Sessions, clustered: Clustered) -> None:
+    """A group is unchanged with its `stay`; one of several in it more often, by chance alike."""
+    groups: dict[str, np.ndarray] = {}
+    draws = {f.name: FeatureDraws(f, 0) for f in default.config.features}
+    rates = change_rates(draws)
+    for name, feature in draws.items():
+        unchanged = clustered.unchanged(name)
+        group = feature.config.group_name
+        groups[group] = groups.get(group, np.True_) & unchanged
+        expected = 1 - rates[group] * (1 - feature.repeats())
+        assert abs(unchanged.mean() - expected) <= error_of(expected, unchanged.size), name
+    for feature in default.config.features:
+        # The default items ask for 0, and two of them agree by chance with 0.0008.
+        expected = max(feature.stay, 1 - rates[feature.group_name])
+        measured = groups[feature.group_name]
+        tolerance = error_of(expected, measured.size) + (0.001 if feature.stay == 0 else 0)
+        assert abs(measured.mean() - expected) <= tolerance, feature.group_name
+
+
+def error_of(p: float, n: int) -> float:
+    return 5 * math.sqrt(p * (1 - p) / n)
+
+
+def test_features_of_a_group_change_together_and_others_do_not(clustered: Clustered) -> None:
+    topics, brands = clustered.unchanged("user_topics"), clustered.unchanged("user_brands")
+    assert (topics == brands).mean() > 0.999  # they differ where a redraw repeats by chance
+    device = clustered.unchanged("user_device")
+    both = (~topics & ~device).mean()
+    assert both == pytest.approx((~topics).mean() * (~device).mean(), rel=0.3)
+
+
+def test_shifts_drop_the_oldest_and_append_one(clustered: Clustered) -> None:
+    changes = np.flatnonzero(clustered.adjacent)[~clustered.unchanged("history")]
+    ids, offsets = clustered.lists("history")
+    for row in changes[:5_000]:
+        old, new = ids[offsets[row] : offsets[row + 1]], ids[offsets[row + 1] : offsets[row + 2]]
+        assert old[1:].tolist() == new[:-1].tolist()
+    ids, offsets = clustered.lists("user_topics")
+    changes = np.flatnonzero(clustered.adjacent)[~clustered.unchanged("user_topics")][:1_000]
+    redrawn = sum(
+        ids[offsets[row] + 1 : offsets[row + 1]].tolist()
+        != ids[offsets[row + 1] : offsets[row + 2] - 1].tolist()
+        for row in changes
+    )
+    assert redrawn > 800  # the others have one id at most
+
+
+def test_a_batch_in_time_order_holds_few_samples_of_a_session() -> None:
+    """At scale: RecD's 1.15 samples per session in a batch of 4096."""
+    config = SessionsConfig(samples=1_500_000, features=(ONE,), dense=0)
+    sessions = np.concatenate([column(c, "session_id") for c in Sessions(config).chunks("train")])
+    middle = np.split(sessions[: 366 * 4096], 366)[100:250]
+    ratio = [4096 / np.unique(batch).size for batch in middle]
+    assert 1.10 < np.median(ratio) < 1.20
+    assert sessions.size / np.unique(sessions).size > 15
+
+
+def test_same_seed_same_bytes_another_seed_other_rows(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        tables = Sessions(SMALL).prepare(tmp_path / folder)
+        assert tables.train.num_rows == 3_000
+        assert tables.test.num_rows == 300
+    for file in (tmp_path / "a").rglob("*.parquet"):
+        twin = tmp_path / "b" / file.relative_to(tmp_path / "a")
+        assert file.read_bytes() == twin.read_bytes()
+    other = table(dataclasses.replace(SMALL, seed=1))
+    same = table(SMALL)
+    assert (column(other, "label") != column(same, "label")).any()
+    for name in ("session_id", "timestamp", "history", "item", "user_topics", "dense_0"):
+        assert other[name] != same[name], name
+
+
+@pytest.mark.parametrize("chunk_rows", [40, 977, 100_000])
+def test_chunks_do_not_change_the_rows(chunk_rows: int) -> None:
+    chunks = list(Sessions(SMALL, chunk_rows=chunk_rows).chunks("train"))
+    assert len(chunks) > 3_000 / chunk_rows - 1
+    assert pa.concat_tables(chunks).equals(table(SMALL, chunk_rows=500))
+
+
+def test_more_samples_go_on_where_fewer_ended() -> None:
+    """What is not cut short at the end is the same: a demo is a part of the large table."""
+    few, many = Clustered(table(SMALL)), Clustered(table(dataclasses.replace(SMALL, samples=6_000)))
+    ours = dict(zip(column(few.rows, "session_id")[few.firsts], few.sizes, strict=True))
+    theirs = dict(zip(column(many.rows, "session_id")[many.firsts], many.sizes, strict=True))
+    assert sum(size != theirs[session] for session, size in ours.items()) <= 1
+
+
+def test_memory_is_bounded_by_open_sessions_not_by_the_table() -> None:
+    def peak(samples: int) -> int:
+        config = SessionsConfig(
+            samples=samples,
+            samples_per_session=2,
+            concurrent_sessions=200,
+            features=(ONE,),
+            dense=0,
+        )
+        dataset = Sessions(config, chunk_rows=2_000)
+        tracemalloc.start()
+        before, arrow = pa.total_allocated_bytes(), 0
+        for _ in dataset.chunks("train"):
+            arrow = max(arrow, pa.total_allocated_bytes() - before)
+        _, traced = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return traced + arrow
+
+    assert peak(400_000) < 1.3 * peak(40_000)
+
+
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """The chance that a positive scores above a negative (Mann and Whitney)."""
+    ranks = np.empty(scores.size)
+    ranks[np.argsort(scores)] = np.arange(1, scores.size + 1)
+    positives = labels.sum()
+    wins = ranks[labels == 1].sum() - positives * (positives + 1) / 2
+    return float(wins / (positives * (labels.size - positives)))
+
+
+def test_the_label_is_learnable_and_needs_the_histories(default: Sessions) -> None:
+    parts = list(default.scored("train"))
+    labels = np.concatenate([column(part.rows, "label") for part in parts])
+    logits = np.concatenate([part.logits for part in parts])
+    terms = {name: np.concatenate([p.terms[name] for p in parts]) for name in parts[0].terms}
+    # Samples of a session are not independent, so these tolerances are plain.
+    assert abs(labels.mean() - 0.25) < 0.02
+    assert 0.80 < auc(labels, logits) < 0.87
+    for name in ("dense", "ids", "affinity", "history"):
+        assert auc(labels, logits - terms[name]) < auc(labels, logits) - 0.02, name
+        assert terms[name].std() == pytest.approx(getattr(default.config.label, name), rel=0.05)
+    assert np.abs(np.corrcoef([terms[n] for n in ("dense", "ids", "history")])[0, 1:]).max() < 0.05
+    chances = sigmoid(logits)
+    for tenth in np.array_split(np.argsort(logits), 10):  # labels are coins of these chances
+        gap = abs(labels[tenth].mean() - chances[tenth].mean())
+        assert gap < error_of(chances[tenth].mean(), tenth.size)
+
+
+def test_the_history_term_is_in_no_feature_alone(default: Sessions) -> None:
+    """Sorted by either factor, the term's mean stays near 0; by both, it follows their signs."""
+    term, history, item = [], [], []
+    for part in default.scored("test"):
+        model = default._label
+        w = {}
+        for name in ("history", "item"):
+            lists = part.rows[name].combine_chunks()
+            ids, offsets = lists.flatten().to_numpy(), lists.offsets.to_numpy()
+            w[name] = model.weights(name, ids, offsets) - model._means[name]
+        term.append(part.terms["history"])
+        history.append(w["history"])
+        item.append(w["item"])
+        ids = np.arange(1_000)  # one table, one hidden weight per id
+        in_item, in_history = (
+            model.weights(name, ids, np.arange(1_001)) for name in ("item", "history")
+        )
+        assert (in_item == in_history).all()
+    t, h, i = map(np.concatenate, (term, history, item))
+    for alone in (h, i):
+        assert abs(np.corrcoef(t, alone)[0, 1]) < 0.15
+    assert np.corrcoef(t, h * i)[0, 1] > 0.5
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    stay=st.sampled_from([0.0, 0.5, 0.93, 1.0]),
+    shift=st.booleans(),
+    num_ids=st.sampled_from([1, 2, 1000]),
+    length=st.sampled_from([(0.0, 0, 0), (0.5, 0, 3), (1.0, 1, 1), (6.0, 2, 30)]),
+    distribution=st.sampled_from(["zipf", "half_normal", "exponential", "uniform"]),
+    sequence=st.booleans(),
+    sigma=st.sampled_from([0.1, 2.0]),
+    seed=st.integers(0, 1000),
+)
+def test_any_config_keeps_the_contract(
+    stay: float,
+    shift: bool,
+    num_ids: int,
+    length: tuple[float, int, int],
+    distribution: str,
+    sequence: bool,
+    sigma: float,
+    seed: int,
+) -> None:
+    feature = FeatureConfig(
+        name="f",
+        num_ids=num_ids,
+        kind="user",
+        stay=stay,
+        shift=shift,
+        length=length[0],
+        min_length=length[1],
+        max_length=length[2],
+        distribution=distribution,  # type: ignore[arg-type]
+        sequence=sequence,
+    )
+    config = SessionsConfig(
+        samples=700,
+        samples_per_session=5,
+        session_sigma=sigma,
+        max_samples_per_session=60,
+        concurrent_sessions=10,
+        features=(feature, dataclasses.replace(ONE, group="g")),
+        dense=1,
+        seed=seed,
+    )
+    rows = table(config, chunk_rows=64)
+    assert rows.num_rows == 700
+    assert rows.equals(table(config, chunk_rows=300))
+    assert (np.diff(column(rows, "timestamp")) >= 0).all()
+    assert set(column(rows, "label")) <= {0.0, 1.0}
+    clustered = Clustered(rows)
+    assert clustered.sizes.max() <= 60
+    ids, offsets = clustered.lists("f")
+    assert ((ids >= 0) & (ids < num_ids)).all()
+    lengths = np.diff(offsets)
+    assert length[1] <= lengths.min() <= lengths.max() <= length[2]
+    unchanged = clustered.unchanged("f")
+    if stay == 1 or length[2] == 0 or num_ids == 1 == length[2]:
+        assert unchanged.all()
+    elif num_ids == 1000 and stay < 1 and length[1] >= 1:
+        expected = max(stay, 1 - change_rates({"f": FeatureDraws(feature, seed)})["feature f"])
+        assert abs(unchanged.mean() - expected) < error_of(0.5, unchanged.size)
+
+
+def test_every_session_is_whole_within_one_split() -> None:
+    """Steps are drawn once each: sizes of train sessions follow the law but for the last."""
+    config = dataclasses.replace(SMALL, features=(ONE,), dense=0, samples=20_000)
+    clustered = Clustered(table(config))
+    law = CountLaw.lognormal(8, 1.5, 10_000)
+    singles = (clustered.sizes == 1).mean()
+    expected = law.probabilities[0]
+    assert abs(singles - expected) < error_of(expected, clustered.sizes.size)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"features": [{"name": "a", "num_ids": 9, "lenght": 2}]},
+            r"dataset\.features\[0\].*unknown option 'lenght'; did you mean 'length'",
+        ),
+        (
+            {"features": [{"name": "a", "num_ids": 9, "length": 5, "max_length": 3}]},
+            r"dataset\.features\[0\]\.length: of feature 'a' is 5, a mean outside \[1, 3\]",
+        ),
+        (
+            {"features": [{"name": "a", "num_ids": 9, "stay": 1.5}]},
+            r"dataset\.features\[0\]\.stay: must be >= 0 and <= 1, but is 1.5",
+        ),
+        (
+            {"features": [{"name": "a", "num_ids": 9, "distribution": "uniform", "skew": 1}]},
+            r"dataset\.features\[0\]\.skew: of feature 'a' does not apply to uniform",
+        ),
+        (
+            {
+                "features": [
+                    {"name": "a", "num_ids": 9, "group": "g", "stay": 0.5},
+                    {"name": "b", "num_ids": 9, "group": "g", "stay": 0.6},
+                ]
+            },
+            r"dataset\.features: 'a' and 'b' change together \(group g\), but stay with 0.5 and",
+        ),
+        (
+            {"features": [{"name": "a", "num_ids": 9, "skew": 0}]},
+            r"dataset\.features\[0\]\.skew: must be > 0, but is 0",
+        ),
+        ({"samples": 0}, r"dataset\.samples: must be >= 1"),
+        ({"samples_per_session": 20_000}, r"dataset\.samples_per_session: is 20000, above max_"),
+        ({"label": {"base_rate": 1}}, r"dataset\.label\.base_rate: must be > 0 and < 1"),
+    ],
+)
+def test_config_errors_say_what_and_where(options: dict[str, object], message: str) -> None:
+    with pytest.raises(RegistryError, match=message):
+        parse(SessionsConfig, options, "dataset")
+
+
+def test_a_test_split_may_be_empty() -> None:
+    dataset = Sessions(dataclasses.replace(SMALL, test_fraction=0.0))
+    assert dataset.num_rows("test") == 0
+    assert list(dataset.chunks("test")) == []
+
+
+def test_two_features_of_one_name_are_an_error() -> None:
+    with pytest.raises(RegistryError, match="'item' is named twice"):
+        Sessions(SessionsConfig(features=(ONE, ONE)))
+
+
+def test_sessions_interleave() -> None:
+    rows = table(SMALL)
+    sessions = column(rows, "session_id")
+    runs = sum(a != b for a, b in pairwise(sessions))
+    assert runs > 0.8 * sessions.size
