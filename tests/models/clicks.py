@@ -1,10 +1,9 @@
-"""What the tests of models share: random clicks, and a few steps of SGD, plain or sharded."""
+"""What the tests of models share: a model to build on any rank, clicks to train on, a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -22,33 +21,60 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_dlrm import recd_model, recd_pooling
+from recd_dlrm.models.dlrm import DlrmConfig
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.slots import Context, ModelRecord
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.slots import Context, PoolingFactory
+from recd_plugins.testing.arrange import Arranged
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 
 CPU = torch.device("cpu")
-SHAPES: Mapping[str, tuple[int, int]] = {"history": (0, 9), "item": (1, 1)}
-"""The fewest and the most ids of a sample, (0, 3) for a feature not named."""
+MODELS = {record.name: record for record in recd_model()}
+POOLINGS = {record.name: record for record in recd_pooling()}
+LENGTHS: Mapping[str, tuple[int, int]] = {"history": (0, 9), "item": (1, 1)}
+"""The fewest and the most ids of a sample; (0, 3) for a feature not named."""
+
+
+def pooling(names: Mapping[str, str]) -> dict[str, PoolingFactory]:
+    """Feature or glob to what the record of a name builds with its defaults."""
+    return {
+        feature: POOLINGS[name].build(POOLINGS[name].config(), Context())
+        for feature, name in names.items()
+    }
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What one rank saw, step by step."""
+class Build:
+    """A model, tables on the meta device; it travels to ranks."""
 
-    losses: list[float]
-    pipelined: list[str]
-    """The sharded modules whose input TorchRec's pipeline sends ahead."""
-    keys: list[str]
-    """The order in which the sharded bags, if any, gave their features."""
+    model: str
+    schema: Schema
+    config: DlrmConfig
+    pooling: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self) -> nn.Module:
+        torch.manual_seed(0)
+        context = Context(schema=self.schema, neighbours={"pooling": pooling(self.pooling)})
+        return MODELS[self.model].build(self.config, context)
+
+    def on_cpu(self) -> nn.Module:
+        """The same model with its tables there, filled from seed 0."""
+        model = self()
+        initialisers = table_initialisers(model)
+        for module in model.modules():
+            if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+                module.to_empty(device=CPU)
+        initialise_tables(model, initialisers, seed=0)
+        return model
 
 
 def clicks(
-    schema: Schema, samples: int, *, seed: int = 0, lengths: Mapping[str, tuple[int, int]] = SHAPES
+    schema: Schema, samples: int, *, seed: int = 0, lengths: Mapping[str, tuple[int, int]] = LENGTHS
 ) -> Batch:
     """Random samples whose dense values tell half of the label.
 
@@ -77,108 +103,61 @@ def clicks(
     )
 
 
-def part(batch: Batch, rows: Tensor) -> Batch:
-    """The samples of a batch at `rows`."""
-    jagged = [batch.features[key].to_dense() for key in batch.features.keys()]  # noqa: SIM118
-    chosen = [[ids[row] for row in rows.tolist()] for ids in jagged]
-    return Batch(
-        dense=batch.dense[rows],
-        features=KeyedJaggedTensor(
-            batch.features.keys(),
-            torch.cat([torch.cat(ids) for ids in chosen]),
-            lengths=torch.tensor([len(each) for ids in chosen for each in ids]),
-        ),
-        labels=batch.labels[rows],
-        weights=batch.weights[rows],
-    )
+@dataclass(frozen=True)
+class Mixed:
+    """Collections row-wise; bags table-wise from the last rank to the first.
 
-
-def build(record: ModelRecord[Any], schema: Schema, options: Any, pooling: Any = None) -> nn.Module:
-    torch.manual_seed(0)
-    context = Context(schema=schema, neighbours={"pooling": pooling or {}})
-    return record.build(options, context)
-
-
-def on_cpu(model: nn.Module) -> nn.Module:
-    """The model with its tables there, filled from seed 0."""
-    initialisers = table_initialisers(model)
-    for module in model.modules():
-        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
-            module.to_empty(device=CPU)
-    initialise_tables(model, initialisers, seed=0)
-    return model
-
-
-def train_plain(model: nn.Module, batches: list[Batch], lr: float) -> list[float]:
-    """The losses of plain PyTorch: SGD on everything."""
-    model = on_cpu(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        loss, _ = model(batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def train_sharded(model: nn.Module, batches: list[Batch], lr: float) -> Trained:
-    """This rank's run of DMP and TrainPipelineSparseDist on its own batches.
-
-    Collections go row-wise, bags table-wise from the last rank to the first: so the bags'
-    features come in another order than unsharded.
+    So the bags' features come in another order than unsharded.
     """
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        bags = EmbeddingBagCollectionSharder(fused_params=optimizer.fused_params())
+        sequences = EmbeddingCollectionSharder(fused_params=optimizer.fused_params())
+        ranks = dist.get_world_size()
+        plan = {}
+        for path, module in model.named_modules():
+            if isinstance(module, EmbeddingCollection):
+                tables = [config.name for config in module.embedding_configs()]
+                by_row = dict.fromkeys(tables, row_wise(compute_kernel="fused"))
+                plan[path] = construct_module_sharding_plan(
+                    module, by_row, sharder=sequences, device_type="cpu"
+                )
+            elif isinstance(module, EmbeddingBagCollection):
+                whole = {
+                    config.name: table_wise(rank=(-1 - index) % ranks, compute_kernel="fused")
+                    for index, config in enumerate(module.embedding_bag_configs())
+                }
+                plan[path] = construct_module_sharding_plan(
+                    module, whole, sharder=bags, device_type="cpu"
+                )
+        return Arranged(model, ShardingPlan(plan=plan), [bags, sequences])
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one rank saw of a training."""
+
+    losses: list[float]
+    pipelined: list[str]
+    """The sharded modules whose input TorchRec's pipeline sends ahead."""
+    keys: list[str]
+    """The order in which the sharded bags gave their features."""
+
+
+def train(build: Build, batches: list[Batch], *, steps: int, lr: float) -> Run:
+    """On a rank: SGD steps on `batches[rank]` through DMP and TrainPipelineSparseDist."""
+    model = build()
     initialisers = table_initialisers(model)
-    sharded = DistributedModelParallel(model, device=CPU, plan=_plan(model), sharders=_sharders(lr))
+    model, plan, sharders = Mixed()(model, OptimizerSettings(tables="sgd", tables_lr=lr))
+    sharded = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     initialise_tables(sharded, initialisers, seed=0)
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(sharded.named_parameters())),
-        lambda parameters: torch.optim.SGD(parameters, lr),
-    )
-    optimizer = CombinedOptimizer([sharded.fused_optimizer, dense])
-    pipeline = TrainPipelineSparseDist(sharded, optimizer, CPU)
     keys: list[str] = []
     for module in sharded.modules():
         if isinstance(module, ShardedEmbeddingBagCollection):
-            module.register_forward_hook(
-                lambda _, __, summed: keys.__setitem__(slice(None), summed.keys())
-            )
-    feed = iter(batches)
-    losses = [pipeline.progress(feed)[0].item() for _ in batches]
+            module.register_forward_hook(lambda _, __, vectors: keys.extend(vectors.keys()))
+    dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    pipeline = TrainPipelineSparseDist(sharded, torch.optim.SGD(dense.values(), lr), CPU)
+    feed = iter([batches[dist.get_rank()]] * steps)
+    losses = [pipeline.progress(feed)[0].item() for _ in range(steps)]
     names = [module.forward.name for module in pipeline._pipelined_modules]
-    return Trained(losses=losses, pipelined=names, keys=keys)
-
-
-def _sharders(lr: float) -> list[Any]:
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-
-    def fused() -> dict[str, Any]:
-        return {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": lr}
-
-    return [EmbeddingCollectionSharder(fused()), EmbeddingBagCollectionSharder(fused())]
-
-
-def _plan(model: nn.Module) -> ShardingPlan:
-    collections, bags = _sharders(0.0)
-    world_size = dist.get_world_size()
-    plan = {}
-    for path, module in model.named_modules():
-        if isinstance(module, EmbeddingCollection):
-            kinds = {
-                config.name: row_wise(compute_kernel="fused")
-                for config in module.embedding_configs()
-            }
-            sharder = collections
-        elif isinstance(module, EmbeddingBagCollection):
-            kinds = {
-                config.name: table_wise(rank=(-1 - index) % world_size, compute_kernel="fused")
-                for index, config in enumerate(module.embedding_bag_configs())
-            }
-            sharder = bags
-        else:
-            continue
-        plan[path] = construct_module_sharding_plan(
-            module, kinds, sharder, local_size=world_size, world_size=world_size, device_type="cpu"
-        )
-    return ShardingPlan(plan=plan)
+    return Run(losses, names, keys[: len(keys) // steps])

@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from clicks import SHAPES, Trained, build, clicks, on_cpu, part, train_plain, train_sharded
+from clicks import LENGTHS, Build, Mixed, clicks, pooling, train
 from torch import Tensor, nn
 
-from recd_dlrm import recd_model, recd_pooling
 from recd_dlrm.models.sequence_dlrm import SequenceDlrmConfig, choose_poolings
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context, PoolingFactory
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import check_parity
 
-(RECORD,) = (record for record in recd_model() if record.name == "sequence_dlrm")
-POOLINGS = {record.name: record for record in recd_pooling()}
 SMALL = SequenceDlrmConfig(embedding_dim=8, bottom=(16,), top=(16,))
 SCHEMA = Schema(
     dense=("price", "age"),
@@ -34,14 +30,6 @@ SCHEMA = Schema(
         SparseFeature(name="region", num_ids=10),
     ),
 )
-
-
-def pooling(**names: str) -> dict[str, PoolingFactory]:
-    """Feature to what the record of a name builds with its defaults."""
-    return {
-        feature: POOLINGS[name].build(POOLINGS[name].config(), Context())
-        for feature, name in names.items()
-    }
 
 
 def by_hand(net: nn.Module, batch: Batch, query: str) -> Tensor:
@@ -78,7 +66,7 @@ def by_hand(net: nn.Module, batch: Batch, query: str) -> Tensor:
 def test_logits(named: Mapping[str, str], query: str) -> None:
     """The default query shares the history's table; a named one may be a bag's vector."""
     config = replace(SMALL, query=named)
-    model = on_cpu(build(RECORD, SCHEMA, config, pooling(history="attention")))
+    model = Build("sequence_dlrm", SCHEMA, config, {"history": "attention"}).on_cpu()
     batch = clicks(SCHEMA, 12)
     _, (_, logits, _, _) = model(batch)
     torch.testing.assert_close(logits, by_hand(model.net, batch, query))
@@ -86,7 +74,7 @@ def test_logits(named: Mapping[str, str], query: str) -> None:
 
 def test_each_table_exists_once() -> None:
     """`item` lies in the collection with the history that shares its table, on meta."""
-    net = build(RECORD, SCHEMA, SMALL).net
+    net = Build("sequence_dlrm", SCHEMA, SMALL)().net
     collection = {c.name: c.feature_names for c in net.sequences.embedding_configs()}
     bags = {c.name: c.feature_names for c in net.bags.embedding_bag_configs()}
     assert collection == {"t_items": ["history", "item"], "t_searches": ["searches"]}
@@ -98,21 +86,23 @@ def test_each_table_exists_once() -> None:
 
 def test_a_schema_of_sequences_alone_needs_no_bags() -> None:
     schema = Schema(sparse=tuple(f for f in SCHEMA.sparse if f.table_name in ("items", "searches")))
-    model = on_cpu(build(RECORD, schema, SMALL))
+    model = Build("sequence_dlrm", schema, SMALL).on_cpu()
     assert model.net.bags is None
     loss, _ = model(clicks(schema, 5))
     assert loss.isfinite()
 
 
 def test_features_become_sequences_by_name() -> None:
-    net = build(RECORD, SCHEMA, replace(SMALL, sequences=("tags",)), pooling(tags="mean")).net
+    net = Build(
+        "sequence_dlrm", SCHEMA, replace(SMALL, sequences=("tags",)), {"tags": "mean"}
+    )().net
     poolings = dict(zip(net.vectors.features, net.vectors.poolings, strict=True))
     assert str(poolings["tags"]) == "Reduce(mean)"
     assert str(poolings["history"]) == "Reduce(sum)"
 
 
 def test_a_name_goes_before_globs_and_these_in_their_order() -> None:
-    slot = pooling(**{"*": "sum", "user_*": "mean", "user_history": "max"})
+    slot = pooling({"*": "sum", "user_*": "mean", "user_history": "max"})
     chosen = choose_poolings(slot, ["user_history", "user_searches", "clicks"])
     assert {name: str(factory(8)) for name, factory in chosen.items()} == {
         "user_history": "Reduce(max)",
@@ -152,15 +142,7 @@ def test_options_that_cannot_be(
     schema: Schema, options: dict[str, Any], slot: dict[str, str], message: str
 ) -> None:
     with pytest.raises(RegistryError, match=message):
-        build(RECORD, schema, replace(SMALL, **options), pooling(**slot))
-
-
-def train(slot: dict[str, str], samples: int, steps: int, lr: float, idle: bool = False) -> Trained:
-    """On a rank: steps over its share of one batch; `idle` empties rank 1's histories."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    lengths = {**SHAPES, "history": (0, 0), "searches": (0, 0)} if idle and rank else SHAPES
-    batch = part(clicks(SCHEMA, samples, lengths=lengths), torch.arange(rank, samples, world_size))
-    return train_sharded(build(RECORD, SCHEMA, SMALL, pooling(**slot)), [batch] * steps, lr)
+        Build("sequence_dlrm", schema, replace(SMALL, **options), slot)()
 
 
 MIXED = [
@@ -170,28 +152,32 @@ MIXED = [
 ]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("slot", MIXED, ids=str)
-def test_one_rank_learns_a_fixed_batch(slot: dict[str, str], gloo_pool: GlooPool) -> None:
-    (trained,) = gloo_pool.run(train, slot, 64, 60, 0.5, world_size=1)
-    assert trained.pipelined == ["net.sequences", "net.bags"]
-    assert trained.losses[-1] < 0.9 * trained.losses[0]
+def test_learns_a_fixed_batch(slot: dict[str, str], ranks: int, gloo_pool: GlooPool) -> None:
+    batches = [clicks(SCHEMA, 32, seed=rank) for rank in range(ranks)]
+    build = Build("sequence_dlrm", SCHEMA, SMALL, slot)
+    for run in gloo_pool.run(train, build, batches, steps=80, lr=0.5, world_size=ranks):
+        assert run.pipelined == ["net.sequences", "net.bags"]
+        assert run.losses[-1] < 0.9 * run.losses[0]
+        if ranks == 2:
+            assert run.keys == ["tags", "user", "region"]  # not the unsharded order
 
 
 @pytest.mark.parametrize("slot", MIXED, ids=str)
 def test_two_ranks_train_as_plain_torch(slot: dict[str, str], gloo_pool: GlooPool) -> None:
-    ranks = gloo_pool.run(train, slot, 64, 20, 0.5)
-    model = build(RECORD, SCHEMA, SMALL, pooling(**slot))
-    plain = train_plain(model, [clicks(SCHEMA, 64)] * 20, 0.5)
-    means = [sum(losses) / 2 for losses in zip(*(rank.losses for rank in ranks), strict=True)]
-    assert means == pytest.approx(plain, abs=1e-5)  # float32, summed in another order
-    assert plain[-1] < plain[0] - 0.01  # far more than the tolerance
-    for rank in ranks:
-        assert rank.pipelined == ["net.sequences", "net.bags"]
-        assert rank.keys == ["tags", "user", "region"]  # not the unsharded order
+    steps = [[clicks(SCHEMA, 16, seed=2 * step + rank) for rank in range(2)] for step in range(3)]
+    check_parity(gloo_pool, Build("sequence_dlrm", SCHEMA, SMALL, slot), steps, arrange=Mixed())
 
 
 def test_a_rank_without_a_single_history_trains_on(gloo_pool: GlooPool) -> None:
     """Its poolings have gradients all the same; DDP would fail in the second step if not."""
-    slot = {"history": "transformer", "searches": "max"}
-    ranks = gloo_pool.run(train, slot, 32, 4, 0.5, idle=True)
-    assert sum(rank.losses[-1] - rank.losses[0] for rank in ranks) < 0
+    none = {**LENGTHS, "history": (0, 0), "searches": (0, 0)}
+    batches = [clicks(SCHEMA, 16), clicks(SCHEMA, 16, seed=1, lengths=none)]
+    check_parity(
+        gloo_pool,
+        Build("sequence_dlrm", SCHEMA, SMALL, {"history": "transformer", "searches": "max"}),
+        [batches] * 3,
+        arrange=Mixed(),
+        tables=("sgd",),
+    )
