@@ -19,11 +19,8 @@ from hypothesis import strategies as st
 
 from recd_dlrm.datasets.counts import CountLaw
 from recd_dlrm.datasets.session_features import FeatureConfig, FeatureDraws, change_rates
-from recd_dlrm.datasets.session_label import sigmoid
 from recd_dlrm.datasets.sessions import Sessions, SessionsConfig, build_sessions
-from recd_plugins.config import parse
 from recd_plugins.data.dataset import Split
-from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context
 
 ONE = FeatureConfig(name="item", num_ids=100)
@@ -119,19 +116,6 @@ def test_samples_per_session_have_their_mean_and_their_tail(clustered: Clustered
     table_error = 5 * deviation / math.sqrt(clustered.sizes.size)
     assert abs(clustered.sizes.mean() - 16.5) < table_error
     assert clustered.sizes.max() > 1000
-
-
-@pytest.mark.parametrize(
-    ("mean", "least", "most"), [(1, 1, 4), (20, 1, 80), (0.3, 0, 5), (4.5, 1, 5), (7, 2, 7)]
-)
-def test_lengths_have_their_mean_within_their_range(mean: float, least: int, most: int) -> None:
-    law = CountLaw.geometric(mean, least, most)
-    assert law.mean == pytest.approx(mean, abs=1e-9)
-    lengths = law.sample(np.linspace(0, 1, 10_001)[:-1])
-    assert least <= lengths.min() <= lengths.max() <= most
-    np.testing.assert_allclose(
-        np.bincount(lengths - least, minlength=law.cdf.size) / 10_000, law.probabilities, atol=2e-4
-    )
 
 
 def test_l_of_each_feature(default: Sessions, clustered: Clustered) -> None:
@@ -250,57 +234,6 @@ def test_memory_is_bounded_by_open_sessions_not_by_the_table() -> None:
     assert peak(400_000) < 1.3 * peak(40_000)
 
 
-def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The chance that a positive scores above a negative (Mann and Whitney)."""
-    ranks = np.empty(scores.size)
-    ranks[np.argsort(scores)] = np.arange(1, scores.size + 1)
-    positives = labels.sum()
-    wins = ranks[labels == 1].sum() - positives * (positives + 1) / 2
-    return float(wins / (positives * (labels.size - positives)))
-
-
-def test_the_label_is_learnable_and_needs_the_histories(default: Sessions) -> None:
-    parts = list(default.scored("train"))
-    labels = np.concatenate([column(part.rows, "label") for part in parts])
-    logits = np.concatenate([part.logits for part in parts])
-    terms = {name: np.concatenate([p.terms[name] for p in parts]) for name in parts[0].terms}
-    # Samples of a session are not independent, so these tolerances are plain.
-    assert abs(labels.mean() - 0.25) < 0.02
-    assert 0.80 < auc(labels, logits) < 0.87
-    for name in ("dense", "ids", "affinity", "history"):
-        assert auc(labels, logits - terms[name]) < auc(labels, logits) - 0.02, name
-        assert terms[name].std() == pytest.approx(getattr(default.config.label, name), rel=0.05)
-    assert np.abs(np.corrcoef([terms[n] for n in ("dense", "ids", "history")])[0, 1:]).max() < 0.05
-    chances = sigmoid(logits)
-    for tenth in np.array_split(np.argsort(logits), 10):  # labels are coins of these chances
-        gap = abs(labels[tenth].mean() - chances[tenth].mean())
-        assert gap < error_of(chances[tenth].mean(), tenth.size)
-
-
-def test_the_history_term_is_in_no_feature_alone(default: Sessions) -> None:
-    """Sorted by either factor, the term's mean stays near 0; by both, it follows their signs."""
-    term, history, item = [], [], []
-    for part in default.scored("test"):
-        model = default._label
-        w = {}
-        for name in ("history", "item"):
-            lists = part.rows[name].combine_chunks()
-            ids, offsets = lists.flatten().to_numpy(), lists.offsets.to_numpy()
-            w[name] = model.weights(name, ids, offsets) - model._means[name]
-        term.append(part.terms["history"])
-        history.append(w["history"])
-        item.append(w["item"])
-        ids = np.arange(1_000)  # one table, one hidden weight per id
-        in_item, in_history = (
-            model.weights(name, ids, np.arange(1_001)) for name in ("item", "history")
-        )
-        assert (in_item == in_history).all()
-    t, h, i = map(np.concatenate, (term, history, item))
-    for alone in (h, i):
-        assert abs(np.corrcoef(t, alone)[0, 1]) < 0.15
-    assert np.corrcoef(t, h * i)[0, 1] > 0.5
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     stay=st.sampled_from([0.0, 0.5, 0.93, 1.0]),
@@ -371,59 +304,6 @@ def test_every_session_is_whole_within_one_split() -> None:
     singles = (clustered.sizes == 1).mean()
     expected = law.probabilities[0]
     assert abs(singles - expected) < error_of(expected, clustered.sizes.size)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"features": [{"name": "a", "num_ids": 9, "lenght": 2}]},
-            r"dataset\.features\[0\].*unknown option 'lenght'; did you mean 'length'",
-        ),
-        (
-            {"features": [{"name": "a", "num_ids": 9, "length": 5, "max_length": 3}]},
-            r"dataset\.features\[0\]\.length: of feature 'a' is 5, a mean outside \[1, 3\]",
-        ),
-        (
-            {"features": [{"name": "a", "num_ids": 9, "stay": 1.5}]},
-            r"dataset\.features\[0\]\.stay: must be >= 0 and <= 1, but is 1.5",
-        ),
-        (
-            {"features": [{"name": "a", "num_ids": 9, "distribution": "uniform", "skew": 1}]},
-            r"dataset\.features\[0\]\.skew: of feature 'a' does not apply to uniform",
-        ),
-        (
-            {
-                "features": [
-                    {"name": "a", "num_ids": 9, "group": "g", "stay": 0.5},
-                    {"name": "b", "num_ids": 9, "group": "g", "stay": 0.6},
-                ]
-            },
-            r"dataset\.features: 'a' and 'b' change together \(group g\), but stay with 0.5 and",
-        ),
-        (
-            {"features": [{"name": "a", "num_ids": 9, "skew": 0}]},
-            r"dataset\.features\[0\]\.skew: must be > 0, but is 0",
-        ),
-        ({"samples": 0}, r"dataset\.samples: must be >= 1"),
-        ({"samples_per_session": 20_000}, r"dataset\.samples_per_session: is 20000, above max_"),
-        ({"label": {"base_rate": 1}}, r"dataset\.label\.base_rate: must be > 0 and < 1"),
-    ],
-)
-def test_config_errors_say_what_and_where(options: dict[str, object], message: str) -> None:
-    with pytest.raises(RegistryError, match=message):
-        parse(SessionsConfig, options, "dataset")
-
-
-def test_a_test_split_may_be_empty() -> None:
-    dataset = Sessions(dataclasses.replace(SMALL, test_fraction=0.0))
-    assert dataset.num_rows("test") == 0
-    assert list(dataset.chunks("test")) == []
-
-
-def test_two_features_of_one_name_are_an_error() -> None:
-    with pytest.raises(RegistryError, match="'item' is named twice"):
-        Sessions(SessionsConfig(features=(ONE, ONE)))
 
 
 def test_sessions_interleave() -> None:
