@@ -447,8 +447,15 @@ def test_a_transform_that_cannot_travel_is_refused(table):
 
 def test_batches_of_workers_carry_no_more_than_themselves(table):
     for batch in islice(open_loader(table, workers=1), 3):
-        values = batch.features.values()
-        assert values.untyped_storage().nbytes() == values.nbytes
+        features = batch.features
+        for part in (
+            batch.dense,
+            batch.labels,
+            batch.weights,
+            features.values(),
+            features.lengths(),
+        ):
+            assert part.untyped_storage().nbytes() == part.nbytes
 
 
 def test_no_thread_outlives_its_iterator(table):

@@ -1,32 +1,39 @@
-"""Rung 1 and 2 (values, properties): rows of KeyedJaggedTensors joined, cut and reordered."""
+"""Rung 1 and 2 (values, properties): jagged rows joined, cut and reordered."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.errors import DataError
 from recd_plugins.sparse import jagged
 from recd_plugins.sparse.jagged import (
     Jagged,
     Scratch,
-    concat_rows,
+    concat,
+    select,
     select_rows,
     slice_rows,
-    split_rows,
+    split,
     to_kjt,
 )
 
 Lists = list[list[int]]
 
+columns = st.lists(st.lists(st.integers(-9, 9), max_size=3), min_size=1, max_size=8)
 
-def column(lists: Lists, dtype: torch.dtype = torch.int64) -> Jagged:
-    values = torch.tensor([value for row in lists for value in row], dtype=dtype)
-    return Jagged(values, torch.tensor([len(row) for row in lists], dtype=torch.int32))
+
+def column(lists: Lists, values=torch.int64, lengths=torch.int32) -> Jagged:
+    return Jagged(
+        torch.tensor([value for row in lists for value in row], dtype=values),
+        torch.tensor([len(row) for row in lists], dtype=lengths),
+    )
+
+
+def lists_of(one: Jagged) -> Lists:
+    return [part.tolist() for part in one.values.split(one.lengths.tolist())]
 
 
 def kjt(columns: dict[str, Lists]):
@@ -56,7 +63,7 @@ def test_parts_of_a_feature_follow_one_another():
 
 
 def test_int32_ids_and_int64_lengths_are_taken():
-    parts = [column([[1]], torch.int32), Jagged(torch.tensor([2]), torch.tensor([1]))]
+    parts = [column([[1]], values=torch.int32), column([[2]], lengths=torch.int64)]
     assert rows_of(to_kjt({"a": parts})) == {"a": [[1], [2]]}
 
 
@@ -68,17 +75,42 @@ def test_no_features():
 
 def test_scratch_is_used_again():
     scratch = Scratch()
-    first = to_kjt({"a": [column([[1, 2, 3]])]}, scratch)
-    second = to_kjt({"a": [column([[4], [5]])]}, scratch)
-    assert second.values().data_ptr() == first.values().data_ptr()
-    assert rows_of(second) == {"a": [[4], [5]]}
-    assert rows_of(to_kjt({"a": [column([[6] * 100])]}, scratch)) == {"a": [[6] * 100]}
+    first = concat([column([[1, 2, 3]])], scratch)
+    second = concat([column([[4], [5]])], scratch)
+    assert second.values.data_ptr() == first.values.data_ptr()
+    assert lists_of(second) == [[4], [5]]
+    assert lists_of(concat([column([[6] * 100])], scratch)) == [[6] * 100]
 
 
-def test_too_many_ids_for_one_kjt(monkeypatch):
-    monkeypatch.setattr(jagged, "MAX_VALUES", 2)
-    with pytest.raises(DataError, match=r"3 ids are too many .*reader\.window"):
-        to_kjt({"a": [column([[1, 2, 3]])]})
+@given(lists=columns, data=st.data())
+def test_rows_of_a_feature_selected_split_and_joined_again(lists, data):
+    rows = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=12))
+    wide = data.draw(st.booleans())
+    selected = select(
+        column(lists, lengths=torch.int64 if wide else torch.int32),
+        torch.tensor(rows, dtype=torch.int64),
+    )
+    assert lists_of(selected) == [lists[row] for row in rows]
+    borders = [0, *sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4))), len(rows)]
+    sizes = [stop - start for start, stop in pairwise(borders)]
+    parts = split(selected, sizes)
+    assert [part.lengths.numel() for part in parts] == sizes
+    assert lists_of(concat(parts)) == [lists[row] for row in rows]
+
+
+def test_select_copies_and_split_does_not():
+    whole = column([[1], [2, 3], [4]])
+    select(whole, torch.tensor([1, 1])).values.zero_()
+    assert lists_of(whole) == [[1], [2, 3], [4]]
+    split(whole, [1, 2])[1].values.zero_()
+    assert lists_of(whole) == [[1], [0, 0], [0]]
+
+
+def test_more_ids_than_int32_counts_are_added_up_in_int64(monkeypatch):
+    monkeypatch.setattr(jagged, "MAX_INT32", 2)
+    selected = select(column([[1], [2, 3]]), torch.tensor([1, 0]))
+    assert selected.lengths.dtype == torch.int64
+    assert lists_of(selected) == [[2, 3], [1]]
 
 
 @given(table=tables(), data=st.data())
@@ -97,31 +129,3 @@ def test_selected_rows_in_any_order_with_repeats(table, data):
     selected = select_rows(kjt(table), torch.tensor(rows, dtype=torch.int64))
     assert selected.stride() == len(rows)
     assert rows_of(selected) == {name: [lists[i] for i in rows] for name, lists in table.items()}
-
-
-@given(table=tables(min_rows=1), group_bytes=st.sampled_from([0, 40, 1 << 20]), data=st.data())
-def test_split_then_concat_is_select(table, group_bytes, data):
-    rows = torch.tensor(
-        data.draw(st.lists(st.integers(0, len(table["a"]) - 1), min_size=1, max_size=12))
-    )
-    borders = sorted(data.draw(st.sets(st.integers(1, len(rows)), max_size=4)) | {0, len(rows)})
-    sizes = [stop - start for start, stop in pairwise(borders)]
-    parts = list(split_rows(kjt(table), rows, sizes, group_bytes=group_bytes))
-    assert [part.stride() for part in parts] == sizes
-    assert rows_of(concat_rows(parts)) == rows_of(select_rows(kjt(table), rows))
-
-
-def test_parts_of_one_group_share_memory_and_others_do_not():
-    features, rows = kjt({"a": [[1], [2], [3], [4]]}), torch.tensor([3, 2, 1, 0])
-
-    def storages(group_bytes: int) -> int:
-        parts = list(split_rows(features, rows, [1, 1, 2], group_bytes=group_bytes))
-        return len({part.values().untyped_storage().data_ptr() for part in parts})
-
-    assert [storages(size) for size in (0, 16, 1 << 20)] == [3, 2, 1]
-
-
-def test_a_gather_leaves_its_source_alone():
-    features = kjt({"a": [[1], [2, 3]]})
-    select_rows(features, torch.tensor([1, 1])).values().zero_()
-    assert rows_of(features) == {"a": [[1], [2, 3]]}

@@ -17,7 +17,6 @@ from recd_plugins.data.order import Order, Shares
 from recd_plugins.data.stripes import BatchReader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, PluginError, RecdError
-from recd_plugins.sparse.jagged import GROUP_BYTES
 
 __all__ = ["LocalLoader", "RankBatches"]
 
@@ -61,8 +60,6 @@ class RankBatches(IterableDataset[Batch | RecdError]):
             self._shares.streams_of(self._rank, worker.id if worker else 0),
             prefetch=self._prefetch,
             threads=worker is None,
-            # A batch of a worker travels with all of the memory that it is a view of.
-            group_bytes=0 if worker else GROUP_BYTES,
         )
         try:
             for batch in reader.batches(epoch, first):

@@ -1,8 +1,8 @@
-"""Stripes of a table → the batches of a consumer: read, gather in order, cut.
+"""Stripes of a table → the batches of a consumer: decode, gather in order, cut, join.
 
-Memory, per stream of the consumer: the decoded window in use and, while the next one is
-read ahead, that one twice (as Arrow's columns and as a KJT). A window is `reader.window`
-stripes at their size in memory (8 bytes an id, 4 a length, a float).
+Memory, per stream of the consumer: the window in use and, while the next one is loaded, that
+one twice (decoded, and in its order). A window is `reader.window` stripes at their size in
+memory: 8 bytes an id, 4 a length or float.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -25,14 +25,7 @@ from recd_plugins.data.order import Order, Piece, Window
 from recd_plugins.data.table import Stripe, Table, id_error, id_ranges
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks
-from recd_plugins.sparse.jagged import (
-    GROUP_BYTES,
-    Jagged,
-    Scratch,
-    concat_rows,
-    split_rows,
-    to_kjt,
-)
+from recd_plugins.sparse.jagged import Jagged, Scratch, concat, select, split, to_kjt
 
 __all__ = ["BatchReader", "StripeReader"]
 
@@ -50,6 +43,19 @@ class Decoded:
     """[N] float32."""
     features: Mapping[str, Sequence[Jagged]]
     """Per sparse feature its rows, in parts."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """B rows of a stream that go into one batch."""
+
+    dense: Tensor
+    """[B, n_dense] float32."""
+    labels: Tensor
+    """[B] float32."""
+    weights: Tensor
+    """[B] float32; 0 marks padding."""
+    features: Mapping[str, Jagged]
 
 
 class StripeReader:
@@ -130,14 +136,13 @@ class BatchReader:
         *,
         prefetch: bool = True,
         threads: bool = True,
-        group_bytes: int = GROUP_BYTES,
     ) -> None:
-        """`prefetch` decodes each stream's next window in a thread, while this one is used."""
+        """`prefetch` loads each stream's next window in a thread, while this one is used."""
         self._order = order
         self._streams = streams
         self._prefetch = prefetch
-        self._group_bytes = group_bytes
         self._stripes = StripeReader(table, threads=threads)
+        self._scratch = Scratch()
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The epoch from batch `first` on, which begins as fast as from its start."""
@@ -158,62 +163,50 @@ class BatchReader:
                 left = self._order.batch_rows(batch)
                 while left:
                     parts.append(next(stream))
-                    left -= len(parts[-1])
-            yield _concat(parts)
+                    left -= len(parts[-1].labels)
+            yield _join(parts)
 
-    def _parts(self, epoch: int, stream: int, first: int, pool: Executor | None) -> Iterator[Batch]:
-        """The rows of a stream in order, cut at the borders of batches and of windows."""
-        for window, rows in self._windows(self._order.windows(epoch, stream, first), pool):
-            order = torch.from_numpy(window.rows)
-            sizes = window.cuts(self._order.rows_per_batch)
-            weights = torch.ones(len(order))
-            weights[len(order) - window.padding :] = 0
-            yield from map(
-                Batch,
-                (rows.dense.index_select(0, part) for part in order.split(sizes)),
-                split_rows(rows.features, order, sizes, group_bytes=self._group_bytes),
-                (rows.labels.index_select(0, part) for part in order.split(sizes)),
-                weights.split(sizes),
-            )
-
-    def _windows(
-        self, windows: Iterator[Window], pool: Executor | None
-    ) -> Iterator[tuple[Window, Batch]]:
-        """Each window with its rows, which are good until the next one is asked for."""
-        scratches = cycle((Scratch(), Scratch()))  # one in use, one being filled
+    def _parts(
+        self, epoch: int, stream: int, first: int, pool: Executor | None
+    ) -> Iterator[Samples]:
+        """The stream cut at the borders of batches and of windows."""
+        windows = self._order.windows(epoch, stream, first)
         if pool is None:
             for window in windows:
-                yield window, self._load(window, next(scratches))
+                yield from self._load(window)
             return
-        ahead: deque[tuple[Window, Future[Batch]]] = deque()
+        ahead: deque[Future[list[Samples]]] = deque()
         for window in windows:
-            ahead.append((window, pool.submit(self._load, window, next(scratches))))
+            ahead.append(pool.submit(self._load, window))
             if len(ahead) == 2:
-                ready, rows = ahead.popleft()
-                yield ready, rows.result()
-        for ready, rows in ahead:
-            yield ready, rows.result()
+                yield from ahead.popleft().result()
+        for last in ahead:
+            yield from last.result()
 
-    def _load(self, window: Window, scratch: Scratch) -> Batch:
-        """The window's pieces laid end to end, their ids in `scratch`."""
+    def _load(self, window: Window) -> list[Samples]:
+        """The window's rows in order, cut at the borders of batches."""
         pieces = [self._stripes.decode(piece) for piece in window.pieces]
-        labels = _rows([piece.labels for piece in pieces])
-        return Batch(
-            dense=_rows([piece.dense for piece in pieces]),
-            features=to_kjt(
-                {
-                    name: [part for piece in pieces for part in piece.features[name]]
-                    for name in pieces[0].features
-                },
-                scratch,
-            ),
-            labels=labels,
-            weights=torch.ones(len(labels)),
+        rows, sizes = torch.from_numpy(window.rows), window.cuts(self._order.rows_per_batch)
+        weights = torch.ones(len(rows))
+        weights[len(rows) - window.padding :] = 0
+        features = []
+        for name in pieces[0].features:
+            parts = [part for piece in pieces for part in piece.features[name]]
+            column = parts[0] if len(parts) == 1 else concat(parts, self._scratch)
+            features.append((name, split(select(column, rows), sizes)))
+        tensors = (
+            _take([piece.dense for piece in pieces], window.rows).split(sizes),
+            _take([piece.labels for piece in pieces], window.rows).split(sizes),
+            weights.split(sizes),
         )
+        return [
+            Samples(*part, {name: column[index] for name, column in features})
+            for index, part in enumerate(zip(*tensors, strict=True))
+        ]
 
 
-# Of whole windows torch's own cat, stack and index would run on its threads. Those belong to
-# the model, and waiting for them costs more than they save: numpy copies where it is called.
+# torch's own stack, cat and index would wake its threads. Those belong to the model, and
+# to wait for them costs more than they save: numpy copies on the thread that calls it.
 
 
 def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
@@ -223,17 +216,18 @@ def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
     return torch.from_numpy(np.stack([column.numpy() for column in columns], axis=1))
 
 
-def _rows(parts: Sequence[Tensor]) -> Tensor:
-    """[n_i, ...] each, as [sum(n_i), ...]."""
-    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
+def _take(parts: Sequence[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
+    """Rows of [n_i, ...] laid end to end."""
+    whole = np.concatenate([part.numpy() for part in parts])
+    return torch.from_numpy(whole.take(rows, axis=0))
 
 
-def _concat(parts: Sequence[Batch]) -> Batch:
-    if len(parts) == 1:
-        return parts[0]
+def _join(parts: Sequence[Samples]) -> Batch:
     return Batch(
         dense=torch.cat([part.dense for part in parts]),
-        features=concat_rows([part.features for part in parts]),
+        features=to_kjt(
+            {name: [part.features[name] for part in parts] for name in parts[0].features}
+        ),
         labels=torch.cat([part.labels for part in parts]),
         weights=torch.cat([part.weights for part in parts]),
     )

@@ -1,0 +1,174 @@
+"""What every suite shares: figures with their conditions, and sides measured in turn.
+
+Both sides of a comparison run in one process, alternating, so that whatever slows the
+machine down slows both; a figure is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["ALLOCATOR", "Figure", "Report", "Round", "alternate", "main", "spread"]
+
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+"""glibc gives large memory back at once by default, and then page faults flatter whatever
+allocates less. With these it keeps what it has, for both sides."""
+
+PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "pyarrow", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured number."""
+
+    name: str
+    value: float
+    unit: str
+    baseline: float | None = None
+    """The other side's value, in the same unit."""
+    target: float | None = None
+    """What `value` should reach."""
+    spread: float | None = None
+    """The interquartile range over the rounds, as a share of the median."""
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.target is None else self.value >= self.target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a suite has measured, and with which settings of its own."""
+
+    figures: Sequence[Figure]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Round:
+    """One run of one side."""
+
+    wall: float
+    """Seconds."""
+    cpu: float
+    """Seconds of this process, over all threads."""
+    result: Any
+
+
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Round]]:
+    """Run all sides `rounds` times, in turn and each round the other way about.
+
+    A first round warms up and does not count.
+    """
+    measured: dict[str, list[Round]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(rounds + 1):
+        for name in names:
+            gc.collect()
+            wall, cpu = time.perf_counter(), time.process_time()
+            result = sides[name]()
+            one = Round(time.perf_counter() - wall, time.process_time() - cpu, result)
+            if number:
+                measured[name].append(one)
+        names.reverse()
+        _say(f"round {number} of {rounds}")
+    return measured
+
+
+def spread(values: Sequence[float]) -> float:
+    """The interquartile range as a share of the median."""
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+def main(suite: str, measure: Callable[[bool], Report], argv: Sequence[str] | None = None) -> None:
+    """The command line of a suite; `measure` is told whether to be quick."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}")
+    parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    options = parser.parse_args(argv)
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        # glibc reads these when a process starts.
+        os.execve(sys.executable, sys.orig_argv, os.environ | ALLOCATOR)
+    load = os.getloadavg()[0]
+    report = measure(options.quick)
+    conditions = {
+        "machine": {**_machine(), "load_average_before": round(load, 2)},
+        "versions": _versions(),
+        "settings": {**report.settings, "quick": options.quick, "allocator": ALLOCATOR},
+        "seed": report.seed,
+    }
+    if options.json:
+        figures = [dataclasses.asdict(one) | {"met": one.met} for one in report.figures]
+        print(json.dumps({"suite": suite, "conditions": conditions, "figures": figures}))
+    else:
+        _print(suite, conditions, report.figures)
+
+
+def _print(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
+    table = Table("figure", "value", "baseline", "target", "met", "spread", "note", title=suite)
+    for one in figures:
+        table.add_row(
+            one.name,
+            f"{one.value:,.4g} {one.unit}",
+            "" if one.baseline is None else f"{one.baseline:,.4g}",
+            "" if one.target is None else f"{one.target:,.4g}",
+            {None: "", True: "yes", False: "no"}[one.met],
+            "" if one.spread is None else f"{one.spread:.1%}",
+            one.note,
+        )
+    console = Console()
+    console.print(table)
+    for name, value in conditions.items():
+        console.print(f"{name}: {value}", highlight=False)
+
+
+def _machine() -> dict[str, Any]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30, 1),
+        "system": platform.platform(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
