@@ -176,6 +176,13 @@ def test_learns_a_fixed_batch(name: str, ranks: int, gloo_pool: GlooPool) -> Non
             assert run.keys == ["item", "history", "user", "tags"]
 
 
+def test_without_dense_features_the_pipeline_still_finds_the_tables(gloo_pool: GlooPool) -> None:
+    schema = Schema(sparse=SCHEMA.sparse)
+    build = Build("dlrm", schema, SMALL["dlrm"])
+    (run,) = gloo_pool.run(train, build, [clicks(schema, 32)], steps=2, lr=0.5, world_size=1)
+    assert run.pipelined == ["net.sparse_arch.embedding_bag_collection"]
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_two_ranks_train_as_plain_torch(name: str, gloo_pool: GlooPool) -> None:
     steps = [[clicks(SCHEMA, 16, seed=2 * step + rank) for rank in range(2)] for step in range(3)]

@@ -63,7 +63,7 @@ class Transformer(nn.Module):
         buckets = Buckets.of(lengths)
         outputs = [self._encode(block) for block in buckets.blocks(values)]
         if not outputs:
-            # Not a value in the batch: DDP still waits for a gradient of every parameter.
+            # Not a value in the batch; but DDP, told that the graph is static, wants gradients.
             nothing = Block(values.new_zeros(1, 1, values.shape[1]), lengths.new_ones(1), True)
             outputs = [0.0 * self._encode(nothing)]
         return buckets.rows(outputs)
