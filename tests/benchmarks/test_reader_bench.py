@@ -1,0 +1,98 @@
+"""Rung 1 and 4 (values, a run): what a suite prints, and that the reader's suite measures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+TOY = """
+import os
+from benchmarks.harness import ALLOCATOR, Figure, Report, alternate, main, spread
+
+def measure(quick):
+    order = []
+    sides = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
+    measured = alternate(sides, rounds=3)
+    assert order == list("abbaabba"), order
+    assert [one.result for one in measured["a"]] == [4, 5, 8]  # the first round warmed up
+    assert all(os.environ[name] == value for name, value in ALLOCATOR.items())
+    return Report(
+        figures=[
+            Figure(name="half", value=0.5, unit="s", baseline=1, target=0.6, spread=spread([1, 2])),
+            Figure(name="free", value=2, unit="s"),
+        ],
+        settings={"rows": 1 if quick else 2},
+        seed=3,
+    )
+
+main("toy", measure)
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+
+def test_json_is_one_object_and_nothing_else():
+    printed = json.loads(run("-c", TOY, "--quick", "--json").stdout)
+    assert set(printed) == {"suite", "conditions", "figures"}
+    assert printed["suite"] == "toy"
+    assert set(printed["conditions"]) == {"machine", "versions", "settings", "seed"}
+    assert printed["conditions"]["seed"] == 3
+    assert printed["conditions"]["settings"]["rows"] == 1
+    assert printed["conditions"]["machine"]["cores"] >= 1
+    assert {"python", "torch", "pyarrow"} <= set(printed["conditions"]["versions"])
+    half, free = printed["figures"]
+    assert half == {
+        "name": "half",
+        "value": 0.5,
+        "unit": "s",
+        "baseline": 1,
+        "target": 0.6,
+        "spread": pytest.approx(1 / 3),
+        "note": "",
+        "met": False,
+    }
+    assert free["target"] is free["met"] is None
+
+
+def test_without_json_a_table_with_its_conditions():
+    printed = run("-c", TOY).stdout
+    for said in ("half", "0.5 s", "no", "33.3%", "MALLOC_MMAP_THRESHOLD_", "seed: 3"):
+        assert said in printed
+
+
+READER = """
+import sys
+from itertools import islice
+from pathlib import Path
+from benchmarks import reader
+from benchmarks.harness import main
+
+table = reader.write_table(Path(sys.argv.pop()) / "table", reader.SCHEMA, reader._chunks(3000))
+main("reader", lambda quick: reader.compare(table, rounds=2))
+"""
+
+
+def test_the_readers_suite_on_a_small_table(tmp_path):
+    printed = json.loads(run("-c", READER, "--json", str(tmp_path)).stdout)
+    figures = {figure["name"]: figure for figure in printed["figures"]}
+    share = figures["reader, share of pyarrow's rows/s"]
+    assert share["target"] == 0.6
+    assert share["met"] == (share["value"] >= 0.6)
+    rates = figures["reader, rows/s"]
+    assert rates["value"] > 0 < rates["baseline"]
+    assert printed["conditions"]["settings"]["rows"] == 3000
