@@ -47,6 +47,6 @@ def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     if the ranks' weight sums are equal: a padding row on one rank alone breaks that.
     """
     total = weights.sum()
-    share = weights / torch.where(total > 0, total, 1.0)
+    scale = weights.numel() / torch.where(total > 0, total, 1.0)
     # A mean of weights that average to 1: with weights of 1 this is plain BCE, to the bit.
-    return F.binary_cross_entropy_with_logits(logits, labels, share * weights.numel())
+    return F.binary_cross_entropy_with_logits(logits, labels, weights * scale)
