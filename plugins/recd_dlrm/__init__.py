@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from recd_dlrm.datasets.criteo import CriteoConfig, build_criteo
+from recd_dlrm.datasets.movielens import MovieLensConfig, build_movielens
 from recd_dlrm.datasets.random import RandomConfig, build_random
 from recd_dlrm.datasets.sessions import SessionsConfig, build_sessions
 from recd_dlrm.datasets.trace import TraceConfig, build_trace
+from recd_dlrm.datasets.yoochoose import YoochooseConfig, build_yoochoose
 from recd_dlrm.models.dlrm import DlrmConfig, build_dlrm
 from recd_dlrm.models.dlrm_dcn import DlrmDcnConfig, build_dlrm_dcn
 from recd_dlrm.models.sequence_dlrm import SequenceDlrmConfig, build_sequence_dlrm
@@ -48,6 +50,18 @@ def recd_dataset() -> list[DatasetRecord[Any]]:
             summary="Criteo Kaggle and Terabyte click logs, from their raw TSV.",
             config=CriteoConfig,
             build=build_criteo,
+        ),
+        DatasetRecord(
+            name="movielens",
+            summary="MovieLens ratings as sessions, with frozen or growing histories.",
+            config=MovieLensConfig,
+            build=build_movielens,
+        ),
+        DatasetRecord(
+            name="yoochoose",
+            summary="Yoochoose clicks: the next item against seeded negatives.",
+            config=YoochooseConfig,
+            build=build_yoochoose,
         ),
     ]
 

@@ -144,7 +144,7 @@ def _choice(
     slot: str, value: Any, where: str, catalog: Catalog, features: tuple[str, ...] = ("*",)
 ) -> Choice:
     options = dict(_mapping({"use": value} if isinstance(value, str) else value, where))
-    use = options.pop("use", None)
+    use = options.pop("use", DEFAULT_USES.get(slot))
     if not isinstance(use, str):
         known = [claim.record.name for claim in catalog.of(slot)]
         raise RegistryError(f"`use` must name a record; {nearest(str(use or ''), known)}", where)

@@ -92,8 +92,8 @@ REGISTRIES = {
         ["registry.yaml:5: train.steps: must be >= 1, but is 0."],
     ),
     "a slot without a record": (
-        GOOD + "sharding: {reserve: 0.1}\n",
-        ["registry.yaml:6: sharding: `use` must name a record", "torchrec"],
+        GOOD.replace("use: dlrm", "embedding_dim: 4"),
+        ["registry.yaml:4: model: `use` must name a record", "dlrm_dcn"],
     ),
     "a slot that nobody uses": (
         GOOD + "pooling: {a: {use: sum}}\n",

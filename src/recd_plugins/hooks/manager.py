@@ -24,7 +24,6 @@ from typing import Any
 
 import pluggy
 
-import recd_plugins
 from recd_plugins.errors import PluginError, RegistryError, nearest
 from recd_plugins.hooks import specs
 from recd_plugins.hooks.markers import PROJECT
@@ -239,7 +238,7 @@ def _provider(plugin: str, distribution: Distribution | None) -> Provider:
 def _provider_of(module: str) -> Provider:
     package = module.split(".")[0]
     if package == PROJECT:
-        return Provider(module, "recd-plugins", recd_plugins.__version__)
+        return _provider(module, distribution("recd-plugins"))
     owners = packages_distributions().get(package)
     return _provider(module, distribution(owners[0])) if owners else Provider(module)
 

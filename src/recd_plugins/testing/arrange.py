@@ -23,7 +23,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.settings import OptimizerSettings
 
-__all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding"]
+__all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding", "tables_of"]
 
 
 class Arranged(NamedTuple):
@@ -68,19 +68,12 @@ class BySharding:
         bags = EmbeddingBagCollectionSharder(fused_params=optimizer.fused_params())
         sequences = EmbeddingCollectionSharder(fused_params=optimizer.fused_params())
         plan = {}
-        for name, module in model.named_modules():
-            if isinstance(module, EmbeddingBagCollection):
-                tables = [config.name for config in module.embedding_bag_configs()]
-                sharder: Any = bags
-            elif isinstance(module, EmbeddingCollection):
-                tables = [config.name for config in module.embedding_configs()]
-                sharder = sequences
-            else:
-                continue
-            plan[name] = construct_module_sharding_plan(
+        for path, tables in tables_of(model).items():
+            module = model.get_submodule(path)
+            plan[path] = construct_module_sharding_plan(
                 module,
                 {table: self._sharding(index) for index, table in enumerate(tables)},
-                sharder=sharder,
+                sharder=bags if isinstance(module, EmbeddingBagCollection) else sequences,
                 device_type="cpu",
             )
         return Arranged(model, ShardingPlan(plan=plan), [bags, sequences])
@@ -94,3 +87,14 @@ class BySharding:
                 return table_wise(rank=index % world_size, compute_kernel="fused")
             case "column_wise":
                 return column_wise(ranks=list(range(world_size)), compute_kernel="fused")
+
+
+def tables_of(model: nn.Module) -> dict[str, list[str]]:
+    """The names of the tables of each embedding module, by the module's path."""
+    tables = {}
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingBagCollection):
+            tables[path] = [config.name for config in module.embedding_bag_configs()]
+        elif isinstance(module, EmbeddingCollection):
+            tables[path] = [config.name for config in module.embedding_configs()]
+    return tables

@@ -1,14 +1,20 @@
-"""Random batches of a schema, to train and to check on."""
+"""Random samples of a schema, as batches and as tables, to train and to check on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Table, TableWriter
 
-__all__ = ["random_batch", "random_batches"]
+__all__ = ["from_lists", "random_batch", "random_batches", "random_table", "to_lists"]
 
 
 def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6) -> Batch:
@@ -43,3 +49,47 @@ def random_batches(
         ]
         for step in range(steps)
     ]
+
+
+def random_table(
+    folder: Path,
+    schema: Schema,
+    num_rows: int,
+    *,
+    rows_per_stripe: int = 64,
+    row: str = "",
+    seed: int = 0,
+) -> Table:
+    """A table of random samples in sessions of three; the ids of feature `row` count its rows."""
+    batch = random_batch(schema, num_rows, seed=seed)
+    numbers = torch.arange(num_rows)
+    columns: dict[str, Any] = {schema.label: batch.labels.tolist(), **to_lists(batch.features)}
+    columns |= zip(schema.dense, batch.dense.T.tolist(), strict=True)
+    if schema.session_id is not None:
+        columns[schema.session_id] = (numbers // 3).tolist()
+    if schema.timestamp is not None:
+        columns[schema.timestamp] = (numbers * 1000).tolist()
+    if row:
+        columns[row] = numbers.unsqueeze(1).tolist()
+    arrow = schema.arrow()
+    with TableWriter(folder, schema, rows_per_stripe=rows_per_stripe) as writer:
+        writer.write(pa.table({name: columns[name] for name in arrow.names}, schema=arrow))
+    return Table.open(folder)
+
+
+def to_lists(features: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
+    """Key to the ids of each row."""
+    return {
+        key: [row.tolist() for row in features[key].to_dense()]
+        for key in features.keys()  # noqa: SIM118  # a KJT is no mapping
+    }
+
+
+def from_lists(lists: Mapping[str, Sequence[Sequence[int]]]) -> KeyedJaggedTensor:
+    """The features of which `to_lists` makes these lists."""
+    rows = [row for ids in lists.values() for row in ids]
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys=list(lists),
+        values=torch.tensor([id_ for row in rows for id_ in row], dtype=torch.int64),
+        lengths=torch.tensor([len(row) for row in rows]),
+    )

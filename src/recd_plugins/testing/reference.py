@@ -5,7 +5,7 @@ One process holds whole tables; the optimizers are written out in plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.trained import Trained, dense_optimizer, table_name
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 
-__all__ = ["TableOptimizer", "train_reference"]
+__all__ = ["TableOptimizer", "train_reference", "unsharded"]
 
 
 class TableOptimizer:
@@ -54,6 +54,16 @@ class TableOptimizer:
         return gradient / (self._state.sqrt() + self._settings.tables_eps)
 
 
+def unsharded(model: nn.Module, seed: int) -> Collection[str]:
+    """Give a model its tables whole, on the CPU, as they start from the seed; their names."""
+    for module in model.modules():
+        if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
+            module.to_empty(device=torch.device("cpu"))
+    tables = table_initialisers(model)
+    initialise_tables(model, tables, seed)
+    return tables
+
+
 def train_reference(
     build_model: Callable[[], nn.Module],
     batches: Sequence[Sequence[Batch]],
@@ -69,21 +79,16 @@ def train_reference(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model()
-    for module in model.modules():
-        if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
-            module.to_empty(device=torch.device("cpu"))
-    initialisers = table_initialisers(model)
-    initialise_tables(model, initialisers, seed)
-    start = Trained.of(model, initialisers, losses=[])
-    tables = [
-        TableOptimizer(value, optimizer)
-        for name, value in model.named_parameters()
-        if table_name(name) in initialisers
-    ]
-    dense = dense_optimizer(
-        [v for name, v in model.named_parameters() if table_name(name) not in initialisers],
-        optimizer,
-    )
+    names = unsharded(model, seed)
+    start = Trained.of(model, names, losses=[])
+    tables: list[TableOptimizer] = []
+    rest: list[nn.Parameter] = []
+    for name, value in model.named_parameters():
+        if table_name(name) in names:
+            tables.append(TableOptimizer(value, optimizer))
+        else:
+            rest.append(value)
+    dense = dense_optimizer(rest, optimizer)
     losses: list[list[float]] = []
     for step in batches:
         dense.zero_grad()
@@ -95,4 +100,4 @@ def train_reference(
         dense.step()
         for table in tables:
             table.step()
-    return Trained.of(model, initialisers, losses=losses, start=start.tables)
+    return Trained.of(model, names, losses=losses, start=start.tables)

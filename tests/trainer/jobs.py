@@ -1,0 +1,103 @@
+"""`recd train` as a user starts it: a process of its own, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 120.0
+
+REGISTRY = """
+plugins: [recd_dlrm]
+dataset: {use: sessions, samples: 4096, test_fraction: 0.0625}
+model: {use: sequence_dlrm, embedding_dim: 8, bottom: [16], top: [16]}
+pooling: {history: {use: attention, hidden: [8]}}
+sharding: {use: torchrec, search: greedy}
+train:
+  ranks: 2
+  batch_size: 32
+  steps: 30
+  log_every: 5
+  eval_every: 12
+  checkpoint_every: 10
+  device: cpu
+"""
+
+
+def write_registry(folder: Path, text: str = REGISTRY) -> None:
+    (folder / "registry.yaml").write_text(text)
+
+
+def start(folder: Path, *arguments: str, program: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """`recd train <arguments>` in `folder`, or the same under another `program`."""
+    command = [*(program or [sys.executable]), "-m", "recd_plugins", "train", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | {"COLUMNS": "200"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(job: subprocess.Popen[str], *, code: int = 0) -> tuple[str, str]:
+    """What it printed, once it ended with `code`."""
+    out, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == code, f"exit code {job.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def train(folder: Path, *arguments: str) -> str:
+    return finish(start(folder, *arguments))[0]
+
+
+def wait_for_step(folder: Path, run: str, step: int, job: subprocess.Popen[str]) -> None:
+    """Until `run` has logged `step`."""
+    ends = time.monotonic() + DEADLINE
+    while time.monotonic() < ends:
+        if any(said["step"] >= step for said in metrics(folder, run)):
+            return
+        assert job.poll() is None, f"ended before step {step}:\n{job.communicate()}"
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached in {DEADLINE} s")
+
+
+def metrics(folder: Path, run: str) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl, without what the clock says."""
+    file = folder / run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    said = [json.loads(line) for line in lines if line.endswith("\n")]
+    for line in said:
+        line.pop("samples_per_second", None)
+    return said
+
+
+def ranks_of(job: subprocess.Popen[str]) -> list[int]:
+    """The processes that a launcher started, by rank."""
+    out = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in out.stdout.split()]
+
+
+def gone(pids: Sequence[int], within: float = 10.0) -> bool:
+    """Whether all these processes end."""
+    ends = time.monotonic() + within
+    while time.monotonic() < ends:
+        if not any(_alive(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

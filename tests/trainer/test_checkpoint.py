@@ -1,0 +1,160 @@
+"""Two gloo ranks: what a run saves, another goes on from, or is told why it cannot."""
+
+from __future__ import annotations
+
+import json
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import REGISTRY, metrics
+
+from recd_plugins.errors import DataError, RecdError, RegistryError
+from recd_plugins.stack import load
+from recd_plugins.testing.gloo import GlooPool
+
+
+def run(folder: str, overrides: list[str], resume: bool = False) -> dict[str, Any] | str:
+    """On a rank: train; the summary, or the message of a user's error."""
+    from recd_plugins.trainer.run import train
+
+    settings = [f"folder={folder}/data", f"train.run={folder}/run", *overrides]
+    source = Path(folder) / "registry.yaml"
+    try:
+        return train(load(source, settings), torch.device("cpu"), resume=resume)
+    except RecdError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "registry.yaml").write_text(REGISTRY)
+    return tmp_path
+
+
+SHORT = ["train.steps=10", "train.eval_every=0", "train.checkpoint_every=5"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["train.optimizer.tables=sgd", "train.optimizer.dense=sgd"],
+        ["train.optimizer.tables=adagrad", "train.optimizer.dense=adamw"],
+        ["model.use=dlrm", "model.embedding_dim=8", "model.bottom=[8]", "model.top=[8]"],
+    ],
+    ids=["sgd", "adagrad", "dlrm"],
+)
+def test_resumed_equals_uninterrupted(
+    options: list[str], world_size: int, folder: Path, gloo_pool: GlooPool
+) -> None:
+    if "model.use=dlrm" in options:  # it has no sequences, so nobody would use the pooling
+        text = REGISTRY.replace("pooling:", "#")
+        (folder / "registry.yaml").write_text(text)
+    whole = [*options, *SHORT, f"train.run={folder}/whole"]
+    gloo_pool.run(run, str(folder), whole, world_size=world_size)
+    first = [*options, *SHORT, "train.steps=5"]
+    gloo_pool.run(run, str(folder), first, world_size=world_size)
+    gloo_pool.run(run, str(folder), [*options, *SHORT], True, world_size=world_size)
+    before, after = (
+        [line for line in metrics(folder, name) if line["step"] > 5] for name in ("whole", "run")
+    )
+    assert [line["kind"] for line in before] == ["train", "test"]
+    assert after == before
+
+
+def test_a_run_with_other_choices_is_refused(folder: Path, gloo_pool: GlooPool) -> None:
+    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
+    for override, world_size, says in (
+        ("train.batch_size=16", 2, "was made with train.batch_size=32, now it is 16"),
+        ("model.embedding_dim=16", 2, "was made with `model: "),
+        ("train.optimizer.tables=sgd", 2, "was made with train.optimizer="),
+        ("train.steps=10", 1, "was made by 2 ranks, this job has 1: resume with --ranks 2"),
+    ):
+        said = gloo_pool.run(run, str(folder), [*SHORT, override], True, world_size=world_size)
+        assert isinstance(said[0], str)
+        assert said[0].startswith(RegistryError.__name__)
+        assert says in said[0]
+
+
+def test_a_damaged_checkpoint_is_named(folder: Path, gloo_pool: GlooPool) -> None:
+    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
+    checkpoint = folder / "run/checkpoints/step-00000005"
+    shard, job = checkpoint / "__0_0.distcp", checkpoint / "job.json"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:100])
+    for said in gloo_pool.run(run, str(folder), SHORT, True):
+        assert isinstance(said, str)
+        assert said.startswith(DataError.__name__)
+        assert f"{checkpoint}: does not fit this model, or is damaged" in said
+        assert "remove the folder" in said
+    shard.write_bytes(whole)
+    job.write_text(job.read_text()[:20])
+    said = gloo_pool.run(run, str(folder), SHORT, True)[1]
+    assert f"{job}: cannot be read" in said
+
+
+def test_a_torn_checkpoint_is_passed_over(folder: Path, gloo_pool: GlooPool) -> None:
+    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
+    checkpoints = folder / "run/checkpoints"
+    (checkpoints / "step-00000010.part").mkdir()  # what a kill in the middle of saving leaves
+    (summary, _) = gloo_pool.run(run, str(folder), SHORT, True)
+    assert isinstance(summary, dict)
+    assert summary["step"] == 10
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        "step-00000005",
+        "step-00000010",
+    ]
+
+
+def test_a_checkpoint_holds_no_pickled_object(folder: Path, gloo_pool: GlooPool) -> None:
+    """Tensors lie in torch's archive, whose pickle may name tensors' parts and nothing else."""
+    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
+    checkpoint = folder / "run/checkpoints/step-00000005"
+    names = {path.name for path in checkpoint.iterdir()}
+    assert names == {
+        "__0_0.distcp",
+        "__1_0.distcp",
+        "job.json",
+        "metadata.json",
+        "rank-0.json",
+        "rank-1.json",
+    }
+    stored = json.loads((checkpoint / "metadata.json").read_text())["stored"]
+    assert len(stored) > 20
+    for item in stored:
+        whole = (checkpoint / item["file"]).read_bytes()
+        part = folder / "part.pt"
+        part.write_bytes(whole[item["at"] : item["at"] + item["bytes"]])
+        assert isinstance(torch.load(part, weights_only=True), torch.Tensor)
+        with zipfile.ZipFile(part) as archive:
+            (data,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            calls = {
+                argument
+                for code, argument, _ in pickletools.genops(archive.read(data))
+                if code.name == "GLOBAL"
+            }
+        assert calls <= {
+            "torch._utils _rebuild_tensor_v2",
+            "torch FloatStorage",
+            "torch LongStorage",
+            "torch DoubleStorage",
+            "collections OrderedDict",
+        }
+
+
+def test_a_new_run_sets_the_one_before_aside(folder: Path, gloo_pool: GlooPool) -> None:
+    for steps in (1, 2):
+        gloo_pool.run(run, str(folder), [f"train.steps={steps}", "train.eval_batches=1"])
+    kept = [json.loads((folder / name / "summary.json").read_text()) for name in ("run.1", "run")]
+    assert [summary["step"] for summary in kept] == [1, 2]
+
+
+def test_a_loss_that_diverges_is_told(folder: Path, gloo_pool: GlooPool) -> None:
+    options = ["train.optimizer.dense=sgd", "train.optimizer.dense_lr=1e30"]
+    for said in gloo_pool.run(run, str(folder), options):
+        assert isinstance(said, str)
+        assert "training diverged. Lower train.optimizer.tables_lr" in said

@@ -1,0 +1,153 @@
+"""Example runs: `recd train` on two real ranks, killed, interrupted, resumed, under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import (
+    finish,
+    gone,
+    metrics,
+    ranks_of,
+    start,
+    train,
+    wait_for_step,
+    write_registry,
+)
+
+ENDLESS = ("train.steps=100000", "train.eval_every=0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder whose table is prepared once for all runs."""
+    folder = tmp_path_factory.mktemp("job")
+    write_registry(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder: Path) -> str:
+    return train(folder, "train.run=runs/whole")
+
+
+def test_a_run_tells_what_it_did(folder: Path, uninterrupted: str) -> None:
+    run = folder / "runs/whole"
+    said = metrics(folder, "runs/whole")
+    assert [(line["kind"], line["step"]) for line in said] == [
+        ("train", 5),
+        ("train", 10),
+        ("test", 12),
+        ("train", 15),
+        ("train", 20),
+        ("test", 24),
+        ("train", 25),
+        ("train", 30),
+        ("test", 30),
+    ]
+    assert said[-1]["samples"] == 256  # the whole test split, padding not counted
+    assert said[-2]["samples"] == 5 * 32 * 2
+    assert said[-1]["loss"] < said[0]["loss"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["finished"]
+    assert summary["test"]["auc"] == said[-1]["auc"]
+    assert list((run / "tensorboard").glob("events*"))
+    # keep_checkpoints is 2 by default
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "step-00000020",
+        "step-00000030",
+    ]
+    assert "plan: cheapest of" in uninterrupted
+    assert "train step 30/30  loss" in uninterrupted
+    assert "samples/s on 2 ranks of 32" in uninterrupted
+
+
+def test_a_killed_run_resumes_bit_for_bit(folder: Path, uninterrupted: str) -> None:
+    job = start(folder, "train.run=runs/killed")
+    wait_for_step(folder, "runs/killed", 15, job)
+    ranks = ranks_of(job)
+    assert len(ranks) == 2
+    job.kill()
+    job.wait()
+    assert gone(ranks)  # nobody trains on without a launcher
+    job.communicate()
+    out = train(folder, "train.run=runs/killed", "--resume")
+    assert "resumed after step " in out
+    assert metrics(folder, "runs/killed") == metrics(folder, "runs/whole")
+
+
+def test_ctrl_c_saves_and_resumes_bit_for_bit(folder: Path, uninterrupted: str) -> None:
+    job = start(folder, "train.run=runs/stopped", "train.steps=100000")
+    wait_for_step(folder, "runs/stopped", 5, job)
+    job.send_signal(signal.SIGINT)
+    out, err = finish(job)
+    assert "stopping after this step; once more to kill" in err
+    assert "`recd train --resume` goes on" in out
+    (saved,) = sorted((folder / "runs/stopped/checkpoints").iterdir())[-1:]
+    stopped = int(saved.name.removeprefix("step-"))
+    assert f"stopped after step {stopped} of 100000" in out
+    train(folder, "train.run=runs/stopped", "--resume", f"train.steps={max(30, stopped + 1)}")
+    whole = {(line["kind"], line["step"]): line for line in metrics(folder, "runs/whole")}
+    for line in metrics(folder, "runs/stopped"):
+        # The window of the step it stopped in begins anew; what follows must agree.
+        if stopped + 5 <= line["step"] <= 30 or line["step"] <= stopped - 5:
+            assert line == whole[line["kind"], line["step"]]
+
+
+def test_a_rank_that_dies_stops_the_job(folder: Path, uninterrupted: str) -> None:
+    run = "runs/dead"
+    job = start(folder, f"train.run={run}", *ENDLESS)
+    wait_for_step(folder, run, 5, job)
+    ranks = ranks_of(job)
+    killed = time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    _, err = finish(job, code=1)
+    assert time.monotonic() - killed < 10
+    assert "error: rank 1 ended with SIGKILL" in err
+    assert gone(ranks)
+
+
+def test_a_rank_that_raises_shows_its_traceback(folder: Path, uninterrupted: str) -> None:
+    plugin = folder / "fails_late.py"
+    plugin.write_text(
+        """
+import torch.distributed as dist
+from recd_dlrm.models.dlrm import DlrmConfig, build_dlrm
+from recd_plugins import hookimpl
+from recd_plugins.slots import ModelRecord
+
+def build(config, context):
+    model = build_dlrm(config, context)
+    def fail(module, inputs):
+        if dist.get_rank() == 1:
+            raise ArithmeticError("rank one cannot count")
+    model.register_forward_pre_hook(fail)
+    return model
+
+@hookimpl
+def recd_model():
+    return [ModelRecord(name="fails", summary="", config=DlrmConfig, build=build)]
+"""
+    )
+    (folder / "fails.yaml").write_text(
+        "plugins: [recd_dlrm, ./fails_late.py]\n"
+        "dataset: {use: sessions, samples: 4096, test_fraction: 0.0625}\n"
+        "model: {use: fails, embedding_dim: 8, bottom: [16], top: [16]}\n"
+        "train: {batch_size: 32, steps: 10, run: runs/fails, device: cpu}\n"
+    )
+    _, err = finish(start(folder, "-r", "fails.yaml"), code=1)
+    assert "error: rank 1 ended with exit code 1; it said:" in err
+    assert "ArithmeticError: rank one cannot count" in err
+
+
+def test_torchrun_runs_the_same_job(folder: Path, uninterrupted: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    job = start(folder, "train.run=runs/torchrun", program=[*torchrun, "--nproc-per-node=2"])
+    finish(job)
+    assert metrics(folder, "runs/torchrun") == metrics(folder, "runs/whole")
