@@ -41,7 +41,7 @@ def logits_and_labels(count: int) -> tuple[Tensor, Tensor]:
 
 
 def test_loss_with_weights_of_one_is_plain_to_the_bit() -> None:
-    for count in range(1, 200):  # n * (1 / n) is not 1 for some of them
+    for count in range(1, 200):  # n * (1 / n) is not 1 for some
         logits, labels = logits_and_labels(count)
         ours = weighted_loss(logits, labels, torch.ones(count))
         plain = F.binary_cross_entropy_with_logits(logits, labels)

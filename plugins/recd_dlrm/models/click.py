@@ -46,7 +46,7 @@ def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     The mean of it over ranks, which DDP's gradients follow, is the loss of the global batch
     if the ranks' weight sums are equal: a padding row on one rank alone breaks that.
     """
-    total = weights.sum()
-    scale = weights.numel() / torch.where(total > 0, total, 1.0)
+    mean = weights.mean()
+    even = weights / torch.where(mean > 0, mean, 1.0)
     # A mean of weights that average to 1: with weights of 1 this is plain BCE, to the bit.
-    return F.binary_cross_entropy_with_logits(logits, labels, weights * scale)
+    return F.binary_cross_entropy_with_logits(logits, labels, even)
