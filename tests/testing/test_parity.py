@@ -4,81 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, ByRegistry, BySharding
 from recd_plugins.testing.batches import random_batch, random_batches
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_parity, check_parity, train_on
+from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.testing.reference import TableOptimizer, train_reference
 from recd_plugins.testing.trained import Trained
-
-SCHEMA = Schema(
-    session_id=None,
-    timestamp=None,
-    dense=("age", "price"),
-    sparse=(
-        SparseFeature(name="item", num_ids=30),
-        SparseFeature(name="seen", num_ids=30, table="item"),
-        SparseFeature(name="shop", num_ids=7),
-        SparseFeature(name="history", num_ids=40, sequence=True),
-    ),
-)
-DIM = 8
-
-
-class Click(nn.Module):
-    """One EmbeddingBagCollection with a shared table, one EmbeddingCollection, one layer."""
-
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        meta = torch.device("meta")
-        self.scale = scale
-        self.bags = EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name="item",
-                    embedding_dim=DIM,
-                    num_embeddings=30,
-                    feature_names=["item", "seen"],
-                ),
-                EmbeddingBagConfig(
-                    name="shop", embedding_dim=DIM, num_embeddings=7, feature_names=["shop"]
-                ),
-            ],
-            device=meta,
-        )
-        self.sequences = EmbeddingCollection(
-            tables=[
-                EmbeddingConfig(
-                    name="history",
-                    embedding_dim=DIM,
-                    num_embeddings=40,
-                    feature_names=["history"],
-                )
-            ],
-            device=meta,
-        )
-        self.over = nn.Linear(2 + 4 * DIM, 1)
-
-    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        bags = self.bags(batch.features)
-        history = self.sequences(batch.features)["history"]
-        summed = torch.segment_reduce(history.values(), "sum", lengths=history.lengths())
-        # By key: a sharded collection yields its keys in an order of its own.
-        parts = [batch.dense, bags["item"], bags["seen"], bags["shop"], summed]
-        logits = self.over(torch.cat(parts, dim=1)).squeeze(1)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels) * self.scale
-        return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)
 
 
 @dataclass(frozen=True)
@@ -88,6 +27,12 @@ class TwiceTheRate:
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         wrong = dataclasses.replace(optimizer, tables_lr=2 * optimizer.tables_lr)
         return BySharding("row_wise")(model, wrong)
+
+
+class TwiceTheLoss(Probe):
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        loss, told = super().forward(batch)
+        return 2 * loss, told
 
 
 def trained(**tables: list[list[float]]) -> Trained:
@@ -168,19 +113,19 @@ def test_a_table_that_did_not_move_proves_nothing() -> None:
 
 def test_sgd_must_be_among_the_optimizers(gloo_pool: GlooPool) -> None:
     with pytest.raises(ValueError, match="must include 'sgd'"):
-        check_parity(gloo_pool, Click, [], tables=["adagrad"])
+        check_parity(gloo_pool, Probe, [], tables=["adagrad"])
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
 def test_sharded_training_equals_the_reference(gloo_pool: GlooPool, kind: str) -> None:
-    check_parity(gloo_pool, Click, random_batches(SCHEMA, steps=3), arrange=BySharding(kind))
+    check_parity(gloo_pool, Probe, random_batches(SCHEMA, steps=3), arrange=BySharding(kind))
 
 
 def test_column_shards_are_put_together(gloo_pool: GlooPool) -> None:
     """Without row-wise Adagrad, of which TorchRec keeps one state for each column shard."""
     batches = random_batches(SCHEMA, steps=3)
     arrange = BySharding("column_wise")
-    check_parity(gloo_pool, Click, batches, arrange=arrange, tables=["sgd", "adagrad"])
+    check_parity(gloo_pool, Probe, batches, arrange=arrange, tables=["sgd", "adagrad"])
 
 
 def test_three_ranks_with_batches_of_uneven_size_equal_the_reference(gloo_pool: GlooPool) -> None:
@@ -189,7 +134,7 @@ def test_three_ranks_with_batches_of_uneven_size_equal_the_reference(gloo_pool: 
         [random_batch(SCHEMA, 5 + 7 * rank, seed=10 * step + rank) for rank in range(3)]
         for step in range(3)
     ]
-    check_parity(gloo_pool, Click, batches, arrange=BySharding("table_wise"), tables=["sgd"])
+    check_parity(gloo_pool, Probe, batches, arrange=BySharding("table_wise"), tables=["sgd"])
 
 
 def test_a_registry_arranges_and_another_arrangement_can_be_the_reference(
@@ -197,7 +142,7 @@ def test_a_registry_arranges_and_another_arrangement_can_be_the_reference(
 ) -> None:
     check_parity(
         gloo_pool,
-        Click,
+        Probe,
         random_batches(SCHEMA, steps=2),
         arrange=ByRegistry({"plugins": []}),
         reference=BySharding("row_wise"),
@@ -209,9 +154,9 @@ def test_a_wrong_gradient_scale_is_found_and_named(gloo_pool: GlooPool) -> None:
     """With SGD; with Adagrad alone a scaled gradient would pass."""
     batches = random_batches(SCHEMA, steps=1)
     with pytest.raises(AssertionError, match=r"(?s)with sgd .*moved 2 times as far") as caught:
-        check_parity(gloo_pool, Click, batches, arrange=TwiceTheRate())
+        check_parity(gloo_pool, Probe, batches, arrange=TwiceTheRate())
     assert "losses" not in str(caught.value)  # one step: the forward pass agreed
     adagrad = OptimizerSettings(tables="adagrad", dense="sgd")
-    sharded = train_on(gloo_pool, partial(Click, 2.0), batches, BySharding("row_wise"), adagrad)
-    plain = train_reference(Click, batches, optimizer=adagrad)
+    sharded = train_on(gloo_pool, TwiceTheLoss, batches, BySharding("row_wise"), adagrad)
+    plain = train_reference(Probe, batches, optimizer=adagrad)
     assert (sharded.tables["item"] - plain.tables["item"]).abs().max() < 1e-4

@@ -1,0 +1,128 @@
+"""Does a plugin's record keep its slot's contract?
+
+    def test_decay_keeps_the_contract():
+        check_record(record)
+
+tries what `contracts/` asks of the slot, on small random data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.capability import check_needs
+from recd_plugins.config import Config, field_docs, parse
+from recd_plugins.data.batch import Batch
+from recd_plugins.slots import SLOTS, Context, Record
+from recd_plugins.testing.contracts.dataset import check_dataset
+from recd_plugins.testing.contracts.dedup import check_dedup
+from recd_plugins.testing.contracts.etl import check_etl
+from recd_plugins.testing.contracts.model import check_model
+from recd_plugins.testing.contracts.pooling import check_pooling
+from recd_plugins.testing.contracts.preprocess import check_preprocess
+from recd_plugins.testing.contracts.reader import check_reader
+from recd_plugins.testing.contracts.sharding import check_sharding
+from recd_plugins.testing.contracts.subject import ContractBroken, Subject
+from recd_plugins.testing.probe import SCHEMA
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.testing.gloo import GlooPool
+
+__all__ = ["CONTRACTS", "ContractBroken", "check_record"]
+
+CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
+    "dataset": check_dataset,
+    "etl": check_etl,
+    "reader": check_reader,
+    "dedup": check_dedup,
+    "preprocess": check_preprocess,
+    "sharding": check_sharding,
+    "pooling": check_pooling,
+    "model": check_model,
+}
+"""How a slot's record is tried. Those of `log`, `tier` and `cache` are built, and no more."""
+
+
+def check_record(
+    record: Record[Any, Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    context: Context | None = None,
+    pool: GlooPool | None = None,
+    expand: Callable[[Batch], KeyedJaggedTensor] | None = None,
+) -> None:
+    """Raise `ContractBroken`, naming the rule and the way to mend it, if the record breaks one.
+
+    `options` are those of registry.yaml, by default none. `context` is what `build` gets; by
+    default CPU, seed 0, the schema of `testing.probe` and nothing from neighbour slots. A
+    `sharding` needs ranks: `pool`, the fixture gloo_pool. A `dedup` whose batches have no
+    `dedup.to_kjt()` needs `expand`, from a converted batch to the features put there.
+    What the record needs of the machine and does not find raises `CapabilityError`.
+    """
+    __tracebackhide__ = True
+    config = _check_form(record, options or {})
+    with tempfile.TemporaryDirectory(prefix="recd-check-") as folder:
+        context = context or Context(schema=SCHEMA, folder=Path(folder) / "data")
+        check_needs(record, context.device, context.neighbours, "check_record", "this plugin")
+        subject = Subject(
+            record=record,
+            config=config,
+            context=context,
+            folder=Path(folder),
+            pool=pool,
+            expand=expand,
+        )
+        CONTRACTS.get(record.slot, Subject.build)(subject)
+
+
+def _check_form(record: Record[Any, Any], options: Mapping[str, Any]) -> Config:
+    """What can be said of a record unbuilt; its config with these options."""
+
+    def hold(kept: bool, rule: str, fix: str) -> None:
+        if not kept:
+            raise ContractBroken(f"{who}: {rule}. {fix}")
+
+    who = repr(record)
+    kinds = ", ".join(kind.__name__ for kind in SLOTS.values())
+    hold(type(record) in SLOTS.values(), "it is no record of a slot", f"Make one of: {kinds}.")
+    who = f"{record.slot} {record.name!r}"
+    hold(
+        bool(re.fullmatch(r"[a-z][a-z0-9_]*", record.name)),
+        "its name must be a word of lower-case letters, digits and underscores",
+        "registry.yaml says `use: name`.",
+    )
+    hold(
+        record.summary.endswith(".") and "\n" not in record.summary,
+        f"its summary must be a sentence on one line, but is {record.summary!r}",
+        "`recd plugins` shows it.",
+    )
+    hold(
+        isinstance(record.config, type)
+        and issubclass(record.config, Config)
+        and dataclasses.is_dataclass(record.config),
+        f"its config must be a dataclass that inherits from Config, but is {record.config!r}",
+        "@dataclass(frozen=True, kw_only=True) class MyConfig(Config): ...",
+    )
+    docs = field_docs(record.config)
+    for field in dataclasses.fields(record.config):
+        hold(
+            bool(docs.get(field.name, "").strip()),
+            f"option {field.name!r} of {record.config.__name__} has no line of text under it",
+            "Write a string literal under the field: it is the option's documentation.",
+        )
+        hold(
+            field.kw_only is True,
+            f"option {field.name!r} of {record.config.__name__} must be keyword-only",
+            "Use @dataclass(frozen=True, kw_only=True).",
+        )
+    for slot in record.uses:
+        hold(slot in SLOTS, f"it uses {slot!r}, which is no slot", f"Slots: {', '.join(SLOTS)}.")
+    config: Config = parse(record.config, options, who)
+    return config

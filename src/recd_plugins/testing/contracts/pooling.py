@@ -1,0 +1,128 @@
+"""The `pooling` slot: sequences to vectors, each row by itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recd_plugins.testing.contracts.subject import Subject
+
+__all__ = ["check_pooling"]
+
+DIM = 16
+TOLERANCE = 1e-5
+"""Of float32 sums of some hundred terms near 1, in another order."""
+LENGTHS = (3, 0, 1, 7, 2, 0, 40, 5)
+"""Rows without a value, of one and of many."""
+
+
+class _Rows(NamedTuple):
+    """The arguments of a pooling: values [N, D] in rows of lengths [B], queries [B, D]."""
+
+    values: Tensor
+    lengths: Tensor
+    query: Tensor
+
+    @classmethod
+    def draw(cls, lengths: tuple[int, ...], seed: int) -> _Rows:
+        generator = torch.Generator().manual_seed(seed)
+        return cls(
+            values=torch.randn(sum(lengths), DIM, generator=generator),
+            lengths=torch.tensor(lengths, dtype=torch.int64),
+            query=torch.randn(len(lengths), DIM, generator=generator),
+        )
+
+    def take(self, rows: Tensor) -> _Rows:
+        parts = self.values.split(self.lengths.tolist())
+        chosen = [parts[row] for row in rows.tolist()]
+        values = torch.cat([*chosen, self.values.new_empty(0, DIM)])
+        return _Rows(values, self.lengths[rows], self.query[rows])
+
+
+def check_pooling(subject: Subject) -> None:
+    factory = subject.build()
+    torch.manual_seed(0)
+    module = factory(DIM) if callable(factory) else factory
+    subject.hold(
+        isinstance(module, nn.Module) and callable(factory),
+        "build must return a factory, which makes an nn.Module of an embedding dimension",
+        "Return `lambda dim: MyPooling(dim)`.",
+    )
+    module.eval()
+    for seed in range(3):
+        rows = _Rows.draw(LENGTHS, seed)
+        pooled = _pool(subject, module, rows)
+        empty = pooled[rows.lengths == 0]
+        subject.hold(
+            bool((empty == 0).all()),
+            f"a row of length 0 must become zeros, but became {empty.flatten()[:4].tolist()}...",
+            "Mask the rows whose length is 0.",
+        )
+        _check_independence(subject, module, rows, pooled, seed)
+    nothing = _pool(subject, module, _Rows.draw((0, 0, 0), 0))
+    subject.hold(
+        bool((nothing == 0).all()), "a batch without a value must become zeros", "Mask the rows."
+    )
+    for lengths in (LENGTHS, (0, 0)):
+        _check_gradients(subject, module, _Rows.draw(lengths, 7))
+
+
+def _pool(subject: Subject, module: nn.Module, rows: _Rows) -> Tensor:
+    before = [part.clone() for part in rows]
+    pooled: Tensor = module(*rows)
+    shape = (len(rows.lengths), DIM)
+    subject.hold(
+        isinstance(pooled, Tensor) and pooled.shape == shape and pooled.dtype == torch.float32,
+        f"values {list(rows.values.shape)} in {shape[0]} rows must become float32 {list(shape)}, "
+        f"but became {getattr(pooled, 'dtype', type(pooled))} {list(getattr(pooled, 'shape', []))}",
+        "Return one vector of the embedding dimension a row.",
+    )
+    subject.hold(
+        all(torch.equal(left, right) for left, right in zip(before, rows, strict=True)),
+        "forward must leave its arguments as they are",
+        "Do not work in place on values, lengths or query.",
+    )
+    subject.hold(bool(pooled.isfinite().all()), "the result must be finite", "Look for 0 / 0.")
+    return pooled
+
+
+def _check_independence(
+    subject: Subject, module: nn.Module, rows: _Rows, pooled: Tensor, seed: int
+) -> None:
+    """Some rows, in another order and among others, become what they became before."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(rows.lengths), generator=generator)
+    among = _Rows.draw((2, 9), seed + 100)
+    for chosen in (order, order[:3], order[:1]):
+        part = rows.take(chosen)
+        mixed = _Rows(*(torch.cat(pair) for pair in zip(part, among, strict=True)))
+        for there in (part, mixed):
+            result = _pool(subject, module, there)[: len(chosen)]
+            gap = (result - pooled[chosen]).abs().max().item()
+            subject.hold(
+                gap <= TOLERANCE,
+                "a row's result must not depend on the other rows, but with other rows around it "
+                f"it changed by {gap:.3g}",
+                "Reduce over each row alone (no statistics over the batch; mask the padding).",
+            )
+
+
+def _check_gradients(subject: Subject, module: nn.Module, rows: _Rows) -> None:
+    values = rows.values.requires_grad_()
+    module.zero_grad()
+    result = _pool(subject, module, _Rows(values, rows.lengths, rows.query))
+    parameters = dict(module.named_parameters())
+    if result.requires_grad:
+        result.square().sum().backward()
+    gradients = {name: value.grad for name, value in parameters.items() if value.requires_grad}
+    if len(values):
+        gradients["values"] = values.grad
+    for name, gradient in gradients.items():
+        subject.hold(
+            gradient is not None and bool(gradient.isfinite().all()),
+            f"{name} must get a finite gradient"
+            f"{'' if len(values) else ' even of a batch without a value, or DDP waits for it'}",
+            "Compute with torch's operators throughout; for an empty batch add 0 * parameter.",
+        )

@@ -1,0 +1,79 @@
+"""The `preprocess` slot: a transform of jagged features, row by row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.schema import Schema
+from recd_plugins.testing.batches import from_lists, random_batch, to_lists
+from recd_plugins.testing.contracts.subject import Subject
+
+__all__ = ["check_preprocess"]
+
+ROWS = 12
+
+
+def check_preprocess(subject: Subject) -> None:
+    transform = subject.build()
+    schema = subject.context.require_schema()
+    after = transform.schema(schema)
+    subject.hold(
+        isinstance(after, Schema) and after.sparse_names == schema.sparse_names,
+        f"`schema` must keep the features' names, but made {after!r}",
+        "Replace the SparseFeatures by others of the same name: schema.replace([...]).",
+    )
+    for seed in range(3):
+        features = random_batch(schema, ROWS, seed=seed).features
+        before = [part.clone() for part in (features.values(), features.lengths())]
+        result = transform(features)
+        _check_shape(subject, features, result)
+        subject.hold(
+            torch.equal(before[0], features.values())
+            and torch.equal(before[1], features.lengths()),
+            "it must leave its input as it is",
+            "Do not work in place.",
+        )
+        _check_ids(subject, result, after)
+        rows = to_lists(result)
+        subject.hold(to_lists(transform(features)) == rows, "it must be repeatable", "Seed it.")
+        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
+        for chosen in (order, order[:1]):
+            part = to_lists(transform(_take(features, chosen)))
+            for key, expected in rows.items():
+                subject.hold(
+                    part[key] == [expected[row] for row in chosen.tolist()],
+                    f"a row's result must not depend on the other rows, but that of {key!r} does",
+                    "Transform each row by itself: deduplication runs it on unique rows alone.",
+                )
+
+
+def _check_shape(subject: Subject, features: KeyedJaggedTensor, result: object) -> None:
+    subject.hold(
+        isinstance(result, KeyedJaggedTensor)
+        and result.keys() == features.keys()
+        and result.stride() == features.stride(),
+        f"it must return a KeyedJaggedTensor of the keys {features.keys()} and "
+        f"{features.stride()} rows",
+        "Keep the keys, their order and the number of rows.",
+    )
+
+
+def _check_ids(subject: Subject, result: KeyedJaggedTensor, schema: Schema) -> None:
+    for feature in schema.sparse:
+        ids = result[feature.name].values()
+        subject.hold(
+            ids.dtype == torch.int64 and bool(((ids >= 0) & (ids < feature.num_ids)).all()),
+            f"ids of {feature.name!r} must be int64 in [0, {feature.num_ids}), which its `schema` "
+            f"says, but lie in [{_least(ids)}, {-_least(-ids)}] as {ids.dtype}",
+            "Let `schema` give the num_ids of the ids that come out.",
+        )
+
+
+def _least(ids: Tensor) -> int:
+    return int(ids.min()) if ids.numel() else 0
+
+
+def _take(features: KeyedJaggedTensor, rows: Tensor) -> KeyedJaggedTensor:
+    return from_lists({key: [ids[row] for row in rows] for key, ids in to_lists(features).items()})

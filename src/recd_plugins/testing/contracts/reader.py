@@ -1,0 +1,97 @@
+"""The `reader` slot: every row once, the same on every try, resumable anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.dataset import Split
+from recd_plugins.data.schema import SparseFeature
+from recd_plugins.data.table import Table
+from recd_plugins.slots import Loader
+from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.contracts.subject import Subject
+from recd_plugins.testing.resume import check_resume
+
+__all__ = ["check_reader"]
+
+ROWS = 203
+BATCH_SIZE = 16
+ROW = SparseFeature(name="row", num_ids=ROWS)
+"""Its one id in each sample is the number of the row."""
+
+
+def check_reader(subject: Subject) -> None:
+    schema = subject.context.require_schema()
+    schema = dataclasses.replace(schema, sparse=(*schema.sparse, ROW))
+    table = random_table(subject.folder / "table", schema, ROWS, rows_per_stripe=32, row=ROW.name)
+    for world_size in (1, 2):
+        for split in ("train", "test"):
+            _check_epoch(subject, table, world_size, split)
+    try:
+        check_resume(lambda: _loader(subject, table, 0, 1, "train"))
+    except AssertionError as error:
+        subject.hold(False, str(error), "See recd_plugins.slots.Loader.")
+
+
+def _loader(subject: Subject, table: Table, rank: int, world_size: int, split: Split) -> Loader:
+    loader: Loader = subject.build().loader(
+        table, rank=rank, world_size=world_size, batch_size=BATCH_SIZE, split=split
+    )
+    return loader
+
+
+def _check_epoch(subject: Subject, table: Table, world_size: int, split: Split) -> None:
+    where = f"split {split!r} over {world_size} ranks"
+    loaders = [_loader(subject, table, rank, world_size, split) for rank in range(world_size)]
+    ranks = [list(loader) for loader in loaders]
+    lengths = {len(loader) for loader in loaders} | {len(batches) for batches in ranks}
+    subject.hold(
+        len(lengths) == 1,
+        f"{where}: all ranks must have as many batches as len(loader) says, but have {lengths}",
+        "Drop or pad the tail alike on all ranks.",
+    )
+    batches = [batch for rank in ranks for batch in rank]
+    for batch in batches:
+        _check_batch(subject, batch, table, where)
+    seen = Counter(row for batch in batches for row in _rows(batch))
+    subject.hold(
+        max(seen.values()) == 1,
+        f"{where}: a row must come once an epoch, but some come {max(seen.values())} times",
+        "Give ranks disjoint shares, and what pads a batch weight 0.",
+    )
+    if split == "test":
+        subject.hold(
+            len(seen) == ROWS,
+            f"{where}: every row must come, but {ROWS - len(seen)} of {ROWS} do not",
+            "Pad the tail of the test split, never drop it.",
+        )
+        again = [_rows(batch) for loader in loaders for batch in loader]
+        subject.hold(
+            again == [_rows(batch) for batch in batches],
+            f"{where}: the order must be the same in every epoch",
+            "Never shuffle the test split.",
+        )
+
+
+def _check_batch(subject: Subject, batch: Batch, table: Table, where: str) -> None:
+    schema = table.schema
+    size = len(batch.labels)
+    subject.hold(
+        isinstance(batch, Batch)
+        and batch.features.keys() == list(schema.sparse_names)
+        and batch.features.stride() == size
+        and batch.dense.shape == (size, len(schema.dense))
+        and batch.labels.shape == batch.weights.shape == (size,)
+        and 0 < size <= BATCH_SIZE,
+        f"{where}: a batch must have up to {BATCH_SIZE} samples of the schema's columns in their "
+        "order",
+        "See recd_plugins.data.batch.Batch.",
+    )
+
+
+def _rows(batch: Batch) -> list[int]:
+    """The numbers of its rows, padding left out."""
+    rows: list[int] = batch.features[ROW.name].values()[batch.weights > 0].tolist()
+    return rows

@@ -1,0 +1,78 @@
+"""The `sharding` slot: a plan for every table that changes nothing but where rows lie."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import ShardingPlan
+
+from recd_plugins.config import Config
+from recd_plugins.planning.topology import Topology
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.slots import Context, Record
+from recd_plugins.testing.arrange import Arranged, tables_of
+from recd_plugins.testing.batches import random_batches
+from recd_plugins.testing.contracts.subject import ContractBroken, Subject
+from recd_plugins.testing.gloo import RanksFailed
+from recd_plugins.testing.parity import check_parity
+from recd_plugins.testing.probe import SCHEMA, Probe
+
+__all__ = ["ByRecord", "check_sharding"]
+
+
+@dataclass(frozen=True)
+class ByRecord:
+    """Arranged by what one `sharding` record builds; raises where its plan is not whole."""
+
+    record: Record[Any, Any]
+    config: Config
+    context: Context
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        context = dataclasses.replace(self.context, fused=optimizer.fused_params())
+        planner = self.record.build(self.config, context)
+        group = dist.group.WORLD
+        assert group is not None
+        plan = planner.plan(model, Topology(), group)
+        if not isinstance(plan, ShardingPlan):
+            raise ContractBroken(f"plan must return TorchRec's ShardingPlan, not {plan!r}.")
+        for path, tables in tables_of(model).items():
+            missing = [t for t in tables if t not in plan.plan.get(path, {})]
+            if missing:
+                raise ContractBroken(
+                    f"the plan must place every table, but leaves out {missing} of module "
+                    f"{path!r}. Plan all embedding modules of model.named_modules()."
+                )
+        text = planner.explain()
+        if not isinstance(text, str) or not text.strip():
+            raise ContractBroken("explain must say in words why the last plan is what it is.")
+        return Arranged(model, plan, planner.sharders())
+
+
+def check_sharding(subject: Subject) -> None:
+    subject.hold(
+        subject.pool is not None,
+        "a sharding is checked on ranks",
+        "Call check_record(record, pool=gloo_pool).",
+    )
+    assert subject.pool is not None
+    try:
+        check_parity(
+            subject.pool,
+            Probe,
+            random_batches(SCHEMA, steps=2),
+            arrange=ByRecord(subject.record, subject.config, subject.context),
+            tables=["sgd"],
+        )
+    except RanksFailed as error:
+        subject.hold(False, f"training with its plan failed: {error}", "Mend it.")
+    except AssertionError as error:
+        subject.hold(
+            False,
+            f"training with its plan must equal training unsharded: {error}",
+            "Look at the way of the gradients: averaged over ranks, once.",
+        )

@@ -1,0 +1,45 @@
+"""A record under check, and how a broken rule is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.config import Config
+from recd_plugins.data.batch import Batch
+from recd_plugins.slots import Context, Record
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.testing.gloo import GlooPool
+
+__all__ = ["ContractBroken", "Subject"]
+
+
+class ContractBroken(AssertionError):
+    """A record breaks a rule of its slot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a contract needs to try a record."""
+
+    record: Record[Any, Any]
+    config: Config
+    context: Context
+    folder: Path
+    """An empty folder to write in."""
+    pool: GlooPool | None = None
+    expand: Callable[[Batch], KeyedJaggedTensor] | None = None
+
+    def build(self) -> Any:
+        return self.record.build(self.config, self.context)
+
+    def hold(self, kept: bool, rule: str, fix: str) -> None:
+        """Unless the rule is kept, raise what says who breaks it and how to mend it."""
+        __tracebackhide__ = True
+        if not kept:
+            raise ContractBroken(f"{self.record.slot} {self.record.name!r}: {rule}. {fix}")
