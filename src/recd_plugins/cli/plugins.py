@@ -60,29 +60,32 @@ def _chosen(claim: Claim, registry: Registry) -> bool:
 
 
 def _show_slots(registry: Registry) -> None:
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
     from recd_plugins.hooks.manager import available
     from recd_plugins.slots import SLOTS
 
-    table = Table(title="slots; * chosen by the registry", title_justify="left")
-    for column in ("slot", "record", "what it is", "provided by", "needs"):
-        table.add_column(column)
+    table = Table(title="slots; * chosen by the registry", title_justify="left", box=SIMPLE)
+    table.add_column("slot", no_wrap=True)
+    table.add_column("record", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("provided by")
     for slot, kind in SLOTS.items():
         claims = registry.catalog.of(slot)
         for index, claim in enumerate(claims):
+            record = claim.record
+            needs = [*record.needs, *(f"the slot {use}" for use in record.uses)]
             table.add_row(
                 slot if index == 0 else "",
-                f"{'*' if _chosen(claim, registry) else ' '} {claim.record.name}",
-                claim.record.summary,
+                f"{'*' if _chosen(claim, registry) else ' '} {record.name}",
+                record.summary + (f" Uses {', '.join(needs)}." if needs else ""),
                 str(claim.provider),
-                ", ".join((*claim.record.needs, *(f"slot:{use}" for use in claim.record.uses))),
-                end_section=index == len(claims) - 1,
             )
         if not claims:
             doc = (kind.__doc__ or "").splitlines()[0]
-            table.add_row(slot, "  -", f"[dim]{doc}[/dim]", "", "", end_section=True)
+            table.add_row(slot, "  (none)", f"[dim]{doc}[/dim]", "")
     console = Console()
     console.print(table)
     off = sorted(set(available()) - set(registry.plugins))
