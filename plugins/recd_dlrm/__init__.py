@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from recd_dlrm.datasets.criteo import CriteoConfig, build_criteo
+from recd_dlrm.datasets.criteo.dataset import CriteoConfig, build_criteo
 from recd_dlrm.datasets.movielens import MovieLensConfig, build_movielens
 from recd_dlrm.datasets.random import RandomConfig, build_random
-from recd_dlrm.datasets.sessions import SessionsConfig, build_sessions
-from recd_dlrm.datasets.trace import TraceConfig, build_trace
+from recd_dlrm.datasets.sessions.dataset import SessionsConfig, build_sessions
+from recd_dlrm.datasets.trace.dataset import TraceConfig, build_trace
 from recd_dlrm.datasets.yoochoose import YoochooseConfig, build_yoochoose
 from recd_dlrm.models.dlrm import DlrmConfig, build_dlrm
 from recd_dlrm.models.dlrm_dcn import DlrmDcnConfig, build_dlrm_dcn

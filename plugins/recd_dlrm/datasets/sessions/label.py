@@ -22,7 +22,7 @@ from typing import Annotated
 import numpy as np
 
 from recd_dlrm.datasets.draws import F64, I64, bits, salt, streams, uniforms
-from recd_dlrm.datasets.session_features import FeatureConfig
+from recd_dlrm.datasets.sessions.features import FeatureConfig
 from recd_plugins.config import Config, Range
 
 __all__ = ["LabelConfig", "LabelModel", "sigmoid"]

@@ -90,7 +90,7 @@ class Profile:
 
 def profile(trace: ArrayLike) -> Profile:
     """Algorithm 1: the unique accesses and the stack-distance distribution of ids [N]."""
-    from recd_dlrm.datasets.lru_stack import stack_distances
+    from recd_dlrm.datasets.trace.lru_stack import stack_distances
 
     ids = np.asarray(trace, dtype=np.int64)
     if not len(ids):
@@ -129,7 +129,7 @@ class SyntheticTrace:
     def __init__(
         self, profile: Profile, seed: int | Sequence[int], floor: float | None = None
     ) -> None:
-        from recd_dlrm.datasets.lru_stack import full_stack
+        from recd_dlrm.datasets.trace.lru_stack import full_stack
 
         p = profile.probabilities
         first, rest = p[0], p[1:]
@@ -146,7 +146,7 @@ class SyntheticTrace:
 
     def take(self, accesses: int) -> Ints:
         """The next ids [accesses]."""
-        from recd_dlrm.datasets.lru_stack import draw_accesses
+        from recd_dlrm.datasets.trace.lru_stack import draw_accesses
 
         drawn, self._free, self._seen = draw_accesses(
             self._stack,

@@ -12,8 +12,8 @@ import pytest
 
 from recd_dlrm.datasets.columns import id_lists
 from recd_dlrm.datasets.random import CHUNK_ROWS
-from recd_dlrm.datasets.stack_distance import hit_curve, profile
-from recd_dlrm.datasets.trace import SyntheticRows, TraceConfig, TraceFeature, build_trace
+from recd_dlrm.datasets.trace.dataset import SyntheticRows, TraceConfig, TraceFeature, build_trace
+from recd_dlrm.datasets.trace.stack_distance import hit_curve, profile
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.schema import Schema, SparseFeature

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from recd_dlrm.datasets.counts import CountLaw
 from recd_dlrm.datasets.draws import I64, U64, salt, streams, uniforms
-from recd_dlrm.datasets.ids import Distribution, id_law
+from recd_dlrm.datasets.sessions.counts import CountLaw
+from recd_dlrm.datasets.sessions.ids import Distribution, id_law
 from recd_plugins.config import Config, Range
 from recd_plugins.data.schema import SparseFeature
 from recd_plugins.errors import RegistryError

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_dlrm.datasets.criteo_rows import MISSING
+from recd_dlrm.datasets.criteo.rows import MISSING
 
 __all__ = ["CategoryCounts", "FrequencyVocabulary", "HashVocabulary", "Vocabulary"]
 

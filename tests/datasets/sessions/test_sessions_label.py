@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from recd_dlrm.datasets.session_label import sigmoid
-from recd_dlrm.datasets.sessions import Scored, Sessions, SessionsConfig
+from recd_dlrm.datasets.sessions.dataset import Scored, Sessions, SessionsConfig
+from recd_dlrm.datasets.sessions.label import sigmoid
 
 
 @pytest.fixture(scope="module")

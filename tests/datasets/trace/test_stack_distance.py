@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_dlrm.datasets.lru_stack import draw_accesses, full_stack
-from recd_dlrm.datasets.stack_distance import (
+from recd_dlrm.datasets.trace.lru_stack import draw_accesses, full_stack
+from recd_dlrm.datasets.trace.stack_distance import (
     Profile,
     SyntheticTrace,
     adjusted_floor,

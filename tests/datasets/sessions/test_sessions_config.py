@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recd_dlrm.datasets.counts import CountLaw
-from recd_dlrm.datasets.session_features import FeatureConfig
-from recd_dlrm.datasets.sessions import Sessions, SessionsConfig
+from recd_dlrm.datasets.sessions.counts import CountLaw
+from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+from recd_dlrm.datasets.sessions.features import FeatureConfig
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
 

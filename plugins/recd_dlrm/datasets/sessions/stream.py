@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_dlrm.datasets.counts import CountLaw
 from recd_dlrm.datasets.draws import F64, I64, U64, salt, streams, uniforms
+from recd_dlrm.datasets.sessions.counts import CountLaw
 
 __all__ = ["SessionStream", "Slice"]
 

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dlrm.datasets.columns import id_lists
-from recd_dlrm.datasets.counts import CountLaw
 from recd_dlrm.datasets.draws import F64, I64, salt, streams, uniforms
-from recd_dlrm.datasets.ids import Scatter
-from recd_dlrm.datasets.session_features import FeatureConfig, FeatureDraws, change_rates
-from recd_dlrm.datasets.session_label import LabelConfig, LabelModel, sigmoid
-from recd_dlrm.datasets.session_stream import SessionStream, Slice
+from recd_dlrm.datasets.sessions.counts import CountLaw
+from recd_dlrm.datasets.sessions.features import FeatureConfig, FeatureDraws, change_rates
+from recd_dlrm.datasets.sessions.ids import Scatter
+from recd_dlrm.datasets.sessions.label import LabelConfig, LabelModel, sigmoid
+from recd_dlrm.datasets.sessions.stream import SessionStream, Slice
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.data.schema import Schema

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dlrm.datasets.columns import id_lists
-from recd_dlrm.datasets.criteo_rows import CATEGORIES, INTEGERS, Rows, count_rows, read_rows
-from recd_dlrm.datasets.criteo_vocabulary import CategoryCounts, HashVocabulary, Vocabulary
+from recd_dlrm.datasets.criteo.rows import CATEGORIES, INTEGERS, Rows, count_rows, read_rows
+from recd_dlrm.datasets.criteo.vocabulary import CategoryCounts, HashVocabulary, Vocabulary
 from recd_dlrm.datasets.sources import check_sources, fingerprint
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Dataset, Split, Tables

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_dlrm.datasets.draws import salt, streams, uniforms
-from recd_dlrm.datasets.ids import Distribution, IdLaw, Scatter, id_law
+from recd_dlrm.datasets.sessions.ids import Distribution, IdLaw, Scatter, id_law
 from recd_plugins.errors import RegistryError
 
 LAWS: list[tuple[Distribution, float | None]] = [

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recd_dlrm.datasets.columns import id_lists
 from recd_dlrm.datasets.random import RowsConfig
 from recd_dlrm.datasets.sources import check_sources, fingerprint
-from recd_dlrm.datasets.stack_distance import Profile, SyntheticTrace, adjusted_floor, profile
+from recd_dlrm.datasets.trace.stack_distance import Profile, SyntheticTrace, adjusted_floor, profile
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import SPLITS, Dataset, Split
 from recd_plugins.data.schema import Schema, SparseFeature

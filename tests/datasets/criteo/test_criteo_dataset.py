@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recd_dlrm.datasets import criteo_rows
-from recd_dlrm.datasets.criteo import Criteo, CriteoConfig, build_criteo
-from recd_dlrm.datasets.criteo_rows import MISSING, count_rows, read_rows
-from recd_dlrm.datasets.criteo_vocabulary import CategoryCounts, HashVocabulary
+from recd_dlrm.datasets.criteo import rows as criteo_rows
+from recd_dlrm.datasets.criteo.dataset import Criteo, CriteoConfig, build_criteo
+from recd_dlrm.datasets.criteo.rows import MISSING, count_rows, read_rows
+from recd_dlrm.datasets.criteo.vocabulary import CategoryCounts, HashVocabulary
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Split
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
 
-RAW = Path(__file__).parents[3] / "shared" / "data" / "criteo"
+RAW = Path(__file__).parents[4] / "shared" / "data" / "criteo"
 FILES = ["kaggle_8k.tsv", "kaggle_2k.tsv", "terabyte_day11_3k.tsv"]
 
 GOOD = b"1\t-3\t\t" + b"\t".join(b"%d" % i for i in range(11)) + b"\tdeadbeef" * 25 + b"\t\n"

@@ -1,0 +1,1 @@
+"""Criteo's click logs: the dataset, its raw rows, its vocabularies."""

@@ -1,0 +1,1 @@
+"""Generated sessions: the dataset, and the laws that its rows are drawn from."""

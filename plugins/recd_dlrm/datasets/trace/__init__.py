@@ -1,0 +1,1 @@
+"""Synthetic traces: the dataset, stack distances, the LRU stack that takes them."""
