@@ -7,23 +7,20 @@ are checked on construction, types and names by `parse`.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import collections.abc
 import dataclasses
-import inspect
-import textwrap
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from recd_plugins.describe import describe, field_docs, type_hints
 from recd_plugins.errors import RegistryError, nearest
 
-__all__ = ["Config", "Range", "describe", "field_docs", "parse", "type_hints"]
+__all__ = ["Config", "Range", "parse"]
 
 C = TypeVar("C")
 
@@ -82,30 +79,6 @@ def _check_bounds(hint: Any, value: Any, where: str) -> None:
         case collections.abc.Mapping, Mapping():
             for key, part in value.items():
                 _check_bounds(args[1], part, f"{where}.{key}")
-
-
-def type_hints(config: type) -> dict[str, Any]:
-    """The type of each field of a config class, bounds included."""
-    hints = get_type_hints(config, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(config)}
-
-
-def field_docs(config: type) -> dict[str, str]:
-    """The text under each field of a config class, base classes included."""
-    docs: dict[str, str] = {}
-    for owner in reversed(config.__mro__):
-        if not dataclasses.is_dataclass(owner) or owner is Config:
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        body = tree.body if isinstance(tree, ast.ClassDef) else []
-        for field, text in pairwise(body):
-            match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(doc))),
-                ):
-                    docs[name] = inspect.cleandoc(doc)
-    return docs
 
 
 def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
@@ -203,30 +176,3 @@ def _number(value: Any) -> float | None:
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
-
-
-def describe(hint: Any) -> str:
-    """A type as a user reads it: `Annotated[int, Range(ge=1)]` is "an integer >= 1"."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return " ".join([describe(args[0]), *map(str, args[1:])])
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(arg) for arg in args)
-    if origin is Literal:
-        return " | ".join(map(str, args))
-    if origin is tuple:
-        return f"a list of ({describe(args[0])})"
-    if origin in (dict, Mapping):
-        return f"a mapping to ({describe(args[1])})"
-    if dataclasses.is_dataclass(hint):
-        return "a mapping"
-    names = {
-        int: "an integer",
-        float: "a number",
-        str: "a text",
-        bool: "true or false",
-        Path: "a path",
-        type(None): "nothing",
-        Any: "anything",
-    }
-    return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from recd_plugins.config import Config, Range, describe, field_docs, parse, type_hints
+from recd_plugins.config import Config, Range, parse
+from recd_plugins.describe import describe, field_docs, type_hints
 from recd_plugins.errors import RegistryError
 
 

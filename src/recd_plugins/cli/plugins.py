@@ -94,10 +94,11 @@ def _show_slots(registry: Registry) -> None:
 
 
 def _show_record(registry: Registry, name: str, as_json: bool) -> None:
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    from recd_plugins.config import describe, field_docs, type_hints
+    from recd_plugins.describe import options_of
     from recd_plugins.errors import RegistryError, nearest
 
     slot, _, use = name.rpartition(":")
@@ -110,30 +111,18 @@ def _show_record(registry: Registry, name: str, as_json: bool) -> None:
         known = {claim.record.name for claim in registry.catalog.claims}
         raise RegistryError(f"no enabled plugin provides {name!r}; {nearest(use, known)}")
     for claim in claims:
-        config = claim.record.config
-        docs, hints = field_docs(config), type_hints(config)
-        rows = [
-            (field.name, describe(hints[field.name]), _default(field), docs.get(field.name, ""))
-            for field in dataclasses.fields(config)
-        ]
+        options = options_of(claim.record.config)
         if as_json:
-            options = [
-                dict(zip(("name", "type", "default", "doc"), row, strict=True)) for row in rows
-            ]
-            print(json.dumps({**_as_dict(claim, registry), "options": options}))
+            said = [dataclasses.asdict(option) for option in options]
+            print(json.dumps({**_as_dict(claim, registry), "options": said}))
             continue
         table = Table(
             title=f"{claim.record.slot}: {use} ({claim.provider}). {claim.record.summary}",
             title_justify="left",
+            box=SIMPLE,
         )
         for column in ("option", "takes", "default", "what it does"):
             table.add_column(column)
-        for row in rows:
-            table.add_row(*row)
+        for option in options:
+            table.add_row(option.name, option.takes, option.default, option.doc)
         Console().print(table)
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        return "" if field.default is None else str(field.default)
-    return "required" if field.default_factory is dataclasses.MISSING else "..."
