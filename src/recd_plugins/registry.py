@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,7 @@ def _checked(source: Source) -> Registry:
         choices=choices,
         topology=topology,
         train=train,
-        folder=Path(values.get("folder") or "data"),
+        folder=_folder(values.get("folder")),
         source=source,
         catalog=catalog,
     )
@@ -149,8 +150,7 @@ def _choice(
         known = [claim.record.name for claim in catalog.of(slot)]
         raise RegistryError(f"`use` must name a record; {nearest(str(use or ''), known)}", where)
     if slot == "preprocess":
-        named = options.pop("features", "*")
-        features = tuple(named) if isinstance(named, list | tuple) else (str(named),)
+        features = _features(options.pop("features", "*"), f"{where}.features")
     try:
         claim = catalog.find(slot, use)
     except RegistryError as error:
@@ -191,7 +191,22 @@ def _topology(value: Any) -> Topology:
         if value not in PRESETS:
             raise RegistryError(f"unknown preset {value!r}; {nearest(value, PRESETS)}", "topology")
         return PRESETS[value]
-    return parse(Topology, _mapping(value, "topology"), "topology")
+    options = dict(_mapping(value, "topology"))
+    preset = _topology(options.pop("use", None))
+    return parse(Topology, {**dataclasses.asdict(preset), **options}, "topology")
+
+
+def _features(value: Any, where: str) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise RegistryError(f"expected a feature, a glob or a list of them, got {value!r}.", where)
+    return tuple(names)
+
+
+def _folder(value: Any) -> Path:
+    if value is not None and not isinstance(value, str | Path):
+        raise RegistryError(f"expected a path, got {value!r}.", "folder")
+    return Path(value or "data").expanduser()
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

@@ -34,8 +34,8 @@ class Source:
         else:
             path = Path(registry)
             values, lines = _read_file(path)
-        for override in overrides:
-            _apply(values, override)
+        for index, override in enumerate(overrides):
+            _apply(values, override, overrides[:index])
         return cls(values=values, path=path, lines=lines, overrides=tuple(overrides))
 
     @property
@@ -45,9 +45,12 @@ class Source:
 
     def locate(self, where: str) -> str:
         """`where` with the file and line, or the override, that said it."""
-        for override in self.overrides:
+        place = _dotted(where)
+        for override in reversed(self.overrides):
             key = override.partition("=")[0]
-            if _dotted(where) == key or _dotted(where).startswith(key + "."):
+            # What no line says came with the override of something in it.
+            within = bool(where) and where not in self.lines and key.startswith(place + ".")
+            if within or place == key or place.startswith(key + "."):
                 return f"override {override!r}: {where}"
         if self.path is None:
             return where
@@ -78,7 +81,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
             f"{path}:{line}: not valid YAML: {error.problem or error.context}. "
             "Check indentation, colons and brackets there."
         ) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date of month 13 is a ValueError
         raise RegistryError(f"{path}: not valid YAML: {error}.") from None
     if values is None:
         return {}, {}
@@ -91,7 +94,14 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return values, lines
 
 
-def _walk(node: yaml.Node, where: str, path: Path) -> Iterator[tuple[str, int]]:
+def _walk(
+    node: yaml.Node, where: str, path: Path, above: tuple[yaml.Node, ...] = ()
+) -> Iterator[tuple[str, int]]:
+    if node in above:
+        raise RegistryError(
+            f"{path}:{node.start_mark.line + 1}: this value holds an alias of itself; write it out."
+        )
+    above = (*above, node)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -103,33 +113,44 @@ def _walk(node: yaml.Node, where: str, path: Path) -> Iterator[tuple[str, int]]:
             seen.add(key.value)
             child = f"{where}.{key.value}" if where else str(key.value)
             yield child, line
-            yield from _walk(value, child, path)
+            yield from _walk(value, child, path, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             child = f"{where}[{index}]"
             yield child, item.start_mark.line + 1
-            yield from _walk(item, child, path)
+            yield from _walk(item, child, path, above)
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RegistryError(f"override {override!r}: write key=value, as train.batch_size=512.")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         raise RegistryError(f"override {override!r}: its value is not valid YAML.") from None
     *parents, last = key.split(".")
     place: Any = values
     for depth, name in enumerate(parents):
-        place = _step(place, name, f"{'.'.join(parents[: depth + 1])}", override)
+        place = _step(place, name, ".".join(parents[: depth + 1]), override)
     if isinstance(place, list):
         place[_index(place, last, override)] = value
         return
     if last == "use" and place.get("use") != value:
         # Another record takes other options: those of the one it replaces go with it.
-        place.clear()
+        for name in place.keys() - _kept(parents, before):
+            del place[name]
     place[last] = value
+
+
+def _kept(parents: Sequence[str], before: Sequence[str]) -> set[str]:
+    """What of a choice outlives its record: which features it is for, and earlier overrides."""
+    kept = {"features"} if parents[:1] == ["preprocess"] else set()
+    for override in before:
+        key = override.partition("=")[0].split(".")
+        if key[: len(parents)] == parents:
+            kept.update(key[len(parents) :][:1])
+    return kept
 
 
 def _step(place: Any, name: str, where: str, override: str) -> Any:

@@ -1,0 +1,253 @@
+"""Value tests: what a registry says, the line of each thing it says, and overrides of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_plugins.errors import RegistryError
+from recd_plugins.yaml_source import Source
+
+TEXT = """\
+# a comment
+plugins: [a,
+  b]
+model:
+  use: dlrm
+
+  layers:
+    - 8
+    - width: 4
+preprocess:
+- {use: first_x,
+   n: 3}
+- use: hash
+base: &base {x: 1}
+derived: {<<: *base, y: 2}
+"""
+
+
+def read(tmp_path: Path, text: str, *overrides: str) -> Source:
+    file = tmp_path / "registry.yaml"
+    file.write_text(text)
+    return Source.read(file, overrides)
+
+
+def overridden(values: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    return Source.read(values, overrides).values
+
+
+def test_values_and_the_line_of_each(tmp_path: Path) -> None:
+    source = read(tmp_path, TEXT)
+    assert source.values["model"] == {"use": "dlrm", "layers": [8, {"width": 4}]}
+    assert source.values["derived"] == {"x": 1, "y": 2}
+    assert source.lines == {
+        "plugins": 2,
+        "plugins[0]": 2,
+        "plugins[1]": 3,
+        "model": 4,
+        "model.use": 5,
+        "model.layers": 7,
+        "model.layers[0]": 8,
+        "model.layers[1]": 9,
+        "model.layers[1].width": 9,
+        "preprocess": 10,
+        "preprocess[0]": 11,
+        "preprocess[0].use": 11,
+        "preprocess[0].n": 12,
+        "preprocess[1]": 13,
+        "preprocess[1].use": 13,
+        "base": 14,
+        "base.x": 14,
+        "derived": 15,
+        "derived.<<": 15,
+        "derived.<<.x": 14,
+        "derived.y": 15,
+    }
+    assert source.base == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("where", "located"),
+    [
+        ("model.use", ":5: model.use"),
+        ("model.layers[1].width", ":9: model.layers[1].width"),
+        ("model.layers[1].depth", ":9: model.layers[1].depth"),  # the nearest that has a line
+        ("model.layers[2]", ":7: model.layers[2]"),
+        ("model.absent.deeper", ":4: model.absent.deeper"),
+        ("derived.x", ":15: derived.x"),
+        ("absent", ": absent"),
+        ("", ""),
+    ],
+)
+def test_a_place_is_located_by_its_line_or_what_holds_it(
+    where: str, located: str, tmp_path: Path
+) -> None:
+    assert read(tmp_path, TEXT).locate(where) == f"{tmp_path / 'registry.yaml'}{located}"
+
+
+def test_a_place_that_an_override_said_is_located_there(tmp_path: Path) -> None:
+    source = read(
+        tmp_path, TEXT, "model.use=x", "preprocess.0={use: y}", "new.deep.er=1", "model.use=z"
+    )
+    assert source.locate("model.use") == "override 'model.use=z': model.use"  # the last counts
+    assert source.locate("model.layers").endswith(":7: model.layers")
+    assert source.locate("model").endswith(":4: model")
+    assert source.locate("model.used").endswith(":4: model.used")
+    assert source.locate("preprocess[0].n") == "override 'preprocess.0={use: y}': preprocess[0].n"
+    assert source.locate("preprocess[1]").endswith(":13: preprocess[1]")
+    assert source.locate("new") == "override 'new.deep.er=1': new"
+    assert source.locate("new.deep") == "override 'new.deep.er=1': new.deep"
+    assert source.locate("").endswith("registry.yaml")
+
+
+def test_a_mapping_has_no_lines_and_is_left_as_it_was() -> None:
+    given = {"model": {"use": "dlrm", "layers": [1]}, "etl": [{"use": "a"}]}
+    source = Source.read(given, ["model.layers.0=2", "etl.0.x=1"])
+    assert source.values == {
+        "model": {"use": "dlrm", "layers": [2]},
+        "etl": [{"use": "a", "x": 1}],
+    }
+    assert given == {"model": {"use": "dlrm", "layers": [1]}, "etl": [{"use": "a"}]}
+    assert source.locate("model.use") == "model.use"
+    assert source.locate("model.layers[0]") == "override 'model.layers.0=2': model.layers[0]"
+    assert source.base == Path()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "---\n"])
+def test_an_empty_registry_says_nothing(text: str, tmp_path: Path) -> None:
+    source = read(tmp_path, text, "train.steps=1")
+    assert source.values == {"train": {"steps": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [1\nb: 2\n", ":2: not valid YAML: expected ',' or ']'"),
+        ("a: 1\n\tb: 2\n", ":2: not valid YAML"),
+        ("a: 1\nb: !!python/name:os.system x\n", ":2: not valid YAML: could not determine a"),
+        ("a: 1\n---\nb: 1\n", ":2: not valid YAML: but found another document"),
+        ("a: \x00\n", ": not valid YAML: unacceptable character"),
+        ("a: 2020-13-01\n", ": not valid YAML: month must be in 1..12"),
+        ("a: 1\nb: {c: 1,\n  c: 2}\n", ":3: 'c' stands twice in one mapping; keep one"),
+        ("a: &a\n  - *a\n", ":1: this value holds an alias of itself"),
+        ("a: &a {b: {c: *a}}\n", ":1: this value holds an alias of itself"),
+        ("just words\n", ": must hold a mapping of slots, as `model: {use: dlrm}`"),
+    ],
+)
+def test_what_is_no_registry_is_refused_by_its_line(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(RegistryError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'registry.yaml'}{says}")
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match=r"none.yaml: there is no such registry"):
+        Source.read(tmp_path / "none.yaml", ())
+    with pytest.raises(RegistryError, match=r"cannot be read as text: .*directory"):
+        Source.read(tmp_path, ())
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("a: é\n".encode("latin-1"))
+    with pytest.raises(RegistryError, match=r"latin.yaml: cannot be read as text: 'utf-8' codec"):
+        Source.read(latin, ())
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("a.b=3", 3),
+        ("a.b=1e3", "1e3"),  # YAML's reading: `parse` makes it a number where one is due
+        ("a.b=x=y", "x=y"),
+        ("a.b=[1, {c: d}]", [1, {"c": "d"}]),
+        ("a.b=null", None),
+        ("a.b=", None),
+        ("a.b='3'", "3"),
+        ("a.b=true", True),
+    ],
+)
+def test_an_override_is_a_value_of_yaml(override: str, value: object) -> None:
+    assert overridden({"a": {"c": 0}}, override) == {"a": {"c": 0, "b": value}}
+
+
+def test_overrides_open_what_is_not_there() -> None:
+    assert overridden({}, "a.b.c=1", "a.b.d=2") == {"a": {"b": {"c": 1, "d": 2}}}
+    assert overridden({"a": None}, "a.b=1") == {"a": {"b": 1}}
+
+
+def test_a_short_slot_is_opened_as_its_use() -> None:
+    short = {"sharding": "torchrec"}
+    assert overridden(short, "sharding.search=greedy") == {
+        "sharding": {"use": "torchrec", "search": "greedy"}
+    }
+    assert overridden(short, "sharding.use=flexshard") == {"sharding": {"use": "flexshard"}}
+    assert overridden(short, "sharding=flexshard") == {"sharding": "flexshard"}
+
+
+CHOSEN = {"dataset": {"use": "sessions", "samples": 64, "seed": 1}}
+
+
+def test_another_record_drops_the_options_of_the_one_before() -> None:
+    assert overridden(CHOSEN, "dataset.use=random") == {"dataset": {"use": "random"}}
+    nested = {"pooling": {"history": {"use": "attention", "hidden": [8]}, "other": {"use": "sum"}}}
+    assert overridden(nested, "pooling.history.use=mean") == {
+        "pooling": {"history": {"use": "mean"}, "other": {"use": "sum"}}
+    }
+
+
+def test_the_same_record_keeps_its_options() -> None:
+    assert overridden(CHOSEN, "dataset.use=sessions", "dataset.seed=2") == {
+        "dataset": {"use": "sessions", "samples": 64, "seed": 2}
+    }
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("dataset.use=random", "dataset.samples=8", "dataset.mix.a=1"),
+        ("dataset.samples=8", "dataset.mix.a=1", "dataset.use=random"),
+        ("dataset.samples=8", "dataset.use=random", "dataset.mix.a=1"),
+    ],
+)
+def test_what_other_overrides_say_of_the_new_record_stays(overrides: tuple[str, ...]) -> None:
+    assert overridden(CHOSEN, *overrides) == {
+        "dataset": {"use": "random", "samples": 8, "mix": {"a": 1}}
+    }
+
+
+def test_another_transform_is_for_the_same_features() -> None:
+    steps = {"preprocess": [{"use": "first_x", "n": 3, "features": "user_*"}, {"use": "clamp"}]}
+    assert overridden(steps, "preprocess.0.use=hash") == {
+        "preprocess": [{"use": "hash", "features": "user_*"}, {"use": "clamp"}]
+    }
+
+
+def test_positions_in_lists() -> None:
+    values = {"etl": [{"use": "a", "x": 1}, "b", None], "sizes": [1, 2]}
+    assert overridden(
+        values, "etl.0.x=2", "etl.1.y=3", "etl.2.use=c", "sizes.1=5", "etl.0.use=a"
+    ) == {
+        "etl": [{"use": "a", "x": 2}, {"use": "b", "y": 3}, {"use": "c"}],
+        "sizes": [1, 5],
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("train", "write key=value, as train.batch_size=512."),
+        ("=1", "write key=value"),
+        ("a=[1", "its value is not valid YAML."),
+        ("a=2020-13-01", "its value is not valid YAML."),
+        ("sizes.2=1", "'2' is no position in a list of 2; count from 0."),
+        ("sizes.-1=1", "'-1' is no position in a list of 2"),
+        ("sizes.x=1", "'x' is no position in a list of 2"),
+        ("sizes.0.x=1", "sizes.0 is 1, which holds no options."),
+        ("on.x.y=1", "on is True, which holds no options."),
+    ],
+)
+def test_an_override_that_leads_nowhere_is_named(override: str, says: str) -> None:
+    with pytest.raises(RegistryError) as caught:
+        overridden({"sizes": [1, 2], "on": True}, override)
+    assert str(caught.value).startswith(f"override {override!r}: {says}")
