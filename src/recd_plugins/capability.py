@@ -47,6 +47,13 @@ def check_needs(
             )
 
 
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a.b, a is not there
+        return False
+
+
 def _lack(need: str, device: Literal["auto", "cpu", "cuda"], filled: Collection[str]) -> str:
     kind, _, name = need.partition(":")
     match kind:
@@ -57,7 +64,7 @@ def _lack(need: str, device: Literal["auto", "cpu", "cuda"], filled: Collection[
                     "or train where torch sees a GPU (train.device=cuda)."
                 )
         case "import":
-            if importlib.util.find_spec(name) is None:
+            if not _importable(name):
                 return f"the package {name!r}, which is not installed. Install it with pip."
         case "command":
             if shutil.which(name) is None:

@@ -48,6 +48,11 @@ class Provider:
             return self.plugin
         return f"{self.distribution} {self.version}"
 
+    @property
+    def owner(self) -> str:
+        """What `use: owner:name` calls it; its plugin's name will do too."""
+        return self.distribution or self.plugin
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -88,26 +93,31 @@ class Catalog:
     def find(self, slot: str, use: str) -> Claim:
         """The record that `use` names: `exact`, or `pkg-a:exact` where two provide it."""
         owner, _, name = use.rpartition(":")
-        named = [claim for claim in self.of(slot) if claim.record.name == name]
-        if owner:
-            named = [
-                claim
-                for claim in named
-                if owner in (claim.provider.plugin, claim.provider.distribution)
-            ]
+        claims = [claim for claim in self.of(slot) if claim.record.name == name]
+        named = [
+            claim
+            for claim in claims
+            if owner in ("", claim.provider.plugin, claim.provider.distribution)
+        ]
         if len(named) == 1:
             return named[0]
         if not named:
-            known = [claim.record.name for claim in self.of(slot)]
+            hint = (
+                nearest(use, [f"{claim.provider.owner}:{name}" for claim in claims])
+                if claims
+                else nearest(name, [claim.record.name for claim in self.of(slot)])
+            )
             raise RegistryError(
-                f"no enabled plugin provides {slot} {use!r}; {nearest(name, known)} "
+                f"no enabled plugin provides {slot} {use!r}; {hint} "
                 "A plugin is enabled by its name under `plugins`."
             )
-        both = " and ".join(str(claim.provider) for claim in named)
-        first = named[0].provider
+        told, first = [str(claim.provider) for claim in named], named[0].provider.owner
+        if len(set(told)) < len(told):  # plugins of one distribution
+            told = [f"plugin {claim.provider.plugin} of {claim.provider}" for claim in named]
+            first = named[0].provider.plugin
         raise RegistryError(
-            f"`{slot}: {name}` is provided by {both}; name one as "
-            f"{first.distribution or first.plugin}:{name} in registry.yaml."
+            f"`{slot}: {name}` is provided by {' and '.join(told)}; name one as "
+            f"{first}:{name} in registry.yaml."
         )
 
     def _register(self, name: str, base: Path) -> None:
@@ -152,12 +162,19 @@ class Catalog:
                         f"plugin {name!r} ({provider}): its hook {hook} raised "
                         f"{type(error).__name__}: {error}. Run with --debug for its traceback."
                     ) from error
+                names: set[str] = set()
                 for record in records:
                     if not isinstance(record, SLOTS[slot]):
                         raise PluginError(
                             f"plugin {name!r} ({provider}): its hook {hook} must return "
                             f"{SLOTS[slot].__name__} records, but returned {record!r}."
                         )
+                    if record.name in names:
+                        raise PluginError(
+                            f"plugin {name!r} ({provider}): its hook {hook} returns two records "
+                            f"named {record.name!r}. Rename one of them."
+                        )
+                    names.add(record.name)
                     yield Claim(record, provider)
 
 
@@ -185,7 +202,7 @@ def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:
         if not points and name.split(".")[0] == error.name:
             raise _unknown(name, installed) from None
         raise _broken(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
     raise _unknown(name, installed)
 
@@ -214,7 +231,7 @@ def _is_path(name: str) -> bool:
     return name.endswith(".py") or "/" in name or name.startswith((".", "~"))
 
 
-def _broken(name: str, error: Exception) -> PluginError:
+def _broken(name: str, error: BaseException) -> PluginError:
     return PluginError(
         f"plugin {name!r} raised {type(error).__name__} on import: {error}. "
         "Run with --debug for its traceback."
