@@ -1,4 +1,4 @@
-"""Value tests: the docs say what the docstrings say, name every slot, hook and command, and resolve."""
+"""Value tests: the docs say what the docstrings say, and every name and link in them holds."""
 
 from __future__ import annotations
 
