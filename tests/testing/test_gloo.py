@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
+
+pytest_plugins = ["pytester"]
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,46 @@ def test_ranks_that_die_are_reported_within_seconds(gloo_pool: GlooPool) -> None
     assert "SIGKILL" in caught.value.ranks[2]
 
 
+def test_a_module_that_is_on_no_path_travels_by_its_file(
+    gloo_pool: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pytest imports with --import-mode=importlib; and two files may bear one name."""
+    for answer in (42, 43):
+        file = tmp_path / str(answer) / "off_path.py"
+        file.parent.mkdir()
+        file.write_text(f"def answer():\n    return {answer}\n")
+        spec = importlib.util.spec_from_file_location("off_path", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "off_path", module)
+        spec.loader.exec_module(module)
+        assert gloo_pool.run(module.answer) == [answer] * 2
+
+
+def test_the_plugin_brings_the_fixture_and_its_deadline(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import time
+
+        def sleep():
+            time.sleep(3600)
+
+        def test_sleep(gloo_pool):
+            gloo_pool.run(sleep)
+        """
+    )
+    result = pytester.runpytest_inprocess("--gloo-deadline=1")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*deadline of 1 s expired*"])
+
+
+def test_the_plugin_imports_no_torch() -> None:
+    """pytest loads it in every run, of anyone."""
+    script = "import sys, recd_plugins.testing.plugin; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
 def test_what_cannot_travel_is_said_clearly(gloo_pool: GlooPool) -> None:
     with pytest.raises(Exception, match="define it at the top of its module"):
         gloo_pool.run(lambda: None)
@@ -176,24 +222,26 @@ def leave_a_pool_open(folder: Path, seconds: float) -> None:
     GlooPool().run(tell_pid, folder, seconds, world_size=1)
 
 
-@pytest.mark.parametrize("end", ["ends", "is killed"])
-def test_no_rank_outlives_its_parent(tmp_path: Path, gloo_pool: GlooPool, end: str) -> None:
-    """A parent of its own ends without closing its pool, or is killed while its rank works."""
-    gloo_pool.run(os.getpid)  # from here on the server of ranks is warm
-    seconds = 0.0 if end == "ends" else 3600.0
+def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
+    """One parent ends without closing its pool, another is killed while its rank works."""
     context = multiprocessing.get_context("forkserver")
-    parent = context.Process(target=leave_a_pool_open, args=(tmp_path, seconds))
-    parent.start()
+    parents = {}
+    for name, seconds in (("ends", 0.0), ("is killed", 3600.0)):
+        (tmp_path / name).mkdir()
+        target, args = leave_a_pool_open, (tmp_path / name, seconds)
+        parents[name] = context.Process(target=target, args=args)
+        parents[name].start()
     try:
-        wait_until((tmp_path / "pid").exists, 60)
-        if end == "ends":
-            parent.join(30)
-            assert parent.exitcode == 0
+        parents["ends"].join(60)
+        assert parents["ends"].exitcode == 0
+        wait_until((tmp_path / "is killed" / "pid").exists, 60)
     finally:
-        parent.kill()
-        parent.join()
-    rank = int((tmp_path / "pid").read_text())
-    wait_until(lambda: gone(rank), 10)
+        for parent in parents.values():
+            parent.kill()
+            parent.join()
+    for name in parents:
+        rank = int((tmp_path / name / "pid").read_text())
+        wait_until(partial(gone, rank), 10)
 
 
 def gone(pid: int) -> bool:

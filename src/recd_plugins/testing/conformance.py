@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.capability import check_needs
-from recd_plugins.config import Config, field_docs, parse
+from recd_plugins.config import Config, parse
 from recd_plugins.data.batch import Batch
+from recd_plugins.describe import field_docs
 from recd_plugins.slots import SLOTS, Context, Record
 from recd_plugins.testing.contracts.dataset import check_dataset
 from recd_plugins.testing.contracts.dedup import check_dedup

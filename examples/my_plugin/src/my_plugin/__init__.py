@@ -1,0 +1,32 @@
+"""A pooling and a dataset: what the host calls are the hooks below."""
+
+from __future__ import annotations
+
+from my_plugin.decay import DecayConfig, build_decay
+from my_plugin.tastes import TastesConfig, build_tastes
+from recd_plugins import hookimpl
+from recd_plugins.slots import DatasetRecord, PoolingRecord
+
+
+@hookimpl
+def recd_pooling() -> list[PoolingRecord[DecayConfig]]:
+    return [
+        PoolingRecord(
+            name="decay",
+            summary="A sum in which older values count less.",
+            config=DecayConfig,
+            build=build_decay,
+        )
+    ]
+
+
+@hookimpl
+def recd_dataset() -> list[DatasetRecord[TastesConfig]]:
+    return [
+        DatasetRecord(
+            name="tastes",
+            summary="Generated clicks of users whose taste drifts.",
+            config=TastesConfig,
+            build=build_tastes,
+        )
+    ]

@@ -1,0 +1,47 @@
+"""What a plugin author tests: values, the slots' contracts, and training over ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import my_plugin
+import pytest
+import torch
+from my_plugin.decay import Decay
+from torch import nn
+
+import recd_plugins as rp
+from recd_plugins.slots import Record
+from recd_plugins.testing.batches import random_batches
+from recd_plugins.testing.conformance import check_record
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import check_parity
+
+REGISTRY = Path(__file__).parents[1] / "registry.yaml"
+
+
+def test_a_value_counts_half_after_each_half_life() -> None:
+    values = torch.tensor([[8.0], [4.0], [2.0], [5.0]])
+    pooled = Decay(half_life=1.0)(values, torch.tensor([3, 0, 1]))
+    assert pooled.tolist() == [[8 / 4 + 4 / 2 + 2], [0], [5]]
+
+
+@pytest.mark.parametrize("record", [*my_plugin.recd_pooling(), *my_plugin.recd_dataset()])
+def test_records_keep_the_contracts_of_their_slots(record: Record) -> None:
+    check_record(record)
+
+
+def load(folder: Path) -> rp.Stack:
+    return rp.load(REGISTRY, [f"folder={folder}", "dataset.samples=200"])
+
+
+def build_model(folder: Path) -> nn.Module:
+    return load(folder).model()
+
+
+def test_training_on_two_ranks_equals_training_unsharded(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    batches = random_batches(load(tmp_path).schema, steps=2)
+    check_parity(gloo_pool, partial(build_model, tmp_path), batches)

@@ -1,0 +1,96 @@
+"""Ladder: an example run. my_plugin, built and installed as a stranger's, trains.
+
+The environment is fresh: it has the wheels of recd-plugins and my_plugin, and sees the heavy
+packages (torch, torchrec, ...) of the running one through a .pth file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "my_plugin"
+# An environment need not have pip: the interpreter that it was made from has.
+PIP = (f"{sys.base_prefix}/bin/python3.{sys.version_info.minor}", "-m", "pip", "--python")
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    """What the command prints; it must succeed."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def pip(python: Path, *arguments: str | Path, folder: Path) -> None:
+    run(*PIP, python, "--disable-pip-version-check", *arguments, folder=folder)
+
+
+def build(projects: Sequence[Path], folder: Path) -> list[Path]:
+    """The wheels of projects, by the backend that is installed here."""
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    pip(Path(sys.executable), "wheel", *options, *projects, folder=folder)
+    return sorted(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `python` and `recd` of the fresh environment."""
+    folder = tmp_path_factory.mktemp("fresh")
+    wheels = build([ROOT, EXAMPLE], folder)
+    assert len(wheels) == 2
+    run(sys.executable, "-m", "venv", "--without-pip", "fresh", folder=folder)
+    fresh = folder / "fresh"
+    scheme = {"base": str(fresh), "platbase": str(fresh)}
+    site_packages = Path(sysconfig.get_path("purelib", "venv", scheme))
+    # Last on sys.path, and its own .pth files (an editable recd-plugins) are not read.
+    (site_packages / "heavy.pth").write_text(sysconfig.get_path("purelib"))
+    pip(fresh / "bin/python", "install", "--quiet", "--no-deps", *wheels, folder=folder)
+    return fresh / "bin"
+
+
+def test_both_packages_come_from_their_wheels(binaries: Path, tmp_path: Path) -> None:
+    modules = ("recd_plugins", "recd_dlrm", "my_plugin")
+    say = f"import {', '.join(modules)}; " + "; ".join(f"print({m}.__file__)" for m in modules)
+    files = run(binaries / "python", "-c", say, folder=tmp_path).splitlines()
+    assert len(files) == len(modules)
+    assert all(Path(file).is_relative_to(binaries.parent) for file in files)
+
+
+def test_its_records_are_listed_with_their_distribution(binaries: Path, tmp_path: Path) -> None:
+    registry = EXAMPLE / "registry.yaml"
+    said = run(binaries / "recd", "plugins", "--registry", registry, "--json", folder=tmp_path)
+    mine = {row["name"] for row in json.loads(said) if row["provider"] == "my-recd-plugin 0.1.0"}
+    assert mine == {"decay", "tastes"}
+
+
+def test_it_trains(binaries: Path, tmp_path: Path) -> None:
+    """Well below the NE of a constant guess: its pooling finds out what a user likes now."""
+    registry = EXAMPLE / "registry.yaml"
+    said = run(binaries / "recd", "train", "--registry", registry, "--json", folder=tmp_path)
+    summary = json.loads(said)
+    assert summary["finished"]
+    assert summary["world_size"] == 2
+    assert summary["test"]["ne"] < 0.5
+
+
+def test_its_own_tests_pass_with_the_kit_as_installed(binaries: Path, tmp_path: Path) -> None:
+    said = run(
+        binaries / "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        EXAMPLE,
+        folder=tmp_path,
+    )
+    assert "4 passed" in said
