@@ -1,0 +1,294 @@
+"""Value tests: plugins are found where registry.yaml says, believed when checked, told apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from plugins import POOLING, write_distribution, write_module
+from recd_plugins.cli.main import app
+from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.hooks.manager import Catalog, available
+from recd_plugins.hooks.specs import HOOKS
+from recd_plugins.registry import Registry
+from recd_plugins.slots import HOST_USES, SLOTS, Context
+
+RECORD = """
+from recd_plugins.slots import SLOTS
+
+@hookimpl
+def recd_{slot}():
+    yield SLOTS["{slot}"](name="mine", summary="Mine.", config=Options, build=build)
+"""
+
+READS = """
+@hookimpl
+def recd_dataset():
+    return [DatasetRecord(name="reads", summary="Reads.", config=Options, build=build,
+                          uses=("{slot}",))]
+"""
+
+OBJECT = """
+class Plugin:
+    @hookimpl
+    def recd_pooling(self):
+        return [PoolingRecord(name="own", summary="Its own.", config=Options, build=build)]
+
+plugin = Plugin()
+"""
+
+
+def pooling(name: str) -> str:
+    return POOLING.replace("exact", name)
+
+
+def names(catalog: Catalog, slot: str = "pooling") -> list[str]:
+    return [claim.record.name for claim in catalog.of(slot)]
+
+
+def refused(plugins: list[str], base: Path, kind: type[RecdError] = PluginError) -> str:
+    with pytest.raises(kind) as caught:
+        Catalog(plugins, base)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_record_of_each_hook_is_found_listed_and_chosen(
+    hook: str, site: Path, tmp_path: Path
+) -> None:
+    slot = HOOKS[hook]
+    body = RECORD.format(slot=slot)
+    choice = {"use": "mine", "size": 3}
+    chosen: dict[str, Any] = {"one": choice, "many": [choice], "by feature": {"history": choice}}
+    registry = {"plugins": ["plugin_of_mine"], slot: chosen[SLOTS[slot].fills]}
+    if slot not in HOST_USES:  # such a slot must be read by a record
+        body += READS.format(slot=slot)
+        registry["dataset"] = {"use": "reads"}
+    write_distribution(site, "pkg-of-mine", "4.5", "plugin_of_mine", body)
+
+    loaded = Registry.load(registry)
+    (found,) = loaded.chosen(slot)
+    assert isinstance(found.record, SLOTS[slot])
+    assert found.record.name == "mine"
+    assert str(found.provider) == "pkg-of-mine 4.5"
+    built = found.build(Context())  # the plugin's build returns its config
+    assert built.size == 3
+
+    file = tmp_path / "registry.yaml"
+    file.write_text(json.dumps(registry))
+    listed = CliRunner().invoke(app, ["plugins", "--registry", str(file), "--json"])
+    assert listed.exit_code == 0, listed.output
+    (mine,) = [record for record in json.loads(listed.output) if record["name"] == "mine"]
+    assert mine["slot"] == slot
+    assert mine["provider"] == "pkg-of-mine 4.5"
+    assert mine["plugin"] == "plugin_of_mine"
+    assert mine["chosen"]
+
+
+def test_nothing_is_imported_that_is_not_named(site: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "quiet_plugin", "raise RuntimeError('imported')")
+    assert [point.value for point in available()["quiet_plugin"]] == ["quiet_plugin"]
+    assert names(Catalog([], Path())) == []
+
+
+def test_an_entry_point_names_a_module_or_an_object_in_it(site: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "plugin_module", entry="a")
+    write_distribution(site, "pkg-b", "2.0", "plugin_object", OBJECT, entry="b")
+    points = site / "pkg_b-2.0.dist-info/entry_points.txt"
+    points.write_text("[recd_plugins]\nb = plugin_object:plugin\n")
+    catalog = Catalog(["a", "b"], Path())
+    assert [(c.record.name, str(c.provider)) for c in catalog.of("pooling")] == [
+        ("exact", "pkg-a 1.0"),
+        ("own", "pkg-b 2.0"),
+    ]
+
+
+def test_a_module_path_is_imported_and_its_distribution_named(site: Path) -> None:
+    write_module(site, "outer")
+    write_module(site / "outer", "inner", pooling("deep"))
+    write_distribution(site, "pkg-c", "3.0", "brought", pooling("brought"), entry="other")
+    (site / "pkg_c-3.0.dist-info/top_level.txt").write_text("brought\n")
+    catalog = Catalog(["outer.inner", "brought"], Path())
+    assert [(c.record.name, str(c.provider)) for c in catalog.of("pooling")] == [
+        ("deep", "outer.inner"),
+        ("brought", "pkg-c 3.0"),
+    ]
+
+
+def test_a_folder_and_a_file_are_found_from_the_registry(site: Path, tmp_path: Path) -> None:
+    base = tmp_path / "project"
+    write_module(base / "local", "as_folder", pooling("folder"))
+    file = write_module(base, "as_package", pooling("file")) / "__init__.py"
+    file.rename(base / "as_file.py")
+    catalog = Catalog(["local/as_folder", "as_file.py"], base)
+    assert [(c.record.name, str(c.provider)) for c in catalog.of("pooling")] == [
+        ("folder", "local/as_folder"),
+        ("file", "as_file.py"),
+    ]
+    # The same ones from where they lie, as absolute paths.
+    again = Catalog([str(base / "local/as_folder"), str(base / "as_file.py")], Path("/"))
+    assert names(again) == ["folder", "file"]
+
+
+def test_a_path_without_a_plugin_is_named(tmp_path: Path) -> None:
+    said = refused(["./nowhere"], tmp_path)
+    assert said.startswith(f"plugin './nowhere': {tmp_path / 'nowhere'} does not exist")
+    (tmp_path / "empty").mkdir()
+    said = refused(["./empty"], tmp_path)
+    assert f"{tmp_path / 'empty' / '__init__.py'} does not exist" in said
+
+
+def test_a_path_whose_name_is_taken_is_named(site: Path, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        write_module(tmp_path / folder, "twin_plugin")
+    write_module(tmp_path, "json")
+    said = refused(["./one/twin_plugin", "./two/twin_plugin"], tmp_path)
+    assert "'./two/twin_plugin': the name 'twin_plugin' is taken by" in said
+    assert str(tmp_path / "one") in said
+    assert "Rename the folder or file." in said
+    assert "the name 'json' is taken by" in refused(["./json"], tmp_path)
+
+
+def test_a_plugin_named_twice_is_refused(site: Path, tmp_path: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "named_twice")
+    said = refused(["named_twice", "named_twice"], tmp_path, RegistryError)
+    assert said == "plugin 'named_twice' is named twice under `plugins`."
+    said = refused(["named_twice", "./site/named_twice"], tmp_path)
+    assert "'./site/named_twice' is the same module as another one under `plugins`" in said
+
+
+def test_a_distribution_that_is_listed_twice_counts_once(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_distribution(site, "pkg-a", "1.0", "editable_twin")
+    points = site / "pkg_a-1.0.dist-info/entry_points.txt"
+    points.write_text(points.read_text() + "editable_twin = editable_twin\n")
+    other = tmp_path / "editable"
+    write_distribution(other, "pkg-a", "1.0", "editable_twin")
+    monkeypatch.syspath_prepend(other)
+    assert len(available()["editable_twin"]) == 1
+    assert names(Catalog(["editable_twin"], Path())) == ["exact"]
+
+
+def test_two_distributions_with_one_entry_point_are_both_named(site: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "module_a", pooling("of_a"), entry="shared_name")
+    write_distribution(site, "pkg-b", "0.2", "module_b", pooling("of_b"), entry="shared_name")
+    said = refused(["shared_name"], Path())
+    assert "plugin 'shared_name' is an entry point of" in said
+    for part in ("pkg-a 1.0", "pkg-b 0.2", "module_a", "module_b", "uninstall one, or name"):
+        assert part in said
+    # As it says: the modules can be named, one or both.
+    assert names(Catalog(["module_b", "module_a"], Path())) == ["of_b", "of_a"]
+
+
+def test_a_name_that_two_claim_is_told_apart_by_its_provider(site: Path, tmp_path: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "claim_a", entry="a")
+    write_distribution(site, "pkg-b", "0.2", "claim_b", entry="b")
+    write_module(tmp_path, "claim_local")
+    catalog = Catalog(["a", "b", "./claim_local"], tmp_path)
+    with pytest.raises(RegistryError) as caught:
+        catalog.find("pooling", "exact")
+    assert str(caught.value) == (
+        "`pooling: exact` is provided by pkg-a 1.0 and pkg-b 0.2 and ./claim_local; name one as "
+        "pkg-a:exact in registry.yaml."
+    )
+    for owner, provider in (
+        ("pkg-a", "pkg-a 1.0"),
+        ("pkg-b", "pkg-b 0.2"),
+        ("b", "pkg-b 0.2"),  # the plugin's name will do too
+        ("./claim_local", "./claim_local"),
+    ):
+        assert str(catalog.find("pooling", f"{owner}:exact").provider) == provider
+    with pytest.raises(RegistryError, match=r"did you mean 'pkg-a:exact'\?.*pkg-b:exact"):
+        catalog.find("pooling", "pkga:exact")
+    with pytest.raises(RegistryError, match=r"provides pooling 'pkg-a:exat'; did you mean 'exact'"):
+        catalog.find("pooling", "pkg-a:exat")
+
+
+def test_two_plugins_of_one_distribution_are_told_apart_by_their_names(site: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "first_of_two")
+    write_module(site, "second_of_two")
+    points = site / "pkg_a-1.0.dist-info/entry_points.txt"
+    points.write_text(points.read_text() + "second_of_two = second_of_two\n")
+    catalog = Catalog(["first_of_two", "second_of_two"], Path())
+    with pytest.raises(RegistryError) as caught:
+        catalog.find("pooling", "exact")
+    assert str(caught.value) == (
+        "`pooling: exact` is provided by plugin first_of_two of pkg-a 1.0 and plugin "
+        "second_of_two of pkg-a 1.0; name one as first_of_two:exact in registry.yaml."
+    )
+    assert catalog.find("pooling", "second_of_two:exact").provider.plugin == "second_of_two"
+
+
+def test_what_only_one_provides_needs_no_provider(site: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "claims_alone")
+    catalog = Catalog(["claims_alone"], Path())
+    assert catalog.find("pooling", "exact") is catalog.find("pooling", "pkg-a:exact")
+    with pytest.raises(RegistryError, match="no enabled plugin provides model 'exact'"):
+        catalog.find("model", "exact")  # it is a pooling
+
+
+def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
+    claim = Catalog([], Path()).find("sharding", "torchrec")
+    assert claim.provider.distribution == "recd-plugins"
+    body = pooling("x") + RECORD.format(slot="sharding")
+    write_distribution(site, "pkg-a", "1.0", "shards_too", body)
+    assert names(Catalog(["shards_too"], Path()), "sharding") == ["torchrec", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            "@hookimpl\ndef recd_pooling(context):\n    return []\n",
+            "Argument(s) {'context'} are declared in the hookimpl but can not be found in the "
+            "hookspec",
+        ),
+        (
+            POOLING + "    \n" + POOLING.replace("recd_pooling", "recd_poolings"),
+            "implements a hook that does not exist: 'recd_poolings'; did you mean 'recd_pooling'?",
+        ),
+        (
+            "@hookimpl\ndef recd_pooling():\n    yield 1 / 0\n",
+            "its hook recd_pooling raised ZeroDivisionError: division by zero. Run with --debug",
+        ),
+        (
+            "@hookimpl\ndef recd_pooling():\n    return 3\n",
+            "its hook recd_pooling raised TypeError: 'int' object is not iterable",
+        ),
+        (
+            POOLING.replace("recd_pooling()", "recd_model()"),
+            "its hook recd_model must return ModelRecord records, but returned PoolingRecord(",
+        ),
+        (
+            POOLING.replace("return [", "return 2 * ["),
+            "its hook recd_pooling returns two records named 'exact'. Rename one of them.",
+        ),
+        ("import sys\nsys.exit(3)\n", "raised SystemExit on import: 3."),
+        ("import recd_plugins.absent\n", "raised ModuleNotFoundError on import"),
+        ("x = (\n", "raised SyntaxError on import"),
+    ],
+)
+def test_a_plugin_is_not_believed_unchecked(body: str, says: str, site: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "broken_plugin", body)
+    said = refused(["broken_plugin"], Path())
+    assert "broken_plugin" in said
+    assert says in said
+
+
+def test_a_hook_that_has_nothing_to_give_gives_nothing(site: Path) -> None:
+    write_distribution(site, "pkg-a", "1.0", "shy_plugin", "@hookimpl\ndef recd_pooling(): ...\n")
+    assert names(Catalog(["shy_plugin"], Path())) == []
+
+
+@pytest.mark.parametrize("name", ["recd_dlrn", "no.such.module", "no such module"])
+def test_an_unknown_plugin_is_named_with_the_nearest(name: str, tmp_path: Path) -> None:
+    said = refused([name], tmp_path)
+    assert said.startswith(f"plugin {name!r} is no installed entry point, module or path; ")
+    assert "recd_dlrm" in said
+    assert ("did you mean 'recd_dlrm'?" in said) == (name == "recd_dlrn")
+    assert "./my_plugin" in said
