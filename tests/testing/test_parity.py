@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -59,7 +60,9 @@ def trained(**tables: list[list[float]]) -> Trained:
         ),
     ],
 )
-def test_the_reference_optimizers_compute_their_formulas(kind: str, expected: list[float]) -> None:
+def test_the_reference_optimizers_compute_their_formulas(
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad"], expected: list[float]
+) -> None:
     table = nn.Parameter(torch.tensor([[10.0, 20.0], [1.0, 2.0]]))
     settings = OptimizerSettings(tables=kind, tables_lr=0.5, tables_eps=1.0)
     optimizer = TableOptimizer(table, settings)
@@ -117,7 +120,9 @@ def test_sgd_must_be_among_the_optimizers(gloo_pool: GlooPool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
-def test_sharded_training_equals_the_reference(gloo_pool: GlooPool, kind: str) -> None:
+def test_sharded_training_equals_the_reference(
+    gloo_pool: GlooPool, kind: Literal["row_wise", "table_wise"]
+) -> None:
     check_parity(gloo_pool, Probe, random_batches(SCHEMA, steps=3), arrange=BySharding(kind))
 
 

@@ -75,7 +75,8 @@ class GlooPool:
         `function` stands at the top of a module (a test module will do) and finds the default
         process group initialised: it asks `torch.distributed.get_rank()` who it is. Seeds
         are 0, torch runs one thread, RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are
-        set. Arguments and results travel pickled: plain data and tensors.
+        set; other variables are as they were when the first rank of all was started.
+        Arguments and results travel pickled: plain data and tensors.
 
         If a rank raises, dies or is not done `deadline` seconds after all were ready,
         `RanksFailed` shows every traceback, the stacks of those that hang, and what they

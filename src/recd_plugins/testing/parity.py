@@ -50,7 +50,8 @@ def check_parity(
     `build_model` makes the model, tables on the meta device, alike in every process (no dropout);
     its forward is that of the `model` slot. `arrange` plans it, by default TorchRec's planner.
     The reference is unsharded plain torch, or another arrangement of the same model, on the same
-    batches or on `reference_batches`, say those before deduplication.
+    batches or on `reference_batches`, say those before deduplication. TorchRec itself leaves it
+    in one case: a column-wise table keeps a state of row-wise Adagrad for each of its shards.
     """
     __tracebackhide__ = True
     if "sgd" not in tables:

@@ -1,0 +1,160 @@
+"""Ladder: pure values. Readers, transforms, dedup: each rule, broken once, is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from contract_records import broken, record
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.dataset import Split
+from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Table
+from recd_plugins.slots import Context, DedupRecord, Loader, PreprocessRecord, ReaderRecord
+from recd_plugins.testing.batches import from_lists, to_lists
+from recd_plugins.testing.conformance import check_record
+
+# reader
+
+
+@dataclass
+class BentLoader:
+    """The local reader's loader, bent as `break_` says."""
+
+    straight: Loader
+    break_: str
+
+    def __len__(self) -> int:
+        return len(self.straight) - (self.break_ in ("length", "rest"))
+
+    def __iter__(self) -> Iterator[Batch]:
+        count = len(self) if self.break_ == "rest" else None
+        for batch in itertools.islice(self.straight, count):
+            match self.break_:
+                case "twice":
+                    lists = to_lists(batch.features)
+                    lists["row"] = [[0]] * len(batch)
+                    batch = dataclasses.replace(batch, features=from_lists(lists))
+                case "columns":
+                    lists = to_lists(batch.features)
+                    batch = dataclasses.replace(batch, features=from_lists({"row": lists["row"]}))
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.straight.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.break_ != "state":
+            self.straight.load_state_dict(state)
+
+
+@dataclass
+class Bent:
+    break_: str
+
+    def loader(self, table: Table, *, split: Split, **given: Any) -> BentLoader:
+        reader = build_local_reader(LocalReaderConfig(prefetch=False), Context())
+        return BentLoader(reader.loader(table, split=split, **given), self.break_)
+
+
+@pytest.mark.parametrize(
+    ("break_", "rule"),
+    [
+        ("length", "all ranks must have as many batches as len(loader) says"),
+        ("columns", "a batch must have up to 16 samples of the schema's columns"),
+        ("twice", "a row must come once an epoch"),
+        ("rest", "split 'test' over 1 ranks: every row must come"),
+        ("state", "resumed after"),
+    ],
+)
+def test_a_reader_that_breaks_a_rule_is_told_which(break_: str, rule: str) -> None:
+    assert rule in broken(record(ReaderRecord, lambda: Bent(break_)))
+
+
+# preprocess
+
+
+@dataclass
+class Modulo:
+    """id -> id mod `modulo`; `break_` says how it is wrong."""
+
+    modulo: int = 5
+    break_: str = ""
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        lists = to_lists(features)
+        if self.break_ == "rows":
+            seen: set[int] = set()
+            lists["item"] = [
+                [i for i in row if not (i in seen or seen.add(i))]  # type: ignore[func-returns-value]
+                for row in lists["item"]
+            ]
+        if self.break_ == "keys":
+            lists.pop("item")
+        if self.break_ == "in place":
+            features.values().zero_()
+        return from_lists(
+            {key: [[i % self.modulo for i in row] for row in ids] for key, ids in lists.items()}
+        )
+
+    def schema(self, schema: Schema) -> Schema:
+        modulo = 4 if self.break_ == "schema" else self.modulo
+        return schema.replace(dataclasses.replace(f, num_ids=modulo) for f in schema.sparse)
+
+
+def test_a_correct_transform_passes() -> None:
+    check_record(record(PreprocessRecord, Modulo))
+
+
+@pytest.mark.parametrize(
+    ("break_", "rule"),
+    [
+        ("keys", "must return a KeyedJaggedTensor of the keys"),
+        ("in place", "must leave its input as it is"),
+        ("schema", "must be int64 in [0, 4)"),
+        ("rows", "must not depend on the other rows, but that of 'item' does"),
+    ],
+)
+def test_a_transform_that_breaks_a_rule_is_told_which(break_: str, rule: str) -> None:
+    assert rule in broken(record(PreprocessRecord, lambda: Modulo(break_=break_)))
+
+
+# dedup
+
+
+@dataclass
+class Unique:
+    """The unique rows of a feature and where they go; `off` shifts the inverse lookup."""
+
+    rows: list[list[int]]
+    inverse_lookup: list[int]
+
+    def to_kjt(self) -> KeyedJaggedTensor:
+        return from_lists({"history": [self.rows[index] for index in self.inverse_lookup]})
+
+
+@dataclass
+class OneGroup:
+    off: int = 0
+
+    def convert(self, batch: Batch) -> Batch:
+        lists = to_lists(batch.features)
+        history = lists.pop("history")
+        rows = [list(row) for row in dict.fromkeys(map(tuple, history))]
+        inverse = [(rows.index(row) + self.off) % len(rows) for row in history]
+        return dataclasses.replace(batch, features=from_lists(lists), dedup=Unique(rows, inverse))
+
+
+def test_a_correct_dedup_passes_and_a_wrong_inverse_is_told() -> None:
+    check_record(record(DedupRecord, OneGroup))
+    check_record(record(DedupRecord, OneGroup), expand=lambda batch: batch.dedup.to_kjt())
+    assert "every row of 'history' must come back" in broken(
+        record(DedupRecord, lambda: OneGroup(off=1))
+    )
