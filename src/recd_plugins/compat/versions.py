@@ -34,22 +34,22 @@ def check_versions(found: Mapping[str, str]) -> None:
     if torch is None:
         raise VersionError(f"torch is not installed. {_install('cpu')}")
     minor = _minor(torch) - OFFSET
-    kind = "cpu" if "+cpu" in torch or FBGEMM[0] not in found else "cuda"
-    fbgemm = FBGEMM[1] if kind == "cpu" else FBGEMM[0]
+    have = next((name for name in FBGEMM if name in found), FBGEMM[1])
+    fbgemm = FBGEMM[1] if "+cpu" in torch else have  # a CPU torch loads no CUDA fbgemm
+    kind = "cpu" if fbgemm == FBGEMM[1] else "cuda"
     if all(name in found for name in FBGEMM):
         raise VersionError(
             f"{' and '.join(FBGEMM)} are both installed, and overwrite each other's files. "
             f"Uninstall both, then: {_install(kind)}"
         )
-    have = next((name for name in FBGEMM if name in found), None)
     wrong = [
         f"{name} {found[name]}" if name in found else f"no {name}"
-        for name in (have or fbgemm, "torchrec")
+        for name in (fbgemm, "torchrec")
         if name not in found or _minor(found[name]) != minor
     ]
     if wrong:
         raise VersionError(
-            f"torch {torch} needs {have or fbgemm} 1.{minor} and torchrec 1.{minor}, but here is "
+            f"torch {torch} needs {fbgemm} 1.{minor} and torchrec 1.{minor}, but here is "
             f"{' and '.join(wrong)}. {_install(kind)}"
         )
 

@@ -1,0 +1,258 @@
+"""Value tests: what a registry chooses, by default and by name, checked before it is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugins import write_module
+from recd_plugins.errors import CapabilityError, PluginError, RecdError, RegistryError
+from recd_plugins.planning.plan import TorchRecPlannerConfig
+from recd_plugins.planning.topology import PRESETS, Topology
+from recd_plugins.registry import KEYS, Registry
+from recd_plugins.settings import TrainSettings
+from recd_plugins.slots import SLOTS, Context
+
+PLUGIN = """
+from recd_plugins.slots import DedupRecord, EtlRecord, PreprocessRecord, TierRecord
+
+def record(kind, name, build=build, **said):
+    return kind(name=name, summary="A record.", config=Options, build=build, **said)
+
+def broken(config, context):
+    raise ArithmeticError("cannot count")
+
+def asks(config, context):
+    return context.require_schema()
+
+@hookimpl
+def recd_model():
+    yield record(ModelRecord, "plain")
+    yield record(ModelRecord, "pools", uses=("pooling",))
+    yield record(ModelRecord, "broken", build=broken)
+    yield record(ModelRecord, "asks", build=asks)
+
+@hookimpl
+def recd_pooling():
+    yield record(PoolingRecord, "sum")
+    yield record(PoolingRecord, "tiered", uses=("tier",))
+
+@hookimpl
+def recd_tier():
+    yield record(TierRecord, "flex")
+
+@hookimpl
+def recd_etl():
+    yield record(EtlRecord, "sort")
+
+@hookimpl
+def recd_dedup():
+    yield record(DedupRecord, "exact", needs=("slot:etl",))
+
+@hookimpl
+def recd_preprocess():
+    yield record(PreprocessRecord, "first")
+    yield record(PreprocessRecord, "hash")
+"""
+
+
+@pytest.fixture
+def plugin(site: Path) -> str:
+    """A plugin with records to choose from; their build returns their config."""
+    write_module(site, "choices", PLUGIN)
+    return "choices"
+
+
+def refused(registry: Mapping[str, Any], *overrides: str) -> str:
+    with pytest.raises(RecdError) as caught:
+        Registry.load(registry, overrides)
+    return str(caught.value)
+
+
+def test_an_empty_registry_is_plain_torchrec() -> None:
+    registry = Registry.load({})
+    assert {slot: [c.record.name for c in chosen] for slot, chosen in registry.choices.items()} == {
+        "reader": ["local"],
+        "sharding": ["torchrec"],
+    }
+    assert registry.one("sharding").config == TorchRecPlannerConfig()
+    assert registry.train == TrainSettings()
+    assert registry.topology == Topology() == PRESETS["local"]
+    assert registry.folder == Path("data")
+    assert registry.chosen("etl") == ()
+
+
+def test_a_slot_is_filled_by_what_it_names(plugin: str) -> None:
+    registry = Registry.load(
+        {
+            "plugins": [plugin],
+            "model": {"use": "pools", "size": 3},
+            "pooling": {"history": "sum", "*": {"use": "sum", "size": 2}},
+            "preprocess": [
+                "first",
+                {"use": "hash", "features": "user_*", "size": 4},
+                {"use": "hash", "features": ["a", "b_*"]},
+            ],
+            "sharding": {"search": "greedy"},
+            "folder": "elsewhere",
+        }
+    )
+    chosen = [
+        (choice.where, choice.record.name, choice.features, getattr(choice.config, "size", None))
+        for slot in ("preprocess", "pooling", "model")
+        for choice in registry.chosen(slot)
+    ]
+    assert chosen == [
+        ("preprocess[0]", "first", ("*",), 1),
+        ("preprocess[1]", "hash", ("user_*",), 4),
+        ("preprocess[2]", "hash", ("a", "b_*"), 1),
+        ("pooling.history", "sum", ("history",), 1),
+        ("pooling.*", "sum", ("*",), 2),
+        ("model", "pools", ("*",), 3),
+    ]
+    assert registry.one("sharding").config == TorchRecPlannerConfig(search="greedy")
+    assert registry.folder == Path("elsewhere")
+    assert str(registry.one("model").provider) == "choices"
+
+
+def test_nothing_is_built_before_all_is_checked(plugin: str) -> None:
+    broken = {"plugins": [plugin], "model": "broken"}
+    registry = Registry.load(broken)
+    with pytest.raises(PluginError) as caught:
+        registry.one("model").build(Context())
+    assert str(caught.value) == (
+        "model: model 'broken' of choices raised ArithmeticError when built: cannot count. "
+        "Run with --debug for its traceback."
+    )
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+    assert "unknown key 'modle'" in refused({**broken, "modle": {}})
+
+
+def test_an_error_meant_for_users_passes_as_it_is(plugin: str) -> None:
+    asks = Registry.load({"plugins": [plugin], "model": "asks"}).one("model")
+    with pytest.raises(PluginError, match=r"^the schema is not known when this slot is built"):
+        asks.build(Context())
+
+
+def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
+    registry = Registry.load({"plugins": [plugin]})
+    with pytest.raises(
+        RegistryError, match=r"nothing fills the slot 'model'.*asks, broken, plain, pools"
+    ):
+        registry.one("model")
+    with pytest.raises(RegistryError, match=r"nothing fills the slot 'log'.*There are none"):
+        registry.one("log")
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"model": "plian"}, "model.use: no enabled plugin provides model 'plian'; did you mean"),
+        (
+            {"model": {"size": 3}},
+            "model: `use` must name a record; Known: asks, broken, plain, pools.",
+        ),
+        ({"model": {"use": 3}}, "model: `use` must name a record"),
+        ({"model": ["plain"]}, "model: expected a mapping of options, got ['plain']."),
+        ({"model": {"use": "plain", "sise": 1}}, "model.sise: unknown option 'sise'; did you mean"),
+        ({"model": {"use": "plain", "size": 11}}, "model.size: must be >= 1 and <= 10, but is 11."),
+        ({"etl": "sort"}, "etl: expected a list, as [{use: ...}], got 'sort'."),
+        ({"etl": ["sort", {"use": "sorted"}]}, "etl[1].use: no enabled plugin provides etl"),
+        ({"model": "pools", "pooling": ["sum"]}, "pooling: expected a mapping from feature to"),
+        ({"model": "pools", "pooling": {"use": "sum"}}, "pooling: expected a mapping from feature"),
+        ({"model": "pools", "pooling": {"a": {}}}, "pooling.a: `use` must name a record"),
+        (
+            {"model": "plain", "pooling": {"a": "sum"}},
+            "pooling: is set, but no chosen record uses a pooling: it would do nothing.",
+        ),
+        ({"tier": ["flex"]}, "tier: is set, but no chosen record uses a tier"),
+        ({"preprocess": [{"use": "first", "features": 3}]}, "preprocess[0].features: expected a f"),
+        ({"preprocess": [{"use": "first", "features": []}]}, "preprocess[0].features: expected a"),
+        ({"preprocess": [{"use": "first", "features": [1]}]}, "preprocess[0].features: expected"),
+        ({"plugins": "choices"}, "plugins: expected a list of plugin names, got 'choices'."),
+        ({"plugins": [3]}, "plugins: expected a list of plugin names, got [3]."),
+        ({"folder": 3}, "folder: expected a path, got 3."),
+        ({"train": 3}, "train: expected a mapping of options, got 3."),
+        ({"train": {"optimizer": {"tables": "adam"}}}, "train.optimizer.tables: unknown value"),
+        ({"topology": "a100"}, "topology: unknown preset 'a100'; Known: local."),
+        ({"topology": {"use": "locl"}}, "topology: unknown preset 'locl'; did you mean 'local'?"),
+        ({"topology": {"ranks": 1}}, "topology.ranks: unknown option 'ranks'; did you mean"),
+        ({"topology": {"host_memory_gb": 0}}, "topology.host_memory_gb: must be > 0, but is 0"),
+        ({"sharding": {"reserve": 1}}, "sharding.reserve: must be >= 0 and < 1, but is 1.0."),
+    ],
+)
+def test_what_does_not_fit_is_named(said: dict[str, Any], says: str, plugin: str) -> None:
+    assert refused({"plugins": [plugin], **said}).startswith(says)
+
+
+def test_a_slot_is_used_by_any_chosen_record(plugin: str) -> None:
+    Registry.load(
+        {
+            "plugins": [plugin],
+            "model": "pools",
+            "pooling": {"history": "tiered"},
+            "tier": ["flex", "flex"],
+        }
+    )
+
+
+def test_a_need_of_a_neighbour_is_checked_against_what_is_filled(plugin: str) -> None:
+    registry = {"plugins": [plugin], "dedup": "exact"}
+    with pytest.raises(CapabilityError) as caught:
+        Registry.load(registry)
+    assert str(caught.value) == (
+        "dedup: dedup 'exact' of choices needs the slot 'etl' filled too. Add `etl:` to "
+        "registry.yaml."
+    )
+    Registry.load({**registry, "etl": ["sort"]})
+
+
+def test_a_slot_set_to_nothing_is_not_set(plugin: str) -> None:
+    registry = Registry.load({"plugins": [plugin], "model": None, "etl": None, "sharding": None})
+    assert registry.choices.keys() == {"reader", "sharding"}
+    assert Registry.load({"plugins": None, "train": None, "topology": None}).plugins == ()
+
+
+def test_a_topology_is_a_preset_with_changes() -> None:
+    assert Registry.load({"topology": "local"}).topology == PRESETS["local"]
+    assert Registry.load({"topology": {"host_memory_gb": 4}}).topology == Topology(host_memory_gb=4)
+    changed = Registry.load({"topology": "local"}, ["topology.ranks_per_node=2"]).topology
+    assert changed == Topology(ranks_per_node=2)
+
+
+def test_every_slot_has_its_key() -> None:
+    assert ("plugins", "folder", *SLOTS, "topology", "train") == KEYS
+
+
+def test_a_mistake_of_a_file_is_told_by_its_line(tmp_path: Path, plugin: str) -> None:
+    file = tmp_path / "registry.yaml"
+    file.write_text(f"plugins: [{plugin}]\nmodel:\n  use: plain\n  size: 3\n")
+    assert (
+        Registry.load(file).one("model").config
+        == Registry.load({"plugins": [plugin], "model": {"use": "plain", "size": 3}})
+        .one("model")
+        .config
+    )
+    with pytest.raises(RegistryError) as caught:
+        Registry.load(file, ["model.size=4", "train.seed=x"])
+    assert str(caught.value) == (
+        "override 'train.seed=x': train.seed: expected an integer, got 'x' (str)."
+    )
+    file.write_text(file.read_text().replace("3", "30"))
+    with pytest.raises(RegistryError) as caught:
+        Registry.load(file, ["train.seed=1"])
+    assert str(caught.value) == f"{file}:4: model.size: must be >= 1 and <= 10, but is 30."
+
+
+def test_plugins_are_found_from_the_registrys_folder(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module(tmp_path / "project", "beside_registry")
+    file = tmp_path / "project/registry.yaml"
+    file.write_text(json.dumps({"plugins": ["./beside_registry"]}))
+    monkeypatch.chdir("/")
+    assert Registry.load(file).plugins == ("./beside_registry",)
