@@ -7,12 +7,14 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.data.table import Progress
 from recd_plugins.errors import RecdError
+
+if TYPE_CHECKING:
+    from recd_plugins.data.table import Progress  # pyarrow, which `recd --help` does without
 
 __all__ = ["AsJson", "Debug", "Overrides", "RegistryFile", "progress", "reported"]
 
