@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from recd_plugins.data.dataset import Split
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "ml100k" / "ml-100k.inter"
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 HOUR = 3600
 
@@ -118,16 +117,12 @@ def test_histories_are_those_of_a_plain_loop(
         assert got == sorted(expected[history])
 
 
-@pytest.fixture(scope="module")
-def real() -> Path:
-    if not REAL.is_file():
-        pytest.skip("needs the real ml-100k.inter beside the project, in ../shared/data/ml100k")
-    return REAL
-
-
 @pytest.mark.parametrize("history", ["frozen", "growing"])
-def test_the_real_ratings(real: Path, history: movielens.History, tmp_path: Path) -> None:
-    dataset = MovieLens(MovieLensConfig(path=real, history=history))
+def test_the_real_ratings(
+    real_data: Callable[[str], Path], history: movielens.History, tmp_path: Path
+) -> None:
+    path = real_data("ml100k/ml-100k.inter")
+    dataset = MovieLens(MovieLensConfig(path=path, history=history))
     tables = dataset.prepare(tmp_path)
     assert (tables.train.num_rows, tables.test.num_rows) == (90_000, 10_000)
     assert dataset.num_rows("test") == 10_000
@@ -157,57 +152,21 @@ def test_chunks_do_not_change_the_rows(tmp_path: Path, monkeypatch: pytest.Monke
     assert rows(config, "train") == whole
 
 
+def test_a_broken_source_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.inter: cannot be read .*dataset\.path"):
+        build_movielens(MovieLensConfig(path=tmp_path / "none.inter"), Context())
+    config = MovieLensConfig(path=write(tmp_path, RATINGS[:2]))
+    config.path.write_text(config.path.read_text().replace("rating:", "ratings:"))
+    dataset = build_movielens(config, Context())
+    with pytest.raises(DataError, match=r"some\.inter:1: lacks column 'rating:float' of a MovieL"):
+        _ = dataset.schema
+
+
 def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
     config = MovieLensConfig(path=write(tmp_path, RATINGS))
-    first = MovieLens(config).fingerprint()
-    assert MovieLens(config).fingerprint() == first
+    first = build_movielens(config, Context()).fingerprint()
     write(tmp_path, RATINGS[:-1])
-    second = MovieLens(config).fingerprint()
-    os.utime(config.path, (1, 1))
-    assert len({first, second, MovieLens(config).fingerprint()}) == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("user_id:token\titem_id:token\trating:float\n", "line 1: lacks column 'timestamp:float'"),
-        (HEADER.replace("rating", "ratings"), "did you mean 'ratings:float'"),
-        ("", "line 1: lacks column 'user_id:token'"),
-        (HEADER, "holds a header but no rows"),
-        (
-            HEADER + "1\t2\t3\t4\n" * 3 + "1\t2\tgood\t4\n",
-            "line 5, column 'rating:float': .*'good'",
-        ),
-        (HEADER + "1\t2\t3\t4\n\n1\t2\t3\t4\n", "line 3"),
-        (HEADER + "1\t2\t3\t4\n1\t2\t3\n", "line 3: Expected 4 columns, got 3"),
-        (HEADER + "1\t2\t3\t4\n1\t2\tnan\t4\n", "line 3, column 'rating:float': nan is not finite"),
-        (HEADER + "1\t2\t3\t4\n1\t2\t3\t\n", "line 3, column 'timestamp:float'"),
-    ],
-)
-def test_errors_name_file_and_line(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "bad.inter"
-    path.write_text(text)
-    with pytest.raises(DataError, match=message) as error:
-        list(MovieLens(MovieLensConfig(path=path)).chunks("train"))
-    assert str(error.value).startswith(str(path))
-
-
-def test_an_error_deep_in_a_file_of_many_blocks_names_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recd_dlrm.datasets.tsv.BLOCK_BYTES", 256)
-    good = [(f"u{i}", f"i{i}", 3.0, float(i)) for i in range(500)]
-    for bad, reason in ((float("inf"), "inf is not finite"), ("x", "invalid value 'x'")):
-        path = write(tmp_path, [*good, ("u", "i", 1.0, bad), *good])  # type: ignore[list-item]
-        with pytest.raises(DataError, match=rf"line 502, column 'timestamp:float': .*{reason}"):
-            list(MovieLens(MovieLensConfig(path=path)).chunks("train"))
-
-
-def test_a_missing_file_is_an_error_that_says_how_to_fix_it(tmp_path: Path) -> None:
-    dataset = MovieLens(MovieLensConfig(path=tmp_path / "none.inter"))
-    for use in (dataset.fingerprint, lambda: dataset.schema):
-        with pytest.raises(DataError, match=r"none\.inter: there is no such file.*dataset\.path"):
-            use()
+    assert build_movielens(config, Context()).fingerprint() != first
 
 
 def test_config_errors() -> None:

@@ -8,16 +8,14 @@ made in any chunks, in any order, without a generator's state. The generator is 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["F64", "I64", "U64", "bits", "salt", "streams", "uniforms"]
+from recd_dlrm.datasets.columns import F64, U64
 
-F64: TypeAlias = NDArray[np.float64]
-I64: TypeAlias = NDArray[np.int64]
-U64: TypeAlias = NDArray[np.uint64]
+__all__ = ["bits", "salt", "streams", "uniforms"]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -15,10 +15,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import id_lists
-from recd_dlrm.datasets.draws import F64, I64
-from recd_dlrm.datasets.histories import History, run_starts, windows
-from recd_dlrm.datasets.tsv import TOKENS, read_tsv, stamp
+from recd_dlrm.datasets.columns import F64, I64, single_ids
+from recd_dlrm.datasets.histories import History, windows
+from recd_dlrm.datasets.runs import run_begins, run_starts
+from recd_dlrm.datasets.sources import TOKENS, check_sources, fingerprint, read_tsv
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -76,6 +76,7 @@ class _Ratings(NamedTuple):
 
 class MovieLens(Dataset):
     def __init__(self, config: MovieLensConfig) -> None:
+        check_sources("dataset.path", config.path)
         self.config = config
 
     @cached_property
@@ -100,7 +101,7 @@ class MovieLens(Dataset):
         return self._rows(split).size
 
     def fingerprint(self) -> str:
-        return f"movielens 1 {stamp(self.config.path, WHAT)}"
+        return fingerprint([self.config.path])
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         """`log_position` is log(1 + the user's ratings before)."""
@@ -110,15 +111,14 @@ class MovieLens(Dataset):
             rows = in_split[begin : begin + CHUNK_ROWS]
             starts = table.user_starts[rows]
             until = table.session_starts[rows] if config.history == "frozen" else rows
-            single = np.arange(rows.size + 1)
             columns = {
                 "session_id": table.sessions[rows],
                 "timestamp": table.timestamps[rows],
                 "label": (table.ratings[rows] >= config.threshold).astype(np.float32),
                 "log_position": np.log1p(rows - starts).astype(np.float32),
-                "user": id_lists(table.users[rows], single),
+                "user": single_ids(table.users[rows]),
                 "history": windows(table.items, starts, until, config.history_length),
-                "item": id_lists(table.items[rows], single),
+                "item": single_ids(table.items[rows]),
             }
             yield pa.table(columns, schema=self.schema.arrow())
 
@@ -134,12 +134,9 @@ class MovieLens(Dataset):
         by_user = np.lexsort((seconds, users))  # stable: equal times stay in the file's order
         users, seconds = users[by_user], seconds[by_user]
         timestamps = np.rint(seconds * 1000).astype(np.int64)
-        user_starts = run_starts(users)
         pauses = np.diff(timestamps, prepend=timestamps[0])
-        breaks = (pauses > self.config.session_gap_minutes * 60_000) | (
-            user_starts == np.arange(users.size)
-        )
-        sessions = breaks.cumsum() - 1
+        paused = pauses > self.config.session_gap_minutes * 60_000
+        sessions = (paused | run_begins(users)).cumsum() - 1
         return _Ratings(
             num_users=len(user.dictionary),
             num_items=len(item.dictionary),
@@ -148,7 +145,7 @@ class MovieLens(Dataset):
             ratings=rating.to_numpy()[by_user],
             timestamps=timestamps,
             sessions=sessions,
-            user_starts=user_starts,
+            user_starts=run_starts(users),
             session_starts=run_starts(sessions),
             in_time=np.argsort(timestamps, kind="stable"),
         )

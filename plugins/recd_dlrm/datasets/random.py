@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import id_lists
+from recd_dlrm.datasets.columns import id_lists, offsets_of
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import SPLITS, Dataset, Split
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -100,35 +101,34 @@ class RandomRows(Dataset):
     """Each chunk comes from (seed, split, chunk) alone, so any part can be made again."""
 
     def __init__(self, config: RandomConfig) -> None:
-        self._config = config
-        self._schema = Schema(
+        self.config = config
+
+    @cached_property
+    def schema(self) -> Schema:
+        return Schema(
             session_id=None,
             timestamp=None,
-            dense=config.dense_names,
+            dense=self.config.dense_names,
             sparse=tuple(
                 SparseFeature(name=f"cat_{i}", num_ids=num_ids)
-                for i, num_ids in enumerate(config.num_ids)
+                for i, num_ids in enumerate(self.config.num_ids)
             ),
         )
 
-    @property
-    def schema(self) -> Schema:
-        return self._schema
-
     def num_rows(self, split: Split) -> int:
-        return self._config.num_rows(split)
+        return self.config.num_rows(split)
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
-        config = self._config
+        config, schema = self.config, self.schema
         for rows, rng in config.chunk_rows(split):
-            columns = config.label_and_dense(rows, rng, self._schema.label)
-            for feature, k in zip(self._schema.sparse, config.most_lookups, strict=True):
+            columns = config.label_and_dense(rows, rng, schema.label)
+            for feature, k in zip(schema.sparse, config.most_lookups, strict=True):
                 lengths = np.full(rows, k) if config.fixed_lookups else rng.integers(1, k + 1, rows)
-                offsets = np.concatenate(([0], lengths.cumsum()))
+                offsets = offsets_of(lengths)
                 ids = rng.integers(feature.num_ids, size=offsets[-1])
                 columns[feature.name] = id_lists(ids, offsets)
-            yield pa.table(columns, schema=self._schema.arrow())
+            yield pa.table(columns, schema=schema.arrow())
 
 
-def build_random(config: RandomConfig, context: Context) -> Dataset:
+def build_random(config: RandomConfig, context: Context) -> RandomRows:
     return RandomRows(config)

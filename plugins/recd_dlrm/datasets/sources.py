@@ -1,25 +1,43 @@
-"""The files that a dataset is made from."""
+"""The files that a dataset is made from: there, unchanged since, read as tables of text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from recd_plugins.errors import DataError
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
 
-__all__ = ["check_sources", "fingerprint"]
+from recd_plugins.errors import DataError, nearest
+
+__all__ = ["TOKENS", "check_sources", "fingerprint", "read_tsv"]
+
+TOKENS = pa.dictionary(pa.int32(), pa.string())
+"""Names of any kind: read as indices 0, 1, ... in the order of their first appearance."""
+
+BLOCK_BYTES = 8 << 20
+HEADER_LENGTH = 1 << 16
+"""Characters; a file that is no text may have no line end at all."""
 
 
-def check_sources(option: str, paths: Iterable[Path]) -> None:
-    """Every path exists, or `DataError` names it and the option that says it."""
+def check_sources(option: str, *paths: Path, folders: bool = False) -> None:
+    """Every path can be read: a file, or with `folders` one or a folder.
+
+    `DataError` names the path and the option that said it.
+    """
     for path in paths:
-        if not path.exists():
+        try:
+            if not (folders and path.is_dir()):
+                path.open("rb").close()
+        except OSError as error:
             raise DataError(
-                f"{path}: there is no such file. Correct `{option}` in registry.yaml; "
-                f"a relative path counts from {Path.cwd()}."
-            )
+                f"{path}: cannot be read ({error.strerror}). Correct `{option}` in "
+                f"registry.yaml; a relative path counts from {Path.cwd()}."
+            ) from error
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
@@ -32,3 +50,76 @@ def fingerprint(paths: Iterable[Path]) -> str:
     ]
     stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return sha256(json.dumps(stats).encode()).hexdigest() if stats else ""
+
+
+def read_tsv(path: Path, what: str, columns: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
+    """The named columns of a tab-separated file with a header, whole, in these types.
+
+    Text is held for one block at a time. A missing column, a row cut short, a value that
+    does not convert or is not finite raise `DataError` with file and line; `what` says
+    which file was expected.
+    """
+    header = _header(path)
+    for name in columns:
+        if name not in header:
+            raise DataError(f"{path}:1: lacks column {name!r} of {what}; {nearest(name, header)}")
+    batches: list[pa.RecordBatch] = []
+    rows = 0
+    try:
+        for batch in _blocks(path, columns):
+            _check_finite(batch, path, rows + 2)
+            batches.append(batch)
+            rows += batch.num_rows
+    except pa.ArrowInvalid as error:
+        raise _arrow_error(path, header, str(error)) from error
+    if not rows:
+        raise DataError(f"{path}: holds a header but no rows. Give {what} with data in it.")
+    table = pa.Table.from_batches(batches)
+    return {name: table[name].combine_chunks() for name in columns}
+
+
+def _header(path: Path) -> list[str]:
+    """The names of the columns."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        names = file.readline(HEADER_LENGTH).rstrip("\r\n").split("\t")
+    if not all(name.isprintable() for name in names):
+        raise DataError(f"{path}: is no text, or compressed. Give tab-separated text, unpacked.")
+    return names
+
+
+def _blocks(path: Path, columns: Mapping[str, pa.DataType]) -> csv.CSVStreamingReader:
+    return csv.open_csv(
+        path,
+        # One thread, no quotes, no skipped lines: so that a row's number is its line's.
+        read_options=csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+        parse_options=csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
+        convert_options=csv.ConvertOptions(
+            column_types=dict(columns),
+            include_columns=list(columns),
+            null_values=[],
+            strings_can_be_null=False,
+        ),
+    )
+
+
+def _check_finite(batch: pa.RecordBatch, path: Path, first_line: int) -> None:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_floating(column.type):
+            wrong = pc.index(pc.is_finite(column), False).as_py()
+            if wrong >= 0:
+                reason = f"{column[wrong].as_py()} is not finite"
+                raise _value_error(path, first_line + wrong, name, reason)
+
+
+def _arrow_error(path: Path, header: list[str], message: str) -> DataError:
+    """Arrow's message with the file, the line and the column's name in front."""
+    found = re.search(r"(?:CSV column #(\d+): )?Row #(\d+): (.*)", message, re.DOTALL)
+    if found is None:
+        return DataError(f"{path}: cannot be read as tab-separated text: {message}")
+    column, line, reason = found.groups()
+    return _value_error(path, int(line), header[int(column)] if column else None, reason)
+
+
+def _value_error(path: Path, line: int, column: str | None, reason: str) -> DataError:
+    where = f"{path}:{line}: " + (f"column {column!r}: " if column else "")
+    return DataError(f"{where}{reason}. Correct this row, or take it out.")

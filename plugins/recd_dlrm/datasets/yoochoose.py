@@ -18,10 +18,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import id_lists
-from recd_dlrm.datasets.draws import I64, salt, streams, uniforms
-from recd_dlrm.datasets.histories import History, run_starts, windows
-from recd_dlrm.datasets.tsv import read_tsv, stamp
+from recd_dlrm.datasets.columns import I64, single_ids
+from recd_dlrm.datasets.draws import salt, streams, uniforms
+from recd_dlrm.datasets.histories import History, windows
+from recd_dlrm.datasets.runs import run_starts
+from recd_dlrm.datasets.sources import check_sources, fingerprint, read_tsv
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -75,6 +76,7 @@ class _Clicks(NamedTuple):
 
 class Yoochoose(Dataset):
     def __init__(self, config: YoochooseConfig) -> None:
+        check_sources("dataset.path", config.path)
         self.config = config
 
     @cached_property
@@ -94,7 +96,7 @@ class Yoochoose(Dataset):
         return self._rows(split).size * (1 + self.config.negatives)
 
     def fingerprint(self) -> str:
-        return f"yoochoose 1 {stamp(self.config.path, WHAT)}"
+        return fingerprint([self.config.path])
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         """`log_position` is log(1 + the session's clicks before)."""
@@ -117,7 +119,7 @@ class Yoochoose(Dataset):
                     until if config.history == "frozen" else rows,
                     config.history_length,
                 ),
-                "item": id_lists(self._items(rows, draw), np.arange(rows.size + 1)),
+                "item": single_ids(self._items(rows, draw)),
             }
             yield pa.table(columns, schema=self.schema.arrow())
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_dlrm.datasets.draws import salt, streams, uniforms
 from recd_dlrm.datasets.sessions.ids import Distribution, IdLaw, Scatter, id_law
 from recd_plugins.errors import RegistryError
 
@@ -161,22 +160,3 @@ def test_agreement_is_the_sum_of_powers() -> None:
 def test_a_skew_without_meaning_is_an_error(kind: Distribution, skew: float, message: str) -> None:
     with pytest.raises(RegistryError, match=message):
         id_law(kind, 10, skew=skew)
-
-
-def test_keyed_draws_are_even_and_independent_of_each_other() -> None:
-    """Neighbouring subjects, counters and purposes share nothing; the bounds are five sigma."""
-    n = 100_000
-    ones, zeros, up = np.ones(n, np.int64), np.zeros(n, np.int64), np.arange(n)
-    draws = [
-        uniforms(streams(salt(0, "a"), up), zeros),
-        uniforms(streams(salt(0, "a"), up), ones),
-        uniforms(streams(salt(0, "a"), zeros), up),
-        uniforms(streams(salt(0, "b"), up), zeros),
-        uniforms(streams(salt(1, "a"), up), zeros),
-    ]
-    for one in draws:
-        counts = np.bincount((one * 100).astype(int), minlength=100)
-        assert ((counts - n / 100) ** 2 / (n / 100)).sum() < bound(99)
-        assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 5 / math.sqrt(n)
-    correlations = np.corrcoef(draws) - np.eye(len(draws))
-    assert np.abs(correlations).max() < 5 / math.sqrt(n)

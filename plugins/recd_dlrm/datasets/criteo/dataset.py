@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import id_lists
+from recd_dlrm.datasets.columns import single_ids
 from recd_dlrm.datasets.criteo.rows import CATEGORIES, INTEGERS, Rows, count_rows, read_rows
 from recd_dlrm.datasets.criteo.vocabulary import CategoryCounts, HashVocabulary, Vocabulary
 from recd_dlrm.datasets.sources import check_sources, fingerprint
@@ -77,9 +77,9 @@ class Criteo(Dataset):
     """
 
     def __init__(self, config: CriteoConfig) -> None:
-        check_sources("dataset.train", config.train)
-        check_sources("dataset.test", config.test)
-        self._config = config
+        check_sources("dataset.train", *config.train)
+        check_sources("dataset.test", *config.test)
+        self.config = config
         self._progress: Progress = silent
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
@@ -87,12 +87,12 @@ class Criteo(Dataset):
         return super().prepare(folder, progress)
 
     def fingerprint(self) -> str:
-        return fingerprint((*self._config.train, *self._config.test))
+        return fingerprint((*self.config.train, *self.config.test))
 
     def num_rows(self, split: Split) -> int:
         return sum(span.stop - span.start for span in self._spans[split])
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         return Schema(
             session_id=None,
@@ -105,16 +105,13 @@ class Criteo(Dataset):
         )
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
-        schema = self.schema
-        arrow = schema.arrow()
         for rows in self._rows(split):
             dense = (np.log1p(np.maximum(x, 0)).astype(np.float32) for x in rows.integers)
-            offsets = np.arange(len(rows) + 1)
             sparse = (
-                id_lists(vocabulary.encode(values), offsets)
+                single_ids(vocabulary.encode(values))
                 for vocabulary, values in zip(self._vocabularies, rows.categories, strict=True)
             )
-            yield pa.table([rows.labels, *dense, *sparse], schema=arrow)
+            yield pa.table([rows.labels, *dense, *sparse], schema=self.schema.arrow())
 
     def _rows(self, split: Split) -> Iterator[Rows]:
         for span in self._spans[split]:
@@ -122,7 +119,7 @@ class Criteo(Dataset):
 
     @cached_property
     def _spans(self) -> dict[Split, list[Span]]:
-        config = self._config
+        config = self.config
         train = [self._whole(path) for path in config.train]
         held_out = [self._whole(path) for path in config.test]
         if not held_out:
@@ -152,7 +149,7 @@ class Criteo(Dataset):
 
     @cached_property
     def _vocabularies(self) -> list[Vocabulary]:
-        config = self._config
+        config = self.config
         if config.index == "hash":
             return [HashVocabulary(config.num_ids)] * CATEGORIES
         counts = [CategoryCounts() for _ in range(CATEGORIES)]
@@ -176,5 +173,5 @@ def _part(spans: list[Span], start: int, stop: int) -> list[Span]:
     return part
 
 
-def build_criteo(config: CriteoConfig, context: Context) -> Dataset:
+def build_criteo(config: CriteoConfig, context: Context) -> Criteo:
     return Criteo(config)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from recd_dlrm.datasets.columns import I64
 from recd_plugins.errors import DataError
 
 __all__ = ["CATEGORIES", "INTEGERS", "MISSING", "Rows", "count_rows", "read_rows"]
@@ -33,8 +34,6 @@ BLOCK_BYTES = 4 << 20
 SHOWN = 3
 """Malformed rows that one message names."""
 
-Ints = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -42,9 +41,9 @@ class Rows:
 
     labels: NDArray[np.float32]
     """[B], 0 or 1."""
-    integers: tuple[Ints, ...]
+    integers: tuple[I64, ...]
     """13 of [B], an empty one as 0."""
-    categories: tuple[Ints, ...]
+    categories: tuple[I64, ...]
     """26 of [B], an empty one as `MISSING`."""
 
     def __len__(self) -> int:
@@ -135,12 +134,12 @@ def _parse(block: bytes, path: Path, first_line: int) -> Rows:
         raise DataError(_malformed(block, path, first_line, error)) from None
 
 
-def _integers(column: pa.Array, empty: int) -> Ints:
-    values: Ints = column.fill_null(empty).to_numpy()
+def _integers(column: pa.Array, empty: int) -> I64:
+    values: I64 = column.fill_null(empty).to_numpy()
     return values
 
 
-def _categories(column: pa.Array) -> Ints:
+def _categories(column: pa.Array) -> I64:
     _, offsets, digits = column.buffers()
     ends = np.frombuffer(offsets, np.int32)[: len(column) + 1]
     lengths = np.diff(ends)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recd_dlrm.datasets.columns import I64
 from recd_dlrm.datasets.criteo.rows import MISSING
 
 __all__ = ["CategoryCounts", "FrequencyVocabulary", "HashVocabulary", "Vocabulary"]
-
-Ints = NDArray[np.int64]
 
 
 class Vocabulary(Protocol):
@@ -19,7 +17,7 @@ class Vocabulary(Protocol):
 
     @property
     def num_ids(self) -> int: ...
-    def encode(self, values: Ints) -> Ints:
+    def encode(self, values: I64) -> I64:
         """[B] to [B]."""
 
 
@@ -32,10 +30,10 @@ class CategoryCounts:
 
     def __init__(self) -> None:
         self._values = self._counts = np.empty(0, np.int64)
-        self._pending: list[tuple[Ints, Ints]] = []
+        self._pending: list[tuple[I64, I64]] = []
         self._pending_size = 0
 
-    def add(self, values: Ints) -> None:
+    def add(self, values: I64) -> None:
         found, counts = np.unique(values[values != MISSING], return_counts=True)
         self._pending.append((found, counts))
         self._pending_size += len(found)
@@ -60,7 +58,7 @@ class CategoryCounts:
 class FrequencyVocabulary:
     """Index 1 is the most frequent value, 2 the next, ties by value; all others are 0."""
 
-    def __init__(self, values: Ints, counts: Ints) -> None:
+    def __init__(self, values: I64, counts: I64) -> None:
         """`values` [V] ascend; `counts` [V]."""
         order = np.argsort(-counts, kind="stable")
         ids = np.empty(len(values), np.int64)
@@ -73,7 +71,7 @@ class FrequencyVocabulary:
     def num_ids(self) -> int:
         return len(self._ids)
 
-    def encode(self, values: Ints) -> Ints:
+    def encode(self, values: I64) -> I64:
         places = np.searchsorted(self._values, values)
         return np.where(self._values[places] == values, self._ids[places], 0)
 
@@ -91,7 +89,7 @@ class HashVocabulary:
     def num_ids(self) -> int:
         return self._num_ids
 
-    def encode(self, values: Ints) -> Ints:
+    def encode(self, values: I64) -> I64:
         h = values.astype(np.uint32)
         h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
         h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)

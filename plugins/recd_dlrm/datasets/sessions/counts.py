@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from recd_dlrm.datasets.draws import F64, I64
+from recd_dlrm.datasets.columns import F64, I64
+from recd_dlrm.datasets.sessions.solve import solve
 
 __all__ = ["CountLaw"]
 
@@ -46,7 +46,7 @@ class CountLaw:
             weights = np.exp(steps * log_q - max(0.0, log_q * (most - least)))
             return cls(least, _closed(weights.cumsum() / weights.sum()))
 
-        return _with_mean(law, mean, -50.0, 50.0)
+        return law(solve(lambda log_q: law(log_q).mean, mean, -50, 50))
 
     @classmethod
     def lognormal(cls, mean: float, sigma: float, most: int) -> CountLaw:
@@ -62,20 +62,10 @@ class CountLaw:
             below = [math.erfc((log - mu) * unit) / 2 for log in logs]
             return cls(1, _closed(np.array([*below, 1.0])))
 
-        return _with_mean(law, mean, math.log(mean) - sigma**2 - 10 * sigma, math.log(most) + sigma)
+        low, high = math.log(mean) - sigma**2 - 10 * sigma, math.log(most) + sigma
+        return law(solve(lambda mu: law(mu).mean, mean, low, high))
 
 
 def _closed(cdf: F64) -> F64:
     cdf[-1] = 1.0  # what rounding left open would be drawn as a count beyond the range
     return cdf
-
-
-def _with_mean(law: Callable[[float], CountLaw], mean: float, low: float, high: float) -> CountLaw:
-    """Bisects the parameter, in which the law's mean grows."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        if law(middle).mean < mean:
-            low = middle
-        else:
-            high = middle
-    return law(high)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import id_lists
-from recd_dlrm.datasets.draws import F64, I64, salt, streams, uniforms
+from recd_dlrm.datasets.columns import F64, I64, id_lists
+from recd_dlrm.datasets.draws import salt, streams, uniforms
+from recd_dlrm.datasets.runs import run_begins
 from recd_dlrm.datasets.sessions.counts import CountLaw
 from recd_dlrm.datasets.sessions.features import FeatureConfig, FeatureDraws, change_rates
 from recd_dlrm.datasets.sessions.ids import Scatter
@@ -122,10 +124,20 @@ class SessionsConfig(Config):
                     f"but stay with {first.stay:g} and {feature.stay:g}: give them one value.",
                     where="features",
                 )
+        try:
+            _ = self.schema
+        except RegistryError as error:  # a column named twice
+            raise RegistryError(error.message, where="features") from None
 
     @property
     def dense_names(self) -> tuple[str, ...]:
         return tuple(f"dense_{j}" for j in range(self.dense))
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(
+            dense=self.dense_names, sparse=tuple(feature.schema for feature in self.features)
+        )
 
 
 class Scored(NamedTuple):
@@ -148,27 +160,10 @@ class Sessions(Dataset):
     def __init__(self, config: SessionsConfig, *, chunk_rows: int = 32_768) -> None:
         self.config = config
         self._chunk_rows = chunk_rows
-        self._schema = Schema(
-            dense=config.dense_names, sparse=tuple(feature.schema for feature in config.features)
-        )
-        self._features = {f.name: FeatureDraws(f, config.seed) for f in config.features}
-        self._stream = SessionStream(
-            seed=config.seed,
-            sizes=CountLaw.lognormal(
-                config.samples_per_session, config.session_sigma, config.max_samples_per_session
-            ),
-            concurrent_sessions=config.concurrent_sessions,
-            duration_ms=config.session_minutes * 60_000,
-            change_rates=change_rates(self._features),
-        )
-        self._session_ids = Scatter(1 << 62, int(salt(config.seed, "session_id")))
-        self._label = LabelModel(config.label, config.features, config.dense, config.seed)
-        _, weights, dense = self._draw(self._pilot())
-        self._label.calibrate(weights, dense)
 
     @property
     def schema(self) -> Schema:
-        return self._schema
+        return self.config.schema
 
     def num_rows(self, split: Split) -> int:
         samples = self.config.samples
@@ -193,8 +188,38 @@ class Sessions(Dataset):
         )
         return map(self._score, slices)
 
+    @cached_property
+    def _features(self) -> dict[str, FeatureDraws]:
+        return {f.name: FeatureDraws(f, self.config.seed) for f in self.config.features}
+
+    @cached_property
+    def _stream(self) -> SessionStream:
+        config = self.config
+        return SessionStream(
+            seed=config.seed,
+            sizes=CountLaw.lognormal(
+                config.samples_per_session, config.session_sigma, config.max_samples_per_session
+            ),
+            concurrent_sessions=config.concurrent_sessions,
+            duration_ms=config.session_minutes * 60_000,
+            change_rates=change_rates(self._features),
+        )
+
+    @cached_property
+    def _session_ids(self) -> Scatter:
+        return Scatter(1 << 62, int(salt(self.config.seed, "session_id")))
+
+    @cached_property
+    def _label(self) -> LabelModel:
+        """Calibrated to a pilot of samples, drawn by the laws of all others."""
+        config = self.config
+        label = LabelModel(config.label, config.features, config.dense, config.seed)
+        _, weights, dense = self._draw(self._pilot(), label)
+        label.calibrate(weights, dense)
+        return label
+
     def _score(self, part: Slice) -> Scored:
-        columns, weights, dense = self._draw(part)
+        columns, weights, dense = self._draw(part, self._label)
         terms = self._label.terms(weights, dense)
         chance = sigmoid(np.sum(list(terms.values()), axis=0))
         draws = uniforms(streams(salt(self.config.seed, "label"), part.sessions), part.steps)
@@ -206,10 +231,12 @@ class Sessions(Dataset):
             **columns,
         }
         order = np.argsort(part.timestamps, kind="stable")  # ties: by session, then step
-        table = pa.table(rows, schema=self._schema.arrow()).take(order)
+        table = pa.table(rows, schema=self.schema.arrow()).take(order)
         return Scored(table, {name: term[order] for name, term in terms.items()})
 
-    def _draw(self, part: Slice) -> tuple[dict[str, pa.Array], dict[str, F64], F64]:
+    def _draw(
+        self, part: Slice, label: LabelModel
+    ) -> tuple[dict[str, pa.Array], dict[str, F64], F64]:
         """Sparse columns, their hidden weights [N] and the dense values [n_dense, N]."""
         columns: dict[str, pa.Array] = {}
         weights: dict[str, F64] = {}
@@ -219,7 +246,7 @@ class Sessions(Dataset):
             firsts, inverse = values[feature.config.group_name]
             ids, offsets = feature.lists(part.sessions[firsts], versions[firsts])
             columns[name] = id_lists(ids, offsets).take(pa.array(inverse))
-            weights[name] = self._label.weights(name, ids, offsets)[inverse]
+            weights[name] = label.weights(name, ids, offsets)[inverse]
         return columns, weights, self._dense(part)
 
     def _dense(self, part: Slice) -> F64:
@@ -236,7 +263,7 @@ class Sessions(Dataset):
         return values[: self.config.dense]
 
     def _pilot(self) -> Slice:
-        """Independent first samples, drawn by the laws of all others."""
+        """Independent first samples."""
         zeros = np.zeros(PILOT_SAMPLES, np.int64)
         return Slice(
             sessions=np.arange(PILOT_SESSION, PILOT_SESSION + PILOT_SAMPLES, dtype=np.uint64),
@@ -248,9 +275,8 @@ class Sessions(Dataset):
 
 def _distinct(part: Slice, versions: I64) -> tuple[I64, I64]:
     """The first row of each (session, version), and each row's index among them."""
-    new = np.ones(versions.size, np.bool_)
-    new[1:] = (np.diff(part.sessions) != 0) | (np.diff(versions) != 0)
-    return np.flatnonzero(new), new.cumsum() - 1
+    begins = run_begins(part.sessions, versions)
+    return np.flatnonzero(begins), begins.cumsum() - 1
 
 
 def build_sessions(config: SessionsConfig, context: Context) -> Sessions:

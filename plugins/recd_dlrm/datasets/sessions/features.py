@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from recd_dlrm.datasets.draws import I64, U64, salt, streams, uniforms
+from recd_dlrm.datasets.columns import I64, U64, offsets_of, ranges
+from recd_dlrm.datasets.draws import salt, streams, uniforms
 from recd_dlrm.datasets.sessions.counts import CountLaw
 from recd_dlrm.datasets.sessions.ids import Distribution, id_law
 from recd_plugins.config import Config, Range
@@ -114,12 +115,11 @@ class FeatureDraws:
         shift = self.config.shift
         length_draws = np.zeros_like(versions) if shift else versions
         lengths = self._lengths.sample(uniforms(streams(self._length_salt, sessions), length_draws))
-        offsets = np.concatenate(([0], lengths.cumsum()))
-        # The position of each value's first id among the session's ids, less its offset here.
-        first = (versions if shift else versions * self.config.most_ids) - offsets[:-1]
-        counters = np.arange(offsets[-1]) + np.repeat(first, lengths)
+        # Where each value begins among its session's ids.
+        first = versions if shift else versions * self.config.most_ids
         draws = np.repeat(streams(self._id_salt, sessions), lengths)
-        return self._law.sample(uniforms(draws, counters)), offsets
+        ids = self._law.sample(uniforms(draws, ranges(first, lengths)))
+        return ids, offsets_of(lengths)
 
     def repeats(self) -> float:
         """c: the chance that a change leaves the value as it was.

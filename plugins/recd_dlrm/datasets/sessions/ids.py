@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_dlrm.datasets.draws import F64, I64, U64
+from recd_dlrm.datasets.columns import F64, I64, U64
 from recd_plugins.errors import RegistryError
 
 __all__ = ["Distribution", "IdLaw", "Scatter", "id_law"]

@@ -21,8 +21,10 @@ from typing import Annotated
 
 import numpy as np
 
-from recd_dlrm.datasets.draws import F64, I64, bits, salt, streams, uniforms
+from recd_dlrm.datasets.columns import F64, I64
+from recd_dlrm.datasets.draws import bits, salt, streams, uniforms
 from recd_dlrm.datasets.sessions.features import FeatureConfig
+from recd_dlrm.datasets.sessions.solve import solve
 from recd_plugins.config import Config, Range
 
 __all__ = ["LabelConfig", "LabelModel", "sigmoid"]
@@ -84,13 +86,9 @@ class LabelModel:
             says_something = deviation > 1e-9  # rounding alone deviates a little
             self._scales[name] = getattr(self._config, name) / deviation if says_something else 0.0
         logits = np.sum(list(self.terms(weights, dense).values()), axis=0)
-        low, high = -50.0, 50.0
-        for _ in range(60):
-            self._bias = (low + high) / 2
-            if sigmoid(logits + self._bias).mean() < self._config.base_rate:
-                low = self._bias
-            else:
-                high = self._bias
+        self._bias = solve(
+            lambda bias: float(sigmoid(logits + bias).mean()), self._config.base_rate, -50, 50
+        )
 
     def terms(self, weights: Mapping[str, F64], dense: F64) -> dict[str, F64]:
         """What adds up to the logits [N]: the bias and each term."""

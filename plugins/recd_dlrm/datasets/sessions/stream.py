@@ -17,7 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_dlrm.datasets.draws import F64, I64, U64, salt, streams, uniforms
+from recd_dlrm.datasets.columns import F64, I64, U64, ranges
+from recd_dlrm.datasets.draws import salt, streams, uniforms
+from recd_dlrm.datasets.runs import run_starts
 from recd_dlrm.datasets.sessions.counts import CountLaw
 
 __all__ = ["SessionStream", "Slice"]
@@ -137,7 +139,9 @@ class SessionStream:
         # Step k lies in [k, k + 1) D / n after the start: at most one candidate too many.
         reach = np.floor((until - active.starts) * (active.sizes / active.durations)) + 1
         ends = np.clip(reach.astype(np.int64), active.steps, active.sizes)
-        rows, steps = _ranges(active.steps, ends)
+        lengths = ends - active.steps
+        rows = np.repeat(np.arange(lengths.size), lengths)
+        steps = ranges(active.steps, lengths)
         even = uniforms(streams(salt(self.seed, "time"), active.sessions)[rows], steps)
         pace = active.durations / active.sizes
         timestamps = active.starts[rows] + (pace[rows] * (steps + even)).astype(np.int64)
@@ -154,20 +158,8 @@ class SessionStream:
         return Slice(sessions, steps, timestamps, versions)
 
 
-def _ranges(starts: I64, ends: I64) -> tuple[I64, I64]:
-    """Which range and which number, for all numbers of the ranges [start, end)."""
-    lengths = ends - starts
-    rows = np.repeat(np.arange(lengths.size), lengths)
-    before = lengths.cumsum() - lengths
-    return rows, np.arange(rows.size) + (starts - before)[rows]
-
-
 def _running_sums(flags: NDArray[np.bool_], rows: I64) -> I64:
     """The number of flags so far within each run of equal `rows`, this one included."""
     sums: I64 = flags.cumsum()
-    if not rows.size:
-        return sums
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    before = sums[starts] - flags[starts]
-    lengths = np.diff(starts, append=rows.size)
-    return sums - np.repeat(before, lengths)
+    starts = run_starts(rows)
+    return sums - sums[starts] + flags[starts]

@@ -13,9 +13,8 @@ from typing import Annotated
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from recd_dlrm.datasets.columns import id_lists
+from recd_dlrm.datasets.columns import I64, id_lists
 from recd_dlrm.datasets.random import RowsConfig
 from recd_dlrm.datasets.sources import check_sources, fingerprint
 from recd_dlrm.datasets.trace.stack_distance import Profile, SyntheticTrace, adjusted_floor, profile
@@ -95,24 +94,25 @@ class SyntheticRows(Dataset):
 
     def __init__(self, config: TraceConfig) -> None:
         for feature in config.features:
-            check_sources(f"dataset.features: {feature.name}", feature.sources)
-        self._config = config
+            where = f"dataset.features: {feature.name}"
+            check_sources(where, *feature.sources, folders=feature.table is not None)
+        self.config = config
 
     @cached_property
     def profiles(self) -> dict[str, Profile]:
         """Each feature's profile; reads the sources."""
-        config = self._config
+        config = self.config
         return {
             feature.name: _profile(feature, config.profiled_accesses, (config.seed, 0, index, 2))
             for index, feature in enumerate(config.features)
         }
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         return Schema(
             session_id=None,
             timestamp=None,
-            dense=self._config.dense_names,
+            dense=self.config.dense_names,
             sparse=tuple(
                 SparseFeature(name=name, num_ids=profile.num_ids)
                 for name, profile in self.profiles.items()
@@ -120,14 +120,13 @@ class SyntheticRows(Dataset):
         )
 
     def num_rows(self, split: Split) -> int:
-        return self._config.num_rows(split)
+        return self.config.num_rows(split)
 
     def fingerprint(self) -> str:
-        return fingerprint(path for feature in self._config.features for path in feature.sources)
+        return fingerprint(path for feature in self.config.features for path in feature.sources)
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
-        config, schema = self._config, self.schema
-        arrow = schema.arrow()
+        config, schema = self.config, self.schema
         traces = [
             self._trace(index, feature, split) for index, feature in enumerate(config.features)
         ]
@@ -136,15 +135,15 @@ class SyntheticRows(Dataset):
             for feature, trace in zip(config.features, traces, strict=True):
                 ids = trace.take(rows * feature.lookups)
                 columns[feature.name] = id_lists(ids, np.arange(rows + 1) * feature.lookups)
-            yield pa.table(columns, schema=arrow)
+            yield pa.table(columns, schema=schema.arrow())
 
     def _trace(self, index: int, feature: TraceFeature, split: Split) -> SyntheticTrace:
         profile, floor = self.profiles[feature.name], feature.floor
         if floor is None:
             floor = adjusted_floor(profile, self.num_rows(split) * feature.lookups)
         # The last number keeps this stream apart from those of the chunks.
-        seed = (self._config.seed, SPLITS.index(split), index, 1)
-        return SyntheticTrace(profile, seed, floor if self._config.adjusted else None)
+        seed = (self.config.seed, SPLITS.index(split), index, 1)
+        return SyntheticTrace(profile, seed, floor if self.config.adjusted else None)
 
 
 def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> Profile:
@@ -169,7 +168,7 @@ def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> Profil
     return found
 
 
-def read_trace(path: Path, limit: int | None = None) -> NDArray[np.int64]:
+def read_trace(path: Path, limit: int | None = None) -> I64:
     """The first `limit` ids of a text file, parted by spaces, commas or line ends."""
     return np.fromiter(islice(_ids(path), limit), dtype=np.int64)
 
@@ -186,11 +185,11 @@ def _ids(path: Path) -> Iterator[int]:
                 yield int(word)
 
 
-def _column(path: Path, column: str, limit: int) -> NDArray[np.int64]:
+def _column(path: Path, column: str, limit: int) -> I64:
     """The first `limit` ids of a table's column, row by row."""
     table = Table.open(path)
     table.schema.feature(column)
-    parts: list[NDArray[np.int64]] = []
+    parts: list[I64] = []
     for stripe in table.stripes:
         rows = pq.ParquetFile(stripe.file).read_row_group(stripe.group, [column])
         parts.append(rows[column].combine_chunks().flatten().to_numpy())
@@ -201,5 +200,5 @@ def _column(path: Path, column: str, limit: int) -> NDArray[np.int64]:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def build_trace(config: TraceConfig, context: Context) -> Dataset:
+def build_trace(config: TraceConfig, context: Context) -> SyntheticRows:
     return SyntheticRows(config)

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
+
+from recd_dlrm.datasets.columns import F64, I64
 
 __all__ = ["LruStack", "draw_accesses", "full_stack", "stack_distances"]
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-LruStack = tuple[Ints, Ints, Ints]
+LruStack = tuple[I64, I64, I64]
 """Over n ids: the tree [2n + 1], the id last put into each slot [2n], each id's slot [n]."""
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +40,7 @@ def full_stack(num_ids: int) -> LruStack:
 
 
 @compiled
-def stack_distances(ids: Ints, num_ids: int) -> Ints:
+def stack_distances(ids: I64, num_ids: int) -> I64:
     """Algorithm 1's d for each access of `ids` [N], all in [0, num_ids).
 
     The id's position from the top, 1 for the topmost; 0 for an id that is new.
@@ -70,11 +69,11 @@ def draw_accesses(
     stack: LruStack,
     free: int,
     seen: int,
-    uniform: Floats,
-    distances: Ints,
-    until_seen: Floats,
-    once_seen: Floats,
-) -> tuple[Ints, int, int]:
+    uniform: F64,
+    distances: I64,
+    until_seen: F64,
+    once_seen: F64,
+) -> tuple[I64, int, int]:
     """Algorithm 2 from where it stands: ids [N] for `uniform` [N], then `free` and `seen`.
 
     p is over the ascending `distances` [K], of which the first is 0, and comes as two
@@ -104,14 +103,14 @@ def draw_accesses(
 
 
 @compiled
-def put_on_top(tree: Ints, id_in: Ints, slot_of: Ints, accessed: int, free: int) -> None:
+def put_on_top(tree: I64, id_in: I64, slot_of: I64, accessed: int, free: int) -> None:
     id_in[free] = accessed
     slot_of[accessed] = free
     add(tree, free, 1)
 
 
 @compiled
-def close_ranks(tree: Ints, id_in: Ints, slot_of: Ints) -> int:
+def close_ranks(tree: I64, id_in: I64, slot_of: I64) -> int:
     """Move the ids down into the first slots, in order; the first free slot."""
     free = 0
     for slot, accessed in enumerate(id_in):
@@ -124,7 +123,7 @@ def close_ranks(tree: Ints, id_in: Ints, slot_of: Ints) -> int:
 
 
 @compiled
-def occupy(tree: Ints, occupied: int) -> None:
+def occupy(tree: I64, occupied: int) -> None:
     """Make the tree count the first `occupied` slots and no other."""
     for node in range(1, len(tree)):
         first = node - (node & -node)
@@ -132,7 +131,7 @@ def occupy(tree: Ints, occupied: int) -> None:
 
 
 @compiled
-def add(tree: Ints, slot: int, change: int) -> None:
+def add(tree: I64, slot: int, change: int) -> None:
     node = slot + 1
     while node < len(tree):
         tree[node] += change
@@ -140,7 +139,7 @@ def add(tree: Ints, slot: int, change: int) -> None:
 
 
 @compiled
-def occupied_below(tree: Ints, slot: int) -> int:
+def occupied_below(tree: I64, slot: int) -> int:
     """How many slots before `slot` are occupied: the position of its id from the bottom."""
     count, node = 0, slot
     while node > 0:
@@ -150,7 +149,7 @@ def occupied_below(tree: Ints, slot: int) -> int:
 
 
 @compiled
-def slot_at(tree: Ints, position: int) -> int:
+def slot_at(tree: I64, position: int) -> int:
     """The slot of the id at `position` from the bottom, from 0: `occupied_below` undone."""
     step = 1
     while 2 * step < len(tree):

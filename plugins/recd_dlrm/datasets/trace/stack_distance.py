@@ -14,25 +14,23 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from recd_dlrm.datasets.columns import F64, I64
 from recd_plugins.errors import DataError
 
 __all__ = ["Profile", "SyntheticTrace", "adjusted_floor", "generate", "hit_curve", "profile"]
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
     """What Algorithm 1 keeps of a trace: enough to generate another, not to tell its order."""
 
-    unique: Ints
+    unique: I64
     """The ids [U], in the order of their first access: the paper's u."""
-    distances: Ints
+    distances: I64
     """The distances that occur [K], ascending; the first is 0."""
-    probabilities: Floats
+    probabilities: F64
     """The share of accesses with each distance [K]: the paper's p."""
 
     def __post_init__(self) -> None:
@@ -59,9 +57,9 @@ class Profile:
         """The same locality over ids 0, 1, ... by first access: no id of the source is left."""
         return Profile(np.arange(len(self.unique)), self.distances, self.probabilities)
 
-    def hit_rates(self, sizes: ArrayLike) -> Floats:
+    def hit_rates(self, sizes: ArrayLike) -> F64:
         """The share of accesses that an LRU cache of each size hits: Σ p[d], 1 ≤ d ≤ size."""
-        rates: Floats = np.cumsum(self.probabilities) - self.probabilities[0]
+        rates: F64 = np.cumsum(self.probabilities) - self.probabilities[0]
         return rates[np.searchsorted(self.distances, np.asarray(sizes), side="right") - 1]
 
     def save(self, path: Path) -> None:
@@ -103,7 +101,7 @@ def profile(trace: ArrayLike) -> Profile:
     return Profile(unique, distances, counts / len(ids))
 
 
-def hit_curve(trace: ArrayLike, sizes: ArrayLike) -> Floats:
+def hit_curve(trace: ArrayLike, sizes: ArrayLike) -> F64:
     """The hit rate of an LRU cache that starts empty, for each size [S] in rows."""
     return profile(trace).hit_rates(sizes)
 
@@ -144,7 +142,7 @@ class SyntheticTrace:
         self._stack = full_stack(len(profile.unique))
         self._free, self._seen = len(profile.unique), 0
 
-    def take(self, accesses: int) -> Ints:
+    def take(self, accesses: int) -> I64:
         """The next ids [accesses]."""
         from recd_dlrm.datasets.trace.lru_stack import draw_accesses
 
@@ -162,6 +160,6 @@ class SyntheticTrace:
 
 def generate(
     profile: Profile, length: int, seed: int | Sequence[int], floor: float | None = None
-) -> Ints:
+) -> I64:
     """A whole `SyntheticTrace`: ids [length]."""
     return SyntheticTrace(profile, seed, floor).take(length)
