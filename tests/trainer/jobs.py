@@ -85,6 +85,13 @@ def ranks_of(job: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in out.stdout.split()]
 
 
+def below(pid: int) -> list[int]:
+    """The processes that a process started, and theirs."""
+    out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    children = [int(child) for child in out.stdout.split()]
+    return children + [grandchild for child in children for grandchild in below(child)]
+
+
 def gone(pids: Sequence[int], within: float = 10.0) -> bool:
     """Whether all these processes end."""
     ends = time.monotonic() + within

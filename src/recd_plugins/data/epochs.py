@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
@@ -128,6 +130,7 @@ class LocalLoader:
                 num_workers=workers,
                 pin_memory=pin_memory,
                 multiprocessing_context="forkserver" if workers else None,
+                worker_init_fn=_end_with_the_trainer if workers else None,
                 generator=torch.Generator(),  # else it draws from the trainer's random numbers
             )
 
@@ -171,6 +174,21 @@ class LocalLoader:
             )
         self._epoch, self._batch = state["epoch"], state["batches"]
         self._resumed = state["torchdata"]
+
+
+def _end_with_the_trainer(worker: int) -> None:
+    """In a worker: end when the trainer has gone, however it went.
+
+    torch's own watch looks at the parent process, which is the forkserver: that stays.
+    """
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+
+    def watch() -> None:
+        trainer.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end-with-the-trainer").start()
 
 
 def _check_picklable(batches: RankBatches) -> None:

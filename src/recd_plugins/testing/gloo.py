@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -20,12 +19,10 @@ from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from recd_plugins.testing.rank import HOST, Call, pack, serve
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+from recd_plugins.testing.rank import Call, pack, serve
+from recd_plugins.trainer.launch import loopback_store
 
 __all__ = ["GlooPool", "RanksFailed"]
 
@@ -87,7 +84,7 @@ class GlooPool:
         name = getattr(function, "__qualname__", repr(function))
         payload, modules = pack((function, args, kwargs))
         ranks = self._ready(world_size)
-        store = _store(world_size)
+        store = loopback_store(world_size)
         try:
             for rank, process in enumerate(ranks):
                 process.call(
@@ -264,19 +261,3 @@ def _dump_stacks(ranks: list[_Rank]) -> None:
         before, sizes = sizes, [len(process.output()) for process in ranks]
         if before == sizes and all(sizes):
             break
-
-
-def _store(world_size: int) -> TCPStore:
-    """A store in this process on a loopback port of the system's choice, open from the start."""
-    from torch.distributed import TCPStore
-
-    listener = socket.socket()
-    listener.bind((HOST, 0))
-    return TCPStore(
-        HOST,
-        listener.getsockname()[1],
-        world_size,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
