@@ -64,6 +64,7 @@ class Context:
 
     device: Literal["cpu", "cuda"] = "cpu"
     seed: int = 0
+    """`train.seed`; 0 for `dataset` and `etl`, whose tables runs of any seed share."""
     folder: Path = Path("data")
     """Where prepared tables, logs and caches of this registry live."""
     batch_size: int = 512

@@ -83,6 +83,7 @@ class Stack:
     @cached_property
     def schema(self) -> Schema:
         """The schema of the batches: the table's, through every `preprocess` transform."""
+        self.check()
         schema = self.prepare().schema
         for choice, transform in self._transforms:
             part = Schema(sparse=tuple(schema.feature(n) for n in _matching(choice, schema)))
@@ -91,6 +92,7 @@ class Stack:
 
     def loader(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank: iterable, with `state_dict` and `load_state_dict`."""
+        self.check()
         tables = self.prepare()
         reader: Reader = self.registry.one("reader").build(self._context("reader"))
         return reader.loader(
@@ -104,13 +106,12 @@ class Stack:
 
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""
-        self.check()
         model: nn.Module = self.registry.one("model").build(self._context("model", self.schema))
         return model
 
     def check(self) -> None:
         """What needs the data's schema to be checked: that every feature named exists."""
-        names = self.schema.sparse_names
+        names = self.prepare().schema.sparse_names
         for slot in ("preprocess", "pooling"):
             for choice in self.registry.chosen(slot):
                 for feature in choice.features:
@@ -180,7 +181,7 @@ class Stack:
         train = self.registry.train
         return Context(
             device=self.device,
-            seed=train.seed,
+            seed=0 if slot in ("dataset", "etl") else train.seed,
             folder=self.registry.folder,
             batch_size=train.batch_size,
             fused=train.optimizer.fused_params(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.config import Config
-from recd_plugins.data.dataset import Dataset, Split, Tables
+from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table, silent
 
@@ -49,6 +50,11 @@ class ParquetTables(Dataset):
 
     def num_rows(self, split: Split) -> int:
         return self._open(split).num_rows
+
+    def fingerprint(self) -> str:
+        files = [file for split in SPLITS for file in self._open(split).files]
+        stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        return hashlib.sha256(repr(stats).encode()).hexdigest()
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
         return Tables(train=self._open("train"), test=self._open("test"))

@@ -1,0 +1,372 @@
+"""Value tests, one on two ranks: a stack builds what its registry chose, tables only once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from stack_plugin import SCHEMA, Moves
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_plugins as rp
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Table
+from recd_plugins.errors import CapabilityError, RecdError, RegistryError
+from recd_plugins.slots import Context
+from recd_plugins.testing.batches import random_table, to_lists
+from recd_plugins.testing.gloo import GlooPool
+
+PLUGIN = str(Path(__file__).with_name("stack_plugin.py"))
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> dict[str, Any]:
+    """The smallest that the tests add to; it writes into the test's folder."""
+    return {
+        "plugins": [PLUGIN],
+        "folder": str(tmp_path / "data"),
+        "dataset": {"use": "counting", "log": str(tmp_path / "log")},
+        "reader": {"use": "local", "shuffle": False, "prefetch": False},
+        "model": "told",
+        "train": {"batch_size": 4, "device": "cpu", "seed": 7},
+    }
+
+
+def written(registry: Mapping[str, Any]) -> list[str]:
+    """What the plugin says it wrote so far."""
+    log = Path(registry["dataset"]["log"])
+    return [line.rsplit(" ", 1)[0] for line in log.read_text().splitlines()]
+
+
+def files(registry: Mapping[str, Any]) -> dict[str, int]:
+    """Each file below the registry's folder, and when it was written."""
+    folder = Path(registry["folder"])
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in found}
+
+
+def ids(table: Table, feature: str) -> list[int]:
+    """The ids of a feature with one a row."""
+    import pyarrow.parquet as pq
+
+    return [row[0] for row in pq.read_table(list(table.files))[feature].to_pylist()]
+
+
+def test_tables_are_made_once_and_reused(registry: dict[str, Any]) -> None:
+    stack = rp.load(registry)
+    tables = stack.prepare()
+    assert ids(tables.train, "item") == list(range(1, 41))
+    assert tables.test.num_rows == 8
+    assert written(registry) == ["train", "test"]
+    before = files(registry)
+    assert len(before) == 2
+    assert stack.prepare() is tables
+    assert rp.load(registry).prepare() == tables  # another stack, as in another process
+    assert files(registry) == before
+    assert written(registry) == ["train", "test"]
+
+
+def test_progress_is_told_while_tables_are_made(registry: dict[str, Any]) -> None:
+    said: list[tuple[str, int, int | None]] = []
+    rp.load(registry).prepare(lambda *what: said.append(what))
+    assert ("writing train", 40, 40) in said
+    assert ("writing test", 8, 8) in said
+
+
+def test_other_options_make_other_tables_and_leave_the_first(registry: dict[str, Any]) -> None:
+    first = rp.load(registry).prepare()
+    other = rp.load(registry, ["dataset.n=5"]).prepare()
+    assert ids(other.train, "item")[0] == 5
+    assert first.train.path != other.train.path
+    assert ids(rp.load(registry).prepare().train, "item")[0] == 1
+    assert written(registry) == ["train", "test"] * 2
+
+
+def test_what_does_not_concern_a_table_leaves_it(registry: dict[str, Any]) -> None:
+    first = rp.load(registry).prepare()
+    again = rp.load(registry, ["train.seed=8", "train.batch_size=2", "reader.shuffle=true"])
+    assert again.prepare() == first
+    (batch, *_) = again.loader(0, 1)
+    assert batch.dense.tolist() == [[0.0], [0.0]]  # runs of any seed share it, so it sees none
+
+
+def test_a_source_that_changed_makes_the_table_anew(
+    registry: dict[str, Any], tmp_path: Path
+) -> None:
+    stamp = tmp_path / "stamp"
+    registry["dataset"]["stamp"] = str(stamp)
+    for content, times in (("one", 1), ("two", 2), ("one", 2)):
+        stamp.write_text(content)
+        rp.load(registry).prepare()
+        assert written(registry) == ["train", "test"] * times
+
+
+def prepare_together(registry: dict[str, Any]) -> str:
+    """On a rank, at the same time as the others: where the train split is."""
+    stack = rp.load(registry)
+    dist.barrier()
+    return str(stack.prepare().train.path)
+
+
+def test_processes_that_prepare_together_make_a_table_once(
+    registry: dict[str, Any], tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    chosen = etl(registry, 2)
+    paths = gloo_pool.run(prepare_together, chosen)
+    assert paths[0] == paths[1]
+    assert written(registry) == ["train", "test", "every 2", "every 2"]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def etl(registry: dict[str, Any], *steps: int) -> dict[str, Any]:
+    log = registry["dataset"]["log"]
+    return {**registry, "etl": [{"use": "every", "n": n, "log": log} for n in steps]}
+
+
+def test_etl_steps_run_in_order_once_each(registry: dict[str, Any]) -> None:
+    chosen = etl(registry, 2, 3)
+    tables = rp.load(chosen).prepare()
+    assert ids(tables.train, "user_a") == list(range(0, 40, 6))
+    assert tables.test.num_rows == 2  # rows 0 and 6 of 8
+    said = ["train", "test", "every 2", "every 2", "every 3", "every 3"]
+    assert written(registry) == said
+    assert (Path(registry["dataset"]["log"]).read_text()).count("every 3 20\n") == 1  # of 40 / 2
+    before = files(registry)
+    assert rp.load(chosen).prepare() == tables
+    assert files(registry) == before
+    assert written(registry) == said
+
+
+def test_etl_is_run_again_from_what_changed_on(registry: dict[str, Any]) -> None:
+    rp.load(etl(registry, 2, 3)).prepare()
+    done = len(written(registry))
+    tables = rp.load(etl(registry, 2, 4)).prepare()  # the first step's table is there
+    assert ids(tables.train, "user_a") == list(range(0, 40, 8))
+    assert written(registry)[done:] == ["every 4"] * 2
+    tables = rp.load(etl(registry, 4, 3)).prepare()  # step two is another after another one
+    assert ids(tables.train, "user_a") == list(range(0, 40, 12))
+    assert written(registry)[done + 2 :] == ["every 4"] * 2 + ["every 3"] * 2
+    tables = rp.load({**etl(registry, 2, 3), "dataset": {**registry["dataset"], "n": 9}}).prepare()
+    assert ids(tables.train, "item") == [i + 9 for i in range(0, 40, 6)]
+
+
+@pytest.fixture
+def in_place(registry: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    for split, rows in (("train", 40), ("test", 8)):
+        random_table(tmp_path / "mine" / split, SCHEMA, rows, row="user_a")
+    where = {split: str(tmp_path / "mine" / split) for split in ("train", "test")}
+    return {**registry, "dataset": {"use": "parquet", **where}}
+
+
+def test_tables_in_place_are_read_where_they_are(in_place: dict[str, Any], tmp_path: Path) -> None:
+    tables = rp.load(in_place).prepare()
+    assert tables.train.path == tmp_path / "mine/train"
+    assert not Path(in_place["folder"]).exists()
+
+
+def test_etl_of_tables_in_place_follows_their_content(
+    in_place: dict[str, Any], tmp_path: Path
+) -> None:
+    chosen = {**in_place, "etl": [{"use": "every", "n": 2, "log": str(tmp_path / "log")}]}
+    tables = rp.load(chosen).prepare()
+    assert ids(tables.train, "user_a") == list(range(0, 40, 2))
+    assert rp.load(chosen).prepare() == tables
+    random_table(tmp_path / "mine/train", SCHEMA, 60, row="user_a")
+    assert rp.load(chosen).prepare().train.num_rows == 30
+
+
+def test_a_transform_changes_its_features_and_their_schema(registry: dict[str, Any]) -> None:
+    registry["preprocess"] = [
+        {"use": "modulo", "n": 10, "features": "user_*"},
+        {"use": "plus", "n": 100, "features": ["user_b", "item"]},
+    ]
+    stack = rp.load(registry)
+    assert [(f.name, f.num_ids) for f in stack.schema.sparse] == [
+        ("user_a", 10),
+        ("item", 600),
+        ("user_b", 110),
+    ]
+    assert stack.schema.feature("user_b").kind == "user"
+    assert stack.prepare().schema == SCHEMA  # the table is as it was
+    (first, *_) = stack.loader(0, 1)
+    assert first.features.keys() == ["user_a", "item", "user_b"]
+    assert to_lists(first.features) == {
+        "user_a": [[i % 10] for i in range(4)],
+        "item": [[i + 1 + 100] for i in range(4)],
+        "user_b": [[2 * i % 10 + 100] for i in range(4)],
+    }
+    for batch, start in zip(stack.loader(0, 1, "test"), (0, 4), strict=True):
+        assert to_lists(batch.features)["user_a"] == [[i % 10] for i in range(start, start + 4)]
+    model = stack.model()
+    assert isinstance(model.context, Context)
+    assert model.context.schema == stack.schema
+
+
+def test_transforms_are_applied_in_their_order(registry: dict[str, Any]) -> None:
+    registry["preprocess"] = [{"use": "plus", "n": 7}, {"use": "modulo", "n": 5}]
+    (first, *_) = rp.load(registry).loader(0, 1)
+    assert to_lists(first.features)["user_a"] == [[(i + 7) % 5] for i in range(4)]
+    assert {f.num_ids for f in rp.load(registry).schema.sparse} == {5}
+
+
+def test_without_transforms_batches_are_the_tables(registry: dict[str, Any]) -> None:
+    stack = rp.load(registry)
+    assert stack.schema == SCHEMA
+    (first, *_) = stack.loader(0, 1)
+    assert to_lists(first.features)["item"] == [[i + 1] for i in range(4)]
+    assert first.dedup is None
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("preprocess: [{use: plus, features: item},\n  {use: plus, features: [item, itm]}]", 7),
+        ("preprocess: [{use: plus, features: 'usr_*'}]", 6),
+        ("pooling:\n  item: pool\n  itm: {use: pool}", 8),
+    ],
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda stack: stack.schema,
+        lambda stack: stack.loader(0, 1),
+        lambda stack: stack.model(),
+        lambda stack: stack.check(),
+    ],
+    ids=["schema", "loader", "model", "check"],
+)
+def test_a_feature_that_is_not_there_is_named_with_its_line(
+    call: Callable[[rp.Stack], object],
+    key: str,
+    line: int,
+    registry: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    registry["model"] = "uses"
+    names = ("plugins", "folder", "dataset", "reader", "model")
+    text = "".join(f"{name}: {json.dumps(registry[name])}\n" for name in names)
+    file = tmp_path / "registry.yaml"
+    file.write_text(f"{text}{key}\n")
+    stack = rp.load(file)
+    with pytest.raises(RegistryError) as caught:
+        call(stack)
+    said = str(caught.value)
+    assert said.startswith(f"{file}:{line}: ")
+    assert "no feature matches" in said
+    assert "Known: item, user_a, user_b." in said
+    assert ("did you mean 'item'?" in said) == ("itm" in key)
+
+
+def test_dedup_is_chosen_and_no_model_takes_it_yet(registry: dict[str, Any]) -> None:
+    registry["dedup"] = "moves"
+    stack = rp.load(registry)
+    (first, *_) = stack.loader(0, 1)
+    assert isinstance(first.dedup, KeyedJaggedTensor)
+    assert isinstance(Moves().convert(first).dedup, KeyedJaggedTensor)
+    with pytest.raises(CapabilityError) as caught:
+        stack.adapt(stack.model())
+    assert str(caught.value) == (
+        "dedup: a converter is chosen, but this version of the host adapts no model to "
+        "deduplicated batches. Take `dedup` out of registry.yaml."
+    )
+
+
+def test_a_model_for_plain_batches_is_left_as_it_is(registry: dict[str, Any]) -> None:
+    stack = rp.load(registry)
+    model = stack.model()
+    assert stack.adapt(model) is model
+
+
+def test_a_record_gets_what_it_uses(registry: dict[str, Any]) -> None:
+    registry |= {
+        "model": {"use": "uses", "n": 1},
+        "pooling": {"item": {"use": "pool", "n": 2}, "*": {"use": "pool", "n": 3}},
+        "tier": [{"use": "tier", "n": 4}, {"use": "tier", "n": 5}],
+        "cache": {"use": "cache", "n": 6},
+    }
+    context = rp.load(registry).model().context
+    assert isinstance(context, Context)
+    neighbours = context.neighbours
+    assert neighbours.keys() == {"pooling", "tier", "cache"}
+    assert {name: config.n for name, (config, _) in neighbours["pooling"].items()} == {
+        "item": 2,
+        "*": 3,
+    }
+    assert [config.n for config, _ in neighbours["tier"]] == [4, 5]
+    config, of_cache = neighbours["cache"]
+    assert config.n == 6
+    assert of_cache.neighbours == {}
+    assert of_cache.schema == SCHEMA
+    for _, of_pooling in neighbours["pooling"].values():  # neighbours have neighbours
+        assert of_pooling.neighbours["cache"][0].n == 6
+
+
+def test_a_neighbour_that_is_not_set_is_nothing(registry: dict[str, Any]) -> None:
+    context = rp.load(registry, ["model=uses"]).model().context
+    assert isinstance(context, Context)
+    assert context.neighbours == {"pooling": {}, "tier": [], "cache": None}
+    context = rp.load(registry).model().context
+    assert isinstance(context, Context)
+    assert context.neighbours == {}
+
+
+def test_a_context_tells_what_the_registry_says(registry: dict[str, Any]) -> None:
+    registry["train"]["optimizer"] = {"tables": "adagrad", "tables_lr": 0.5}
+    context = rp.load(registry).model().context
+    assert isinstance(context, Context)
+    assert context.device == "cpu"
+    assert context.seed == 7
+    assert context.batch_size == 4
+    assert context.folder == Path(registry["folder"])
+    assert context.fused["learning_rate"] == 0.5
+    assert str(context.fused["optimizer"].value) == "exact_adagrad"
+
+
+def test_a_plan_needs_a_process_group(registry: dict[str, Any]) -> None:
+    stack = rp.load(registry)
+    with pytest.raises(
+        CapabilityError, match=r"stack.plan needs a process group: call torch\.dist"
+    ):
+        stack.plan(torch.nn.Linear(1, 1))
+    assert stack.explain() == "No plan has been made yet."
+
+
+def test_sharders_carry_the_fused_optimizer_each_its_own(registry: dict[str, Any]) -> None:
+    registry["train"]["optimizer"] = {"tables": "sgd", "tables_lr": 0.25}
+    sharders = rp.load(registry).sharders()
+    params = [sharder.fused_params for sharder in sharders]
+    assert [type(sharder).__name__ for sharder in sharders] == [
+        "EmbeddingBagCollectionSharder",
+        "EmbeddingCollectionSharder",
+    ]
+    for param in params:
+        assert param["learning_rate"] == 0.25
+        assert param["optimizer"].value == "exact_sgd"
+    assert params[0] is not params[1]
+
+
+def test_a_mistake_in_a_mapping_is_told_by_its_place(registry: dict[str, Any]) -> None:
+    with pytest.raises(RecdError, match=r"^dataset.nn: unknown option 'nn'; did you mean 'n'\?"):
+        rp.load({**registry, "dataset": {"use": "counting", "nn": 1}})
+    with pytest.raises(RecdError, match=r"^override 'dataset.nn=1': dataset.nn: unknown option"):
+        rp.load(registry, ["dataset.nn=1"])
+    given = json.dumps(registry)
+    rp.load(registry, ["dataset.n=3"])
+    assert json.dumps(registry) == given
+
+
+def test_a_schema_of_a_parquet_table_may_be_given(in_place: dict[str, Any]) -> None:
+    narrow = Schema(
+        session_id=None, timestamp=None, sparse=tuple(f for f in SCHEMA.sparse if f.name == "item")
+    )
+    in_place["dataset"]["schema"] = json.loads(narrow.to_json())
+    stack = rp.load(in_place)
+    assert stack.schema == narrow
+    (first, *_) = stack.loader(0, 1)
+    assert first.features.keys() == ["item"]
+    assert first.dense.shape == (4, 0)
