@@ -1,0 +1,1 @@
+"""O3: batches to IKJTs: converters, and the advisor of groups."""

@@ -1,0 +1,1 @@
+"""O2: tables clustered by session; downsampling."""

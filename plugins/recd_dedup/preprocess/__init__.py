@@ -1,0 +1,1 @@
+"""O4: transforms of ids, row by row."""

@@ -1,0 +1,1 @@
+"""RecD's characterization of a table."""
