@@ -12,6 +12,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -122,7 +123,7 @@ def _chunks(num_rows: int) -> Iterator[pa.Table]:
     random = np.random.default_rng(SEED)
     for first in range(0, num_rows, CHUNK_ROWS):
         rows = min(CHUNK_ROWS, num_rows - first)
-        columns = {
+        columns: dict[str, Any] = {
             "session_id": np.arange(first, first + rows) // 16,
             "timestamp": np.arange(first, first + rows),
             "label": random.integers(0, 2, rows),

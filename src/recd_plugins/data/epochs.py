@@ -110,45 +110,40 @@ class LocalLoader:
     ) -> None:
         """`made_for` is what a state depends on; one made for something else is refused."""
         self._batches = batches
-        self._length = batches.order.num_batches * max(1, workers)
+        self._workers = workers
+        self._pin_memory = pin_memory
         self._made_for = dict(made_for)
+        self._length = batches.order.num_batches * max(1, workers)
         self._epoch = 0
         self._batch = 0
-        self._resumed: dict[str, Any] | None = None
-        """torchdata's state as loaded, until an iterator takes it up."""
+        self._within: dict[str, Any] | None = None
+        """torchdata's state within the epoch; nothing at its start."""
         if workers:
             # The server that workers are forked from has imported this module, but runs no
             # thread, as the trainer's process does: forking that one could deadlock.
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
             _check_picklable(batches)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11
-            self._torchdata: StatefulDataLoader[Batch | RecdError] = StatefulDataLoader(
-                batches,
-                batch_size=None,
-                num_workers=workers,
-                pin_memory=pin_memory,
-                multiprocessing_context="forkserver" if workers else None,
-                worker_init_fn=_end_with_the_trainer if workers else None,
-                generator=torch.Generator(),  # else it draws from the trainer's random numbers
-            )
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._batch:
-            self._torchdata.load_state_dict(self._resumed or self._torchdata.state_dict())
         self._batches.epoch = self._epoch
-        self._resumed = None
-        for batch in self._torchdata:
-            if isinstance(batch, RecdError):
-                raise batch
-            self._batch += 1
-            if self._batch == self._length:
-                self._epoch, self._batch = self._epoch + 1, 0
-            yield batch
+        torchdata = self._open()
+        torchdata.load_state_dict(self._within or {})
+        try:
+            for batch in torchdata:
+                if isinstance(batch, RecdError):
+                    raise batch
+                self._batch, self._within = self._batch + 1, torchdata.state_dict()
+                if self._batch == self._length:
+                    self._epoch, self._batch, self._within = self._epoch + 1, 0, None
+                yield batch
+        finally:
+            # Ends the workers now: collected in a cycle (an error and its traceback make
+            # one), torchdata's iterator would wait 5 s for each.
+            torchdata.load_state_dict({})
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in numbers and texts alone."""
@@ -156,7 +151,7 @@ class LocalLoader:
             "epoch": self._epoch,
             "batches": self._batch,
             "made_for": dict(self._made_for),
-            "torchdata": self._resumed or (self._torchdata.state_dict() if self._batch else None),
+            "torchdata": self._within,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,22 +168,32 @@ class LocalLoader:
                 + ". Resume with the former, or start afresh."
             )
         self._epoch, self._batch = state["epoch"], state["batches"]
-        self._resumed = state["torchdata"]
+        self._within = state["torchdata"]
+
+    def _open(self) -> StatefulDataLoader[Batch | RecdError]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11
+            return StatefulDataLoader(
+                self._batches,
+                batch_size=None,
+                num_workers=self._workers,
+                pin_memory=self._pin_memory,
+                multiprocessing_context="forkserver" if self._workers else None,
+                worker_init_fn=_die_with_parent,
+                generator=torch.Generator(),  # else it draws from the trainer's random numbers
+            )
 
 
-def _end_with_the_trainer(worker: int) -> None:
-    """In a worker: end when the trainer has gone, however it went.
-
-    torch's own watch looks at the parent process, which is the forkserver: that stays.
-    """
-    trainer = multiprocessing.parent_process()
-    assert trainer is not None
+def _die_with_parent(worker: int) -> None:
+    """End a worker whose rank was killed: its own parent, the fork server, lives on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        trainer.join()
+        parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True, name="end-with-the-trainer").start()
+    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 
 
 def _check_picklable(batches: RankBatches) -> None:

@@ -1,8 +1,8 @@
 """Stripes of a table → the batches of a consumer: decode, gather in order, cut, join.
 
 Memory, per stream of the consumer: the window in use and, while the next one is loaded, that
-one twice (decoded, and in its order). A window is `reader.window` stripes at their size in
-memory: 8 bytes an id, 4 a length or float.
+one twice (decoded, and in its order); about five windows resident, since allocators keep what
+is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a length or float.
 """
 
 from __future__ import annotations
