@@ -24,11 +24,10 @@ class MyModel(nn.Module):
     def __init__(self, dlrm: DLRM) -> None:
         super().__init__()
         self.dlrm = dlrm
-        self.loss = nn.BCEWithLogitsLoss()
 
     def forward(self, batch):
         logits = self.dlrm(batch.dense, batch.features).squeeze(-1)
-        loss = self.loss(logits, batch.labels)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
         return loss, loss.detach()
 
 

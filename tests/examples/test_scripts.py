@@ -1,0 +1,49 @@
+"""Example runs: the scripts of examples/, as a user starts them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["one rank", "two ranks"])
+def test_a_trainer_with_recd_plugins_dropped_in_learns(launcher: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, *launcher, str(EXAMPLES / "drop_in.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = re.search(r"loss (\d\.\d+) -> (\d\.\d+)", done.stdout)
+    assert said is not None, done.stdout
+    first, last = map(float, said.groups())
+    assert last < first - 0.02
+
+
+def test_a_pooling_in_one_file_trains(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recd_plugins", "train"]
+    command += ["--registry", str(EXAMPLES.parent / "registry.yaml"), "--ranks=1", "train.steps=30"]
+    command += ["plugins=[recd_dlrm, ./examples/last_pooling.py]", "pooling.history.use=last"]
+    command += ["dataset.samples=40000", "sharding={use: torchrec, search: greedy}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"train step .* loss (\d\.\d+)", done.stdout)]
+    assert len(losses) == 2
+    assert losses[-1] < losses[0]
+
+
+def test_the_last_of_a_sequence() -> None:
+    import torch
+
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        from last_pooling import Last
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    values = torch.arange(6.0).view(3, 2)
+    pooled = Last()(values, torch.tensor([0, 2, 0, 1, 0]))
+    assert pooled.tolist() == [[0, 0], [2, 3], [0, 0], [4, 5], [0, 0]]
