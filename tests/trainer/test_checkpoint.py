@@ -80,6 +80,19 @@ def test_a_run_with_other_choices_is_refused(folder: Path, gloo_pool: GlooPool) 
         assert says in said[0]
 
 
+def test_a_finished_run_is_evaluated_again_and_not_shortened(
+    folder: Path, gloo_pool: GlooPool
+) -> None:
+    """A run killed in its last evaluation goes on with that; fewer steps make no sense."""
+    whole = gloo_pool.run(run, str(folder), SHORT)[0]
+    again = gloo_pool.run(run, str(folder), SHORT, True)[0]
+    assert isinstance(whole, dict)
+    assert isinstance(again, dict)
+    assert again["test"] == whole["test"]
+    said = gloo_pool.run(run, str(folder), [*SHORT, "train.steps=9"], True)[0]
+    assert "step-00000010 is past step 9 already; raise train.steps" in said
+
+
 def test_a_damaged_checkpoint_is_named(folder: Path, gloo_pool: GlooPool) -> None:
     gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
     checkpoint = folder / "run/checkpoints/step-00000005"

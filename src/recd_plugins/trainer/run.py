@@ -64,7 +64,13 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
     start = 0
     if resume:
         check_resumable(settings.run)
-        start, position = checkpoints.load(job, checkpoints.latest())
+        latest = checkpoints.latest()
+        start, position = checkpoints.load(job, latest)
+        if start > settings.steps:
+            raise RegistryError(
+                f"train.steps: {latest} is past step {settings.steps} already; raise train.steps "
+                "to train on."
+            )
         loader.load_state_dict(position)
     moved = set_aside(settings.run) if rank == 0 and not resume else None
     report = Report(settings.run, speaks=rank == 0, steps=settings.steps, start=start)
