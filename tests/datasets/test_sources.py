@@ -62,8 +62,8 @@ def test_columns_come_whole_in_their_types(
         (HEADER + GOOD + "1\tbob\t?\tnan\n", ":3: column 'weight': nan is not finite"),
         (HEADER + GOOD + "1\tbob\t?\t\n", ":3: column 'weight'"),
         (HEADER + GOOD + "\tbob\t?\t1\n", ":3: column 'count'"),
-        (b"\x1f\x8b\x08\x00", ": is no text, or compressed"),
-        (gzip.compress(HEADER.encode()), ": is no text, or compressed"),
+        (b"\x1f\x8b\x08\x00", ": is no text, or is compressed"),
+        (gzip.compress(HEADER.encode()), ": is no text, or is compressed"),
     ],
 )
 def test_a_malformed_file_is_named_with_its_line(

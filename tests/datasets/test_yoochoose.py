@@ -43,6 +43,15 @@ def rows(config: YoochooseConfig, split: Split) -> list[dict[str, object]]:
     return [row for c in build_yoochoose(config, Context()).chunks(split) for row in c.to_pylist()]
 
 
+def rows_if_any(config: YoochooseConfig, split: Split) -> list[dict[str, object]]:
+    try:
+        return rows(config, split)
+    except DataError as error:
+        if f"no row is left for the {split} split" not in str(error):
+            raise
+        return []
+
+
 def test_eight_clicks_by_hand(tmp_path: Path) -> None:
     config = YoochooseConfig(path=write(tmp_path, CLICKS), context=1, negatives=2)
     train, test = rows(config, "train"), rows(config, "test")
@@ -106,7 +115,7 @@ def test_histories_are_those_of_a_plain_loop(
             with pytest.raises(DataError, match=r"one item only|Lower `context`"):
                 rows(config, "train")
             continue
-        parts = {split: rows(config, split) for split in ("train", "test")}
+        parts = {"train": rows(config, "train"), "test": rows_if_any(config, "test")}
         for part in parts.values():
             assert [r["timestamp"] for r in part] == sorted(r["timestamp"] for r in part)
         sessions = [{r["session_id"] for r in part} for part in parts.values()]

@@ -18,7 +18,7 @@ import pyarrow as pa
 from recd_dlrm.datasets.columns import F64, I64, single_ids
 from recd_dlrm.datasets.histories import History, windows
 from recd_dlrm.datasets.runs import run_begins, run_starts
-from recd_dlrm.datasets.sources import TOKENS, check_sources, fingerprint, read_tsv
+from recd_dlrm.datasets.sources import TOKENS, check_sources, empty_split, fingerprint, read_tsv
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -125,7 +125,10 @@ class MovieLens(Dataset):
     def _rows(self, split: Split) -> I64:
         in_time = self._ratings.in_time
         cut = in_time.size - round(in_time.size * self.config.test_fraction)
-        return in_time[:cut] if split == "train" else in_time[cut:]
+        rows = in_time[:cut] if split == "train" else in_time[cut:]
+        if not rows.size:
+            raise empty_split(split, self.config.path)
+        return rows
 
     @cached_property
     def _ratings(self) -> _Ratings:

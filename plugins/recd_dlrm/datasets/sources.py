@@ -1,10 +1,10 @@
-"""The files that a dataset is made from: there, unchanged since, read as tables of text."""
+"""The files that a dataset is made from: there, unchanged since, read as text."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,16 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
+from recd_plugins.data.dataset import Split
 from recd_plugins.errors import DataError, nearest
 
-__all__ = ["TOKENS", "check_sources", "fingerprint", "read_tsv"]
+__all__ = ["TOKENS", "check_sources", "empty_split", "fingerprint", "read_tsv", "text_lines"]
 
 TOKENS = pa.dictionary(pa.int32(), pa.string())
 """Names of any kind: read as indices 0, 1, ... in the order of their first appearance."""
 
 BLOCK_BYTES = 8 << 20
-HEADER_LENGTH = 1 << 16
-"""Characters; a file that is no text may have no line end at all."""
 
 
 def check_sources(option: str, *paths: Path, folders: bool = False) -> None:
@@ -52,6 +51,24 @@ def fingerprint(paths: Iterable[Path]) -> str:
     return sha256(json.dumps(stats).encode()).hexdigest() if stats else ""
 
 
+def empty_split(split: Split, *paths: Path) -> DataError:
+    """The error for sources that leave a split without a row."""
+    return DataError(
+        f"{', '.join(map(str, paths))}: no row is left for the {split} split. "
+        "Give more rows, or change `dataset.test_fraction`."
+    )
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines without their ends; `DataError` where a file is no text."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for line in file:
+            line = line.rstrip("\n")
+            if not line.replace("\t", " ").isprintable():
+                raise DataError(f"{path}: is no text, or is compressed. Give it unpacked.")
+            yield line
+
+
 def read_tsv(path: Path, what: str, columns: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
     """The named columns of a tab-separated file with a header, whole, in these types.
 
@@ -59,7 +76,7 @@ def read_tsv(path: Path, what: str, columns: Mapping[str, pa.DataType]) -> dict[
     does not convert or is not finite raise `DataError` with file and line; `what` says
     which file was expected.
     """
-    header = _header(path)
+    header = next(text_lines(path), "").split("\t")
     for name in columns:
         if name not in header:
             raise DataError(f"{path}:1: lacks column {name!r} of {what}; {nearest(name, header)}")
@@ -76,15 +93,6 @@ def read_tsv(path: Path, what: str, columns: Mapping[str, pa.DataType]) -> dict[
         raise DataError(f"{path}: holds a header but no rows. Give {what} with data in it.")
     table = pa.Table.from_batches(batches)
     return {name: table[name].combine_chunks() for name in columns}
-
-
-def _header(path: Path) -> list[str]:
-    """The names of the columns."""
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        names = file.readline(HEADER_LENGTH).rstrip("\r\n").split("\t")
-    if not all(name.isprintable() for name in names):
-        raise DataError(f"{path}: is no text, or compressed. Give tab-separated text, unpacked.")
-    return names
 
 
 def _blocks(path: Path, columns: Mapping[str, pa.DataType]) -> csv.CSVStreamingReader:

@@ -22,7 +22,7 @@ from recd_dlrm.datasets.columns import I64, single_ids
 from recd_dlrm.datasets.draws import salt, streams, uniforms
 from recd_dlrm.datasets.histories import History, windows
 from recd_dlrm.datasets.runs import run_starts
-from recd_dlrm.datasets.sources import check_sources, fingerprint, read_tsv
+from recd_dlrm.datasets.sources import check_sources, empty_split, fingerprint, read_tsv
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -135,7 +135,10 @@ class Yoochoose(Dataset):
         clicks = self._clicks
         begun = clicks.timestamps[clicks.session_starts[clicks.in_time]]
         cut = np.quantile(begun, 1 - self.config.test_fraction)
-        return clicks.in_time[begun <= cut if split == "train" else begun > cut]
+        rows = clicks.in_time[begun <= cut if split == "train" else begun > cut]
+        if not rows.size:
+            raise empty_split(split, self.config.path)
+        return rows
 
     @cached_property
     def _clicks(self) -> _Clicks:

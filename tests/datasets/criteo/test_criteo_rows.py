@@ -62,14 +62,23 @@ def test_files_that_are_not_whole_are_named(raw: Callable[..., Path]) -> None:
         list(count_rows(raw(gzip.compress(noise)[:50_000], name="cut.gz")))
 
 
+def test_a_file_of_another_kind_is_named_once(raw: Callable[..., Path]) -> None:
+    for other in (GOOD.replace(b"\t", b","), b"<html>\n"):
+        with pytest.raises(DataError) as caught:
+            list(read_rows(raw(other * 9), 0, 9))
+        one, advice = str(caught.value).splitlines()
+        assert "raw.txt:1: 1 fields, but a row has 40" in one
+        assert advice.startswith("No other row fits either. Give Criteo's raw file; if it is comp")
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (GOOD.replace(b"\t", b"", 1), "39 columns .as Kaggle's test.txt, which has no label"),
-        (GOOD.replace(b"\t", b"\t\t", 1), "41 columns, but a row has 40"),
-        (b"\n", "1 columns, but a row has 40"),
+        (GOOD.replace(b"\t", b"", 1), "39 fields .as Kaggle's test.txt, which has no label"),
+        (GOOD.replace(b"\t", b"\t\t", 1), "41 fields, but a row has 40"),
+        (b"\n", "1 fields, but a row has 40"),
         (GOOD[:50] + b"\r" + GOOD[50:], "is"),
-        (b"".join([GOOD[:-1], b"\r", GOOD]), "79 columns"),
+        (b"".join([GOOD[:-1], b"\r", GOOD]), "79 fields"),
         (field(0, b""), "label '' is neither 0 nor 1"),
         (field(0, b"2"), "label '2' is neither 0 nor 1"),
         (field(0, b"-1"), "label '-1' is neither 0 nor 1"),

@@ -172,6 +172,7 @@ def test_the_fingerprint_follows_the_sources(tmp_path: Path, table: Table) -> No
         ("1 2\n3 x4\n", r"cat: .*trace.txt:2: 'x4' is not an id"),
         ("1\n2.5\n", r"trace.txt:2: '2.5' is not an id"),
         ("1" * 19, r"trace.txt:1: '1+' is not an id.*18 digits"),
+        ("1 2\n\0\n", r"cat: .*trace.txt: is no text, or is compressed"),
         ("4 -1 5", r"cat: its trace holds id -1.*renumber"),
     ],
 )
@@ -212,6 +213,7 @@ def test_bad_options_are_named(feature: dict[str, object], message: str) -> None
         parse(TraceConfig, {"features": [{"name": "cat", **feature}]}, "dataset")
 
 
-def test_two_features_of_one_name_are_refused() -> None:
-    with pytest.raises(RegistryError, match=r"dataset\.features: two of them are named 'cat'"):
-        config(TraceFeature(name="cat"), TraceFeature(name="cat"))
+def test_two_columns_of_one_name_are_refused() -> None:
+    for names in (("cat", "cat"), ("cat", "dense_0"), ("label", "cat")):
+        with pytest.raises(RegistryError, match=r"dataset\.features: column '\w+' is named twice"):
+            config(*(TraceFeature(name=name) for name in names))

@@ -14,12 +14,12 @@ import pyarrow as pa
 from recd_dlrm.datasets.columns import single_ids
 from recd_dlrm.datasets.criteo.rows import CATEGORIES, INTEGERS, Rows, count_rows, read_rows
 from recd_dlrm.datasets.criteo.vocabulary import CategoryCounts, HashVocabulary, Vocabulary
-from recd_dlrm.datasets.sources import check_sources, fingerprint
+from recd_dlrm.datasets.sources import check_sources, empty_split, fingerprint
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Dataset, Split, Tables
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context
 
 __all__ = ["Criteo", "CriteoConfig", "build_criteo"]
@@ -132,13 +132,11 @@ class Criteo(Dataset):
             held_out = _part(held_out, 0, half)
         elif config.held_out == "test":
             held_out = _part(held_out, half, rows)
-        for name, spans in (("train", train), ("test", held_out)):
-            if not spans:
-                raise DataError(
-                    f"{', '.join(map(str, config.train))}: no row is left for the {name} split. "
-                    "Give more rows, or change `dataset.test_fraction`."
-                )
-        return {"train": train, "test": held_out}
+        spans: dict[Split, list[Span]] = {"train": train, "test": held_out}
+        for split, parts in spans.items():
+            if not parts:
+                raise empty_split(split, *config.train)
+        return spans
 
     def _whole(self, path: Path) -> Span:
         what, rows = f"counting the rows of {path.name}", 0

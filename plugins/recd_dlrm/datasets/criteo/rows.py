@@ -154,13 +154,19 @@ def _categories(column: pa.Array) -> I64:
 
 def _malformed(block: bytes, path: Path, first_line: int, error: Exception) -> str:
     """The malformed rows of a block, found line by line."""
+    lines = block.removesuffix(b"\n").split(b"\n")
     faults = [
         f"{path}:{number}: {fault}"
-        for number, line in enumerate(block.removesuffix(b"\n").split(b"\n"), first_line)
+        for number, line in enumerate(lines, first_line)
         if (fault := _fault(line.removesuffix(b"\r")))
     ]
     if not faults:
         return f"{path}: the rows from line {first_line} on cannot be read ({error})."
+    if first_line == 1 and len(faults) == len(lines) > 1:
+        return (
+            f"{faults[0]}\nNo other row fits either. Give Criteo's raw file; if it is compressed, "
+            "under a name that ends accordingly (.gz)."
+        )
     more = f"\n(and {len(faults) - SHOWN} rows soon after)" if len(faults) > SHOWN else ""
     return "\n".join(faults[:SHOWN]) + more + "\nCorrect these rows, or take them out."
 
@@ -170,7 +176,7 @@ def _fault(line: bytes) -> str | None:
     if len(fields) != COLUMNS:
         unlabelled = " (as Kaggle's test.txt, which has no label)" * (len(fields) == COLUMNS - 1)
         return (
-            f"{len(fields)} columns{unlabelled}, but a row has {COLUMNS}, parted by tabs: "
+            f"{len(fields)} fields{unlabelled}, but a row has {COLUMNS}, parted by tabs: "
             f"a label, {INTEGERS} integers, {CATEGORIES} categories."
         )
     if fields[0] not in (b"0", b"1"):

@@ -86,7 +86,7 @@ class SessionsConfig(Config):
 
     samples: Annotated[int, Range(ge=1)] = 200_000
     """Rows of the train split."""
-    test_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.1
+    test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
     """Rows of the test split, as a share of `samples`: later sessions."""
     samples_per_session: Annotated[float, Range(ge=1)] = 16.5
     """S: the mean; sizes are lognormal, rounded up."""
@@ -167,7 +167,7 @@ class Sessions(Dataset):
 
     def num_rows(self, split: Split) -> int:
         samples = self.config.samples
-        return samples if split == "train" else round(samples * self.config.test_fraction)
+        return samples if split == "train" else max(1, round(samples * self.config.test_fraction))
 
     def fingerprint(self) -> str:
         return "sessions 1"  # to be raised when one config comes to mean other rows

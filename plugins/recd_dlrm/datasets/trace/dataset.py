@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from recd_dlrm.datasets.columns import I64, id_lists
 from recd_dlrm.datasets.random import RowsConfig
-from recd_dlrm.datasets.sources import check_sources, fingerprint
+from recd_dlrm.datasets.sources import check_sources, fingerprint, text_lines
 from recd_dlrm.datasets.trace.stack_distance import Profile, SyntheticTrace, adjusted_floor, profile
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import SPLITS, Dataset, Split
@@ -83,10 +83,22 @@ class TraceConfig(RowsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [feature.name for feature in self.features]
-        for name in names:
-            if names.count(name) > 1:
-                raise RegistryError(f"two of them are named {name!r}.", where="features")
+        try:
+            self.schema([1] * len(self.features))
+        except RegistryError as error:  # a column named twice
+            raise RegistryError(error.message, where="features") from None
+
+    def schema(self, num_ids: Sequence[int]) -> Schema:
+        """The columns, with so many ids of each feature."""
+        return Schema(
+            session_id=None,
+            timestamp=None,
+            dense=self.dense_names,
+            sparse=tuple(
+                SparseFeature(name=feature.name, num_ids=ids)
+                for feature, ids in zip(self.features, num_ids, strict=True)
+            ),
+        )
 
 
 class SyntheticRows(Dataset):
@@ -109,15 +121,7 @@ class SyntheticRows(Dataset):
 
     @cached_property
     def schema(self) -> Schema:
-        return Schema(
-            session_id=None,
-            timestamp=None,
-            dense=self.config.dense_names,
-            sparse=tuple(
-                SparseFeature(name=name, num_ids=profile.num_ids)
-                for name, profile in self.profiles.items()
-            ),
-        )
+        return self.config.schema([profile.num_ids for profile in self.profiles.values()])
 
     def num_rows(self, split: Split) -> int:
         return self.config.num_rows(split)
@@ -174,15 +178,14 @@ def read_trace(path: Path, limit: int | None = None) -> I64:
 
 
 def _ids(path: Path) -> Iterator[int]:
-    with path.open(errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            for word in line.replace(",", " ").split():
-                if not re.fullmatch(r"[+-]?[0-9]{1,18}", word):
-                    raise DataError(
-                        f"{path}:{number}: {word!r} is not an id. A trace is whole numbers of at "
-                        "most 18 digits, parted by spaces, commas or line ends."
-                    )
-                yield int(word)
+    for number, line in enumerate(text_lines(path), 1):
+        for word in line.replace(",", " ").split():
+            if not re.fullmatch(r"[+-]?[0-9]{1,18}", word):
+                raise DataError(
+                    f"{path}:{number}: {word!r} is not an id. A trace is whole numbers of at "
+                    "most 18 digits, parted by spaces, commas or line ends."
+                )
+            yield int(word)
 
 
 def _column(path: Path, column: str, limit: int) -> I64:
