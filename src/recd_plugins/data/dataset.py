@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table, silent, write_table
+from recd_plugins.errors import RecdError
 
 __all__ = ["SPLITS", "Dataset", "Split", "Tables"]
 
@@ -58,17 +60,21 @@ class Dataset(ABC):
         return ""
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
-        """The splits as tables under `folder`; those already there are taken as they are."""
-        tables = {
-            split: Table.open(folder / split)
-            if (folder / split).is_dir()
-            else write_table(
-                folder / split,
-                self.schema,
-                self.chunks(split),
-                progress=progress,
-                total=self.num_rows(split),
-            )
-            for split in SPLITS
-        }
+        """The splits as tables under `folder`; those already there are taken as they are.
+
+        A user's error in the middle leaves nothing behind of a folder that it began.
+        """
+        began = not folder.exists()
+        try:
+            tables = {split: self._table(folder / split, split, progress) for split in SPLITS}
+        except RecdError:
+            if began:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         return Tables(train=tables["train"], test=tables["test"])
+
+    def _table(self, path: Path, split: Split, progress: Progress) -> Table:
+        if path.is_dir():
+            return Table.open(path)
+        chunks, total = self.chunks(split), self.num_rows(split)
+        return write_table(path, self.schema, chunks, progress=progress, total=total)
