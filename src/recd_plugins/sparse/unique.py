@@ -1,0 +1,158 @@
+"""Which rows of a jagged feature are equal: exact, in one pass, in order of first appearance.
+
+A row is taken for a copy only after its ids were compared, whatever its hash. On CPU a hash
+table in numba: it reads ids at the speed of their copy, on the thread that calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recd_plugins.sparse.unique_on_device import unique_rows_on_device
+
+__all__ = ["Unique", "group_codes", "unique_rows"]
+
+MIX = np.uint64(0xFF51AFD7ED558CCD)
+SEED = np.uint64(0x9E3779B97F4A7C15)
+HALF = np.uint64(32)
+RADIX_LIMIT = 2**62
+
+
+class Unique(NamedTuple):
+    """B rows as U different ones: row i equals row `firsts[inverse_lookup[i]]`."""
+
+    inverse_lookup: Tensor
+    """[B] int64, in [0, U)."""
+    firsts: Tensor
+    """[U] int64, ascending: the row where each different one appears first."""
+
+
+def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
+    """The different rows among B: row i is `values[offsets[i] : offsets[i + 1]]`.
+
+    `values` [N] are int32 or int64 ids (or any other bits, viewed as such), `offsets` [B + 1]
+    may begin anywhere. Empty rows equal each other.
+    """
+    if values.is_cuda:
+        return Unique(*unique_rows_on_device(values, offsets))
+    inverse_lookup, firsts = _unique_rows(
+        values.contiguous().numpy(), offsets.to(torch.int64).contiguous().numpy()
+    )
+    return Unique(torch.from_numpy(inverse_lookup), torch.from_numpy(firsts))
+
+
+def group_codes(codes: Sequence[Tensor]) -> Unique:
+    """The different combinations that several features' codes form.
+
+    `codes` are inverse lookups, [B] int64 each; rows are equal where all of theirs are. Codes
+    become digits of one number, which is made dense again before it would pass 2^62.
+    """
+    if not codes:
+        raise ValueError("group_codes needs one feature at least.")
+    number, radix = codes[0], _radix(codes[0])
+    for code in codes[1:]:
+        digits = _radix(code)
+        if radix * digits > RADIX_LIMIT:
+            number, firsts = _unique_numbers(number)
+            radix = firsts.numel()
+        number, radix = number * digits + code, radix * digits
+    return _unique_numbers(number)
+
+
+def _radix(code: Tensor) -> int:
+    return int(code.max()) + 1 if code.numel() else 1
+
+
+def _unique_numbers(numbers: Tensor) -> Unique:
+    return unique_rows(numbers, torch.arange(numbers.numel() + 1, device=numbers.device))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _unique_rows(
+    values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """An open hash table at most half full, its slots holding the number of a unique row."""
+    num_rows = len(offsets) - 1
+    size = 2
+    while size < 2 * num_rows:
+        size *= 2
+    mask = np.uint64(size - 1)
+    slots = np.full(size, -1, np.int64)
+    hashes = np.empty(num_rows, np.uint64)
+    inverse_lookup = np.empty(num_rows, np.int64)
+    firsts = np.empty(num_rows, np.int64)
+    num_unique = 0
+    for row in range(num_rows):
+        start, stop = offsets[row], offsets[row + 1]
+        # In a clustered table the row before is the likeliest copy: one look, and no hash.
+        if row > 0 and _equal(values, offsets[row - 1], start, start, stop):
+            inverse_lookup[row] = inverse_lookup[row - 1]
+            continue
+        row_hash = hash_row(values, start, stop)
+        slot = row_hash & mask
+        while True:
+            known = slots[slot]
+            if known < 0:
+                slots[slot] = known = num_unique
+                hashes[known], firsts[known] = row_hash, row
+                num_unique += 1
+                break
+            if hashes[known] == row_hash:
+                first = firsts[known]
+                if _equal(values, offsets[first], offsets[first + 1], start, stop):
+                    break
+            slot = (slot + np.uint64(1)) & mask
+        inverse_lookup[row] = known
+    return inverse_lookup, firsts[:num_unique].copy()
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def hash_row(values: npt.NDArray[Any], start: int, stop: int) -> np.uint64:
+    """Four lanes of multiply and shift, since one would wait for each product in turn."""
+    a, b, c, d = SEED, SEED + np.uint64(1), SEED + np.uint64(2), SEED + np.uint64(3)
+    at = start
+    while at + 4 <= stop:
+        a = (a ^ np.uint64(values[at])) * MIX
+        b = (b ^ np.uint64(values[at + 1])) * MIX
+        c = (c ^ np.uint64(values[at + 2])) * MIX
+        d = (d ^ np.uint64(values[at + 3])) * MIX
+        a, b, c, d = a ^ (a >> HALF), b ^ (b >> HALF), c ^ (c >> HALF), d ^ (d >> HALF)
+        at += 4
+    while at < stop:
+        a = (a ^ np.uint64(values[at])) * MIX
+        a ^= a >> HALF
+        at += 1
+    for lane in (b, c, d, np.uint64(stop - start)):
+        a = (a ^ lane) * MIX
+        a ^= a >> HALF
+    return a
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _equal(
+    values: npt.NDArray[Any], first_start: int, first_stop: int, start: int, stop: int
+) -> bool:
+    """Eight ids at a time, which the compiler makes one comparison."""
+    length = stop - start
+    if first_stop - first_start != length:
+        return False
+    at = 0
+    while at + 8 <= length:
+        differ = values[start] ^ values[start]
+        for i in range(at, at + 8):
+            differ |= values[first_start + i] ^ values[start + i]
+        if differ != 0:
+            return False
+        at += 8
+    while at < length:
+        if values[first_start + at] != values[start + at]:
+            return False
+        at += 1
+    return True

@@ -1,0 +1,132 @@
+"""Rung 1 and 2 (values, properties): unique rows and group codes, on CPU and in torch alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_plugins.sparse import unique
+from recd_plugins.sparse.unique import group_codes, hash_row, unique_rows
+from recd_plugins.sparse.unique_on_device import hash_rows, unique_rows_on_device
+
+BOTH = pytest.mark.parametrize("find", [unique_rows, unique_rows_on_device], ids=["cpu", "torch"])
+DTYPES = (torch.int32, torch.int64)
+ids = st.one_of(st.integers(0, 2), st.sampled_from([-(2**31), 2**31 - 1]))
+ids64 = st.one_of(ids, st.sampled_from([-(2**63), 2**63 - 1, 2**32, 2**32 + 1]))
+
+
+def jagged(rows, dtype=torch.int64):
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    values = torch.tensor([i for row in rows for i in row], dtype=dtype)
+    return values, torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+
+
+def by_dict(rows):
+    """What any way must find, in the plainest way."""
+    known = {}
+    inverse_lookup = [known.setdefault(tuple(row), len(known)) for row in rows]
+    return inverse_lookup, [inverse_lookup.index(code) for code in range(len(known))]
+
+
+@BOTH
+@given(rows=st.lists(st.lists(ids64, max_size=20), max_size=12))
+def test_any_int64_rows(find, rows):
+    assert [part.tolist() for part in find(*jagged(rows))] == [*by_dict(rows)]
+
+
+@BOTH
+@given(pool=st.lists(st.lists(ids, max_size=18), min_size=1, max_size=4), data=st.data())
+def test_any_int32_rows_that_repeat(find, pool, data):
+    rows = data.draw(st.lists(st.sampled_from(pool), max_size=20))
+    assert [part.tolist() for part in find(*jagged(rows, torch.int32))] == [*by_dict(rows)]
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_duplicates_far_apart_and_rows_that_differ_at_one_place(find, dtype):
+    base = list(range(100, 119))
+    rows = [base, *([*base[:place], -1, *base[place + 1 :]] for place in range(len(base)))]
+    rows += [base[:length] for length in range(len(base))]
+    rows += [[n] * 50 for n in range(3000)] + rows[::-1]
+    inverse_lookup, firsts = find(*jagged(rows, dtype))
+    assert (inverse_lookup.tolist(), firsts.tolist()) == by_dict(rows)
+    assert inverse_lookup.dtype == firsts.dtype == torch.int64
+
+
+@BOTH
+def test_offsets_begin_and_end_anywhere(find):
+    values = torch.tensor([9, 9, 1, 2, 1, 2, 3, 9])
+    inverse_lookup, firsts = find(values, torch.tensor([2, 4, 6, 6, 7], dtype=torch.int32))
+    assert inverse_lookup.tolist() == [0, 0, 1, 2]
+    assert firsts.tolist() == [0, 2, 3]
+
+
+@BOTH
+@pytest.mark.parametrize("rows", [[], [[]], [[], []], [[5]]])
+def test_next_to_nothing(find, rows):
+    assert [part.tolist() for part in find(*jagged(rows))] == [*by_dict(rows)]
+
+
+def test_memory_that_numba_would_not_take_as_it_is():
+    values, offsets = torch.tensor([[1, 0], [2, 0], [1, 0], [2, 0]])[:, 0], torch.tensor([0, 2, 4])
+    assert unique_rows(values, offsets).inverse_lookup.tolist() == [0, 0]
+
+
+def test_rows_that_collide_are_not_merged():
+    """The first lane takes words 0 and 4: what word 0 did to it, word 4 is chosen to undo."""
+
+    def lane(word):
+        a = (int(unique.SEED) ^ word) * int(unique.MIX) % 2**64
+        return a ^ (a >> 32)
+
+    one = [1, 0, 0, 0, 7, 0, 0, 0]
+    undone = lane(1) ^ lane(2) ^ 7
+    two = [2, 0, 0, 0, undone - 2**64 if undone >= 2**63 else undone, 0, 0, 0]
+    assert hash_row(np.array(one), 0, 8) == hash_row(np.array(two), 0, 8)
+    rows = [one, two, [3], two, one]
+    assert unique_rows(*jagged(rows)).inverse_lookup.tolist() == [0, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize("weak_rounds", [1, 4])
+def test_rows_that_collide_on_a_device_are_not_merged(weak_rounds):
+    def weak(values, offsets, attempt):
+        if attempt < weak_rounds:
+            return torch.zeros(offsets.numel() - 1, dtype=torch.int64)
+        return hash_rows(values, offsets, attempt)
+
+    rows = [[n % 7] * (n % 3) for n in range(60)]
+    found = unique_rows_on_device(*jagged(rows), hash_rows=weak)
+    assert [part.tolist() for part in found] == [*by_dict(rows)]
+
+
+def test_a_hash_tells_order_length_and_round():
+    values, offsets = jagged([[1, 2], [2, 1], [0], [0, 0], []])
+    assert len(set(hash_rows(values, offsets, 0).tolist())) == 5
+    assert not (hash_rows(values, offsets, 0)[:4] == hash_rows(values, offsets, 1)[:4]).any()
+
+
+@given(
+    pairs=st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=30),
+    count=st.integers(1, 3),
+)
+def test_group_codes_tell_combinations_apart(pairs, count):
+    features = [[pair[index] for pair in pairs] for index in range(count)]
+    found = group_codes([torch.tensor(codes, dtype=torch.int64) for codes in features])
+    assert [part.tolist() for part in found] == [*by_dict(zip(*features, strict=True))]
+
+
+def test_group_codes_past_what_one_number_holds():
+    """Ten features of 5,000 codes: 5,000^10 combinations, of which 5,000 occur."""
+    draw = torch.Generator().manual_seed(0)
+    features = [torch.randperm(5000, generator=draw).repeat(2) for _ in range(10)]
+    inverse_lookup, firsts = group_codes(features)
+    assert torch.equal(inverse_lookup, torch.arange(5000).repeat(2))
+    assert torch.equal(firsts, torch.arange(5000))
+
+
+def test_group_codes_of_no_feature():
+    with pytest.raises(ValueError, match="one feature at least"):
+        group_codes([])
