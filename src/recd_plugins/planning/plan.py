@@ -6,36 +6,22 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
-from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.errors import CapabilityError, RecdError, RegistryError
+from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
 from recd_plugins.planning.topology import Topology
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
-    from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+    from torchrec.distributed.planner.types import PlannerError, ShardingOption
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["TableConstraint", "TorchRecPlanner", "TorchRecPlannerConfig"]
+__all__ = ["TorchRecPlanner", "TorchRecPlannerConfig", "build_torchrec_planner"]
 
 GB = 1 << 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableConstraint(Config):
-    """TorchRec's `ParameterConstraints` for a table."""
-
-    sharding_types: tuple[str, ...] = ()
-    """TorchRec's sharding types to choose from: row_wise, table_wise, column_wise, ..."""
-    compute_kernels: tuple[str, ...] = ()
-    """TorchRec's compute kernels to choose from: fused, fused_uvm_caching, ..."""
-    min_partition: Annotated[int, Range(ge=4)] | None = None
-    """The narrowest column-wise shard."""
-    pooling_factors: tuple[float, ...] = ()
-    """Mean ids per sample, one for each feature of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +34,8 @@ class TorchRecPlannerConfig(Config):
     """Which plans are compared: TorchRec's choice, up to 10,000 of a grid among them, or the
     greedy ones alone (milliseconds instead of seconds)."""
     reserve: Annotated[float, Range(ge=0, lt=1)] = 0.15
-    """The share of device memory that tables may not take."""
+    """The share of an accelerator's memory that tables may not take; TorchRec reserves none of a
+    host's."""
 
 
 class TorchRecPlanner:
@@ -79,12 +66,32 @@ class TorchRecPlanner:
         ]
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
+        """Rank 0's proposal, on every rank; or its error, for which the others wait as well."""
+        from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+
+        def proposal() -> ShardingPlan | RecdError:
+            try:
+                return self.propose(model, topology, group.size())
+            except RecdError as error:
+                return error
+
+        found: ShardingPlan | RecdError
+        found = invoke_on_rank_and_broadcast_result(group, 0, proposal)
+        if isinstance(found, RecdError):
+            raise found
+        if group.rank() != 0:
+            self._explanation = "Planned on rank 0, which knows why."
+        return found
+
+    def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
+        """The plan for a number of ranks: a function of its arguments and the config alone."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.proposers import GreedyProposer
         from torchrec.distributed.planner.storage_reservations import (
             HeuristicalStorageReservation,
         )
+        from torchrec.distributed.planner.types import PlannerError
         from torchrec.distributed.types import ShardingType
 
         kinds = [kind.value for kind in ShardingType]
@@ -100,8 +107,11 @@ class TorchRecPlanner:
                 )
 
         reason = _Reason()
-        on = _torchrec_topology(topology, group.size(), self._device)
-        constraints = self._constraints(model)
+        device = topology.device or self._device
+        on = _torchrec_topology(topology, world_size, device)
+        constraints = parameter_constraints(
+            model, self._config.constraints, self.sharders(), device
+        )
         with _quiet_planner():
             planner = EmbeddingShardingPlanner(
                 topology=on,
@@ -117,47 +127,41 @@ class TorchRecPlanner:
                 stats=[reason],
                 debug=False,
             )
-            plan = planner.collective_plan(model, self.sharders(), group)
+            try:
+                plan: ShardingPlan = planner.plan(model, self.sharders())
+            except PlannerError as error:
+                raise self._refused(error, on, model) from error
         self._explanation = reason.text()
         return plan
 
     def explain(self) -> str:
         return self._explanation
 
-    def _constraints(self, model: nn.Module) -> dict[str, ParameterConstraints]:
-        from torchrec.distributed.planner.types import ParameterConstraints
-        from torchrec.distributed.types import ShardingType
+    def _refused(self, error: PlannerError, on: Any, model: nn.Module) -> RecdError:
+        """Why there is no plan, in the registry's words."""
+        from torchrec.distributed.planner.types import PlannerErrorType
 
-        tables = _tables(model)
-        for pattern in self._config.constraints:
-            if not any(fnmatchcase(table, pattern) for table in tables):
-                raise RegistryError(
-                    f"sharding.constraints: no table is named {pattern!r}; "
-                    f"{nearest(pattern, tables)}"
-                )
-        # Data-parallel tables would be left to the dense optimizer, and on the CPU their
-        # sequence kernel returns a wrong shape; grids TorchRec itself offers on demand alone.
-        on_demand = (ShardingType.DATA_PARALLEL, ShardingType.GRID_SHARD)
-        usual = [kind.value for kind in ShardingType if kind not in on_demand]
-        constraints = {}
-        for table in tables:
-            chosen = [
-                value
-                for pattern, value in self._config.constraints.items()
-                if fnmatchcase(table, pattern)
-            ]
-            options = chosen[-1] if chosen else TableConstraint()
-            constraints[table] = ParameterConstraints(
-                sharding_types=list(options.sharding_types) or usual,
-                compute_kernels=list(options.compute_kernels) or None,
-                min_partition=options.min_partition,
-                **(
-                    {"pooling_factors": list(options.pooling_factors)}
-                    if options.pooling_factors
-                    else {}
-                ),
+        said = f"TorchRec's planner says: {str(error).splitlines()[0].strip()}"
+        if error.error_type is not PlannerErrorType.INSUFFICIENT_STORAGE:
+            return RegistryError(
+                "sharding: no plan keeps what `sharding.constraints` and `topology` ask for: "
+                f"loosen them. {said}"
             )
-        return constraints
+        kinds = tuple(sharder.module_type for sharder in self.sharders())
+        needed = sum(
+            parameter.numel() * parameter.element_size()
+            for module in model.modules()
+            if isinstance(module, kinds)
+            for parameter in module.parameters()
+        )
+        memory = on.devices[0].storage
+        where, has = ("device", memory.hbm) if on.compute_device == "cuda" else ("host", memory.ddr)
+        return CapabilityError(
+            f"sharding: tables of {needed / GB:.3g} GB, with optimizer states and batches on top, "
+            f"do not fit on {on.world_size} ranks of {has / GB:.3g} GB {where} memory. Set "
+            f"topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
+            f"train.batch_size, or make the tables smaller. {said}"
+        )
 
 
 def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> TorchRecPlanner:
@@ -165,18 +169,6 @@ def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> Torch
     return TorchRecPlanner(
         config, device=context.device, batch_size=context.batch_size, fused=context.fused
     )
-
-
-def _tables(model: nn.Module) -> list[str]:
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-
-    names: list[str] = []
-    for module in model.modules():
-        if isinstance(module, EmbeddingBagCollection):
-            names += [config.name for config in module.embedding_bag_configs()]
-        elif isinstance(module, EmbeddingCollection):
-            names += [config.name for config in module.embedding_configs()]
-    return names
 
 
 def _torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:
@@ -201,7 +193,7 @@ def _torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:
             inter_host_bw=None if inter is None else inter * GB / 1000,
         ),
         KernelConfig(
-            compute_device=topology.device or device,
+            compute_device=device,
             use_hardware_based_bandwidth=not (intra is None and inter is None),
         ),
     )
@@ -223,8 +215,6 @@ class _Reason:
 
     def text(self) -> str:
         """A line per table; times are TorchRec's estimates for the slowest shard, per step."""
-        if not self._best:
-            return "Planned on rank 0, which knows why."
         rows = [("table", "rows x dim", "sharding", "kernel", "ranks", "ms", "all-to-all ms")]
         for option in sorted(self._best, key=lambda option: option.name):
             perfs = [shard.perf for shard in option.shards if shard.perf is not None]

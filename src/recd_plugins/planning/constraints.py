@@ -1,0 +1,158 @@
+"""What the planner may choose from for each table, held to what TorchRec offers there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from recd_plugins.config import Config, Range
+from recd_plugins.errors import RegistryError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ModuleSharder
+
+__all__ = ["ComputeKernel", "ShardingKind", "TableConstraint", "parameter_constraints"]
+
+ShardingKind = Literal[
+    "data_parallel",
+    "table_wise",
+    "column_wise",
+    "row_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+]
+"""TorchRec's `ShardingType`."""
+
+ComputeKernel = Literal[
+    "dense",
+    "fused",
+    "fused_uvm",
+    "fused_uvm_caching",
+    "key_value",
+    "customized_kernel",
+    "ssd_virtual_table",
+    "dram_virtual_table",
+    "dram_ssd_virtual_table",
+    "fused_triton",
+]
+"""TorchRec's `EmbeddingComputeKernel`, those that train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConstraint(Config):
+    """TorchRec's `ParameterConstraints` for a table."""
+
+    sharding_types: tuple[ShardingKind, ...] = ()
+    """TorchRec's sharding types to choose from."""
+    compute_kernels: tuple[ComputeKernel, ...] = ()
+    """TorchRec's compute kernels to choose from."""
+    min_partition: Annotated[int, Range(ge=4)] | None = None
+    """The narrowest column-wise shard."""
+    pooling_factors: tuple[Annotated[float, Range(gt=0)], ...] = ()
+    """Mean ids per sample, one for each feature of the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """A table of the model, and what TorchRec can do with it."""
+
+    name: str
+    features: Sequence[str]
+    module: str
+    offered: Mapping[str, Sequence[str]]
+    """Sharding type to compute kernels."""
+
+
+def parameter_constraints(
+    model: nn.Module,
+    said: Mapping[str, TableConstraint],
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    device: str,
+) -> dict[str, ParameterConstraints]:
+    """What `said` says of each table by name or glob (the last that fits counts), as TorchRec's.
+
+    `RegistryError` where it names no table, or asks for what TorchRec does not offer.
+    """
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    tables = list(_tables(model, sharders, device))
+    names = [table.name for table in tables]
+    for pattern in said:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise RegistryError(
+                f"sharding.constraints: no table is named {pattern!r}; {nearest(pattern, names)}"
+            )
+    constraints = {}
+    for table in tables:
+        fits = [pattern for pattern in said if fnmatchcase(table.name, pattern)]
+        wanted = said[fits[-1]] if fits else TableConstraint()
+        where = f"sharding.constraints.{fits[-1]}" if fits else "sharding"
+        constraints[table.name] = ParameterConstraints(
+            sharding_types=_kinds(table, wanted, where),
+            compute_kernels=list(wanted.compute_kernels) or None,
+            min_partition=wanted.min_partition,
+            **_pooling_factors(table, wanted, where),
+        )
+    return constraints
+
+
+def _tables(
+    model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], device: str
+) -> Iterator[_Table]:
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    for module in model.modules():
+        for sharder in sharders:
+            if not isinstance(module, sharder.module_type):
+                continue
+            bags = isinstance(module, EmbeddingBagCollection)
+            offered = {
+                kind: sharder.compute_kernels(kind, device)
+                for kind in sharder.sharding_types(device)
+                # On the CPU fbgemm's dense kernel pools a sequence: a wrong shape.
+                if bags or device != "cpu" or kind != "data_parallel"
+            }
+            for config in module.embedding_bag_configs() if bags else module.embedding_configs():
+                yield _Table(
+                    name=config.name,
+                    features=config.feature_names,
+                    module=type(module).__name__,
+                    offered=offered,
+                )
+
+
+def _kinds(table: _Table, wanted: TableConstraint, where: str) -> list[str]:
+    """The sharding types that are wanted and offered with a kernel that is."""
+    # Data-parallel tables would be left to the dense optimizer; grids TorchRec itself offers
+    # on demand alone.
+    kinds = wanted.sharding_types or [
+        kind for kind in table.offered if kind not in ("data_parallel", "grid_shard")
+    ]
+    kernels = set(wanted.compute_kernels)
+    found = [
+        kind
+        for kind in kinds
+        if kind in table.offered and (not kernels or kernels & set(table.offered[kind]))
+    ]
+    if not found:
+        offers = ", ".join(f"{kind} ({', '.join(k)})" for kind, k in table.offered.items())
+        raise RegistryError(
+            f"{where}: for table {table.name!r}, in an {table.module}, TorchRec offers no such "
+            f"sharding type and kernel here. Choose from: {offers}."
+        )
+    return found
+
+
+def _pooling_factors(table: _Table, wanted: TableConstraint, where: str) -> dict[str, list[float]]:
+    factors = list(wanted.pooling_factors)
+    if factors and len(factors) != len(table.features):
+        raise RegistryError(
+            f"{where}: pooling_factors are {len(factors)}, but table {table.name!r} serves "
+            f"{len(table.features)}: give one for each of {', '.join(table.features)}."
+        )
+    return {"pooling_factors": factors} if factors else {}

@@ -1,0 +1,310 @@
+"""Ladder: proposals as pure values, two interpreters, then plans agreed on gloo ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import pytest
+import torch.distributed as dist
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ShardingPlan, ShardingType
+
+import recd_plugins as rp
+from recd_plugins.config import parse
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.errors import CapabilityError, RecdError, RegistryError
+from recd_plugins.planning.constraints import ComputeKernel, ShardingKind
+from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.topology import Topology
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.probe import Probe
+
+TABLES = {"bags": {"item", "shop"}, "sequences": {"history"}}
+"""Of the kit's probe, by module: `item` serves two features, `history` is a sequence."""
+
+
+def planner(batch_size: int = 64, **options: Any) -> TorchRecPlanner:
+    return TorchRecPlanner(
+        parse(TorchRecPlannerConfig, {"search": "greedy", **options}, "sharding"),
+        device="cpu",
+        batch_size=batch_size,
+        fused=OptimizerSettings().fused_params(),
+    )
+
+
+def propose(
+    world_size: int = 2, topology: Topology | None = None, **options: Any
+) -> Mapping[str, Mapping[str, Any]]:
+    """The plan of the kit's probe: module to table to TorchRec's `ParameterSharding`."""
+    plan = planner(**options).propose(Probe(), topology or Topology(), world_size)
+    found: Mapping[str, Mapping[str, Any]] = plan.plan
+    return found
+
+
+def constrained(**constraints: Any) -> dict[str, str]:
+    """Table to the sharding type of a plan under these constraints."""
+    modules = propose(constraints=constraints).values()
+    return {name: how.sharding_type for module in modules for name, how in module.items()}
+
+
+def test_a_proposal_is_an_ordinary_plan_of_every_table() -> None:
+    plan = planner().propose(Probe(), Topology(), 2)
+    assert type(plan) is ShardingPlan
+    assert {module: set(tables) for module, tables in plan.plan.items()} == TABLES
+    ranks = {
+        shard.placement.rank()
+        for tables in plan.plan.values()
+        for sharding in tables.values()
+        for shard in sharding.sharding_spec.shards
+    }
+    assert ranks == {0, 1}
+
+
+def test_one_rank_has_everything() -> None:
+    for tables in propose(world_size=1).values():
+        for sharding in tables.values():
+            assert sharding.ranks == [0]
+
+
+def test_a_constraint_chooses_the_sharding_of_its_table() -> None:
+    free = constrained()
+    assert constrained(history={"sharding_types": ["table_wise"]})["history"] == "table_wise"
+    assert constrained(history={"sharding_types": ["row_wise"]})["history"] == "row_wise"
+    chosen = constrained(shop={"sharding_types": ["column_wise"]})
+    assert chosen["shop"] == "column_wise"
+    assert chosen["history"] == free["history"]
+
+
+def test_a_glob_is_for_all_that_fit_and_the_last_one_counts() -> None:
+    column, table = ({"sharding_types": [kind]} for kind in ("column_wise", "table_wise"))
+    assert constrained(**{"*": column}) == dict.fromkeys(("item", "shop", "history"), "column_wise")
+    assert constrained(**{"*": column, "*o*": table}) == {
+        "item": "column_wise",
+        "shop": "table_wise",
+        "history": "table_wise",
+    }
+    assert set(constrained(**{"*o*": table, "*": column}).values()) == {"column_wise"}
+
+
+def test_the_narrowest_column_shard() -> None:
+    column = {"sharding_types": ["column_wise"]}
+    for narrowest, widths in ((4, [4, 4]), (8, [8])):
+        how = propose(constraints={"item": {**column, "min_partition": narrowest}})["bags"]["item"]
+        assert [shard.shard_sizes[1] for shard in how.sharding_spec.shards] == widths
+
+
+def test_nothing_is_data_parallel_unless_it_is_asked_for() -> None:
+    assert "data_parallel" not in constrained().values()
+    for search in ("greedy", "torchrec"):  # tiny tables: replicas would be cheapest
+        plan = propose(search=search)
+        kinds = {how.sharding_type for tables in plan.values() for how in tables.values()}
+        assert "data_parallel" not in kinds
+    assert constrained(item={"sharding_types": ["data_parallel"]})["item"] == "data_parallel"
+
+
+@pytest.mark.parametrize(
+    ("constraints", "says"),
+    [
+        ({"itm": {}}, "no table is named 'itm'; did you mean 'item'? Known: history, item, shop."),
+        ({"t_*": {}}, "no table is named 't_*'; Known: history, item, shop."),
+        (
+            {"shop": {"sharding_types": ["row_wise", "grid_shard"]}},
+            "for table 'shop', in an EmbeddingBagCollection, TorchRec offers no such sharding type "
+            "and kernel here. Choose from: data_parallel (dense), table_wise (fused), ",
+        ),
+        (
+            {"history": {"sharding_types": ["data_parallel"]}},  # a wrong shape on the CPU
+            "for table 'history', in an EmbeddingCollection, TorchRec offers no such sharding type",
+        ),
+        ({"*": {"compute_kernels": ["fused_uvm"]}}, "offers no such sharding type and kernel here"),
+        (
+            {"item": {"sharding_types": ["table_wise"], "compute_kernels": ["dense"]}},
+            "for table 'item', in an EmbeddingBagCollection, TorchRec offers no such",
+        ),
+        (
+            {"item": {"pooling_factors": [1.0]}},
+            "pooling_factors are 1, but table 'item' serves 2: give one for each of item, seen.",
+        ),
+    ],
+)
+def test_a_constraint_that_cannot_be_kept_is_named(constraints: Any, says: str) -> None:
+    with pytest.raises(RegistryError) as caught:
+        propose(constraints=constraints)
+    assert str(caught.value).startswith("sharding.constraints")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("sharding_types", ["row_wisee"], "unknown value 'row_wisee'; did you mean 'row_wise'?"),
+        ("compute_kernels", ["fusedd"], "unknown value 'fusedd'; did you mean 'fused'?"),
+        ("min_partition", 3, "must be >= 4, but is 3"),
+        ("pooling_factors", [0], "must be > 0, but is 0"),
+    ],
+)
+def test_a_constraint_that_torchrec_does_not_know_is_named(
+    option: str, value: Any, says: str
+) -> None:
+    with pytest.raises(RegistryError) as caught:
+        rp.load({"sharding": {"constraints": {"item": {option: value}}}})
+    assert str(caught.value).startswith(f"sharding.constraints.item.{option}")
+    assert says in str(caught.value)
+
+
+def test_the_names_are_torchrecs() -> None:
+    assert set(get_args(ShardingKind)) == {kind.value for kind in ShardingType}
+    inference = {"quant", "quant_uvm", "quant_uvm_caching"}
+    assert set(get_args(ComputeKernel)) == {k.value for k in EmbeddingComputeKernel} - inference
+
+
+def test_more_ids_a_sample_cost_more() -> None:
+    told = []
+    for factors in ([1.0, 1.0], [100.0, 100.0]):
+        made = planner(constraints={"item": {"pooling_factors": factors}})
+        made.propose(Probe(), Topology(), 2)
+        (line,) = [line for line in made.explain().splitlines() if line.startswith("item ")]
+        told.append(float(line.split()[-2]))
+    assert told[1] > 10 * told[0]
+
+
+def test_a_slower_link_costs_more() -> None:
+    told = []
+    for gbps in (1000.0, 0.01):
+        made = planner(constraints={"*": {"sharding_types": ["table_wise"]}})
+        made.propose(Probe(), Topology(ranks_per_node=1, inter_node_gbps=gbps), 2)
+        (line,) = [line for line in made.explain().splitlines() if line.startswith("item ")]
+        told.append(float(line.split()[-1]))
+    assert told[1] > 100 * max(told[0], 1e-3)
+
+
+def test_the_explanation_has_a_line_for_every_table() -> None:
+    made = planner(constraints={"history": {"sharding_types": ["row_wise"]}})
+    assert made.explain() == "No plan has been made yet."
+    made.propose(Probe(), Topology(), 2)
+    head, columns, *lines = made.explain().splitlines()
+    assert head.startswith("plan: cheapest of ")
+    assert columns.split()[0] == "table"
+    assert [line.split()[0] for line in lines] == ["history", "item", "shop"]
+    assert lines[0].startswith("history  40 x 8 ")
+    assert "row_wise" in lines[0]
+    assert "0,1" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("topology", "says"),
+    [
+        (
+            Topology(host_memory_gb=1e-5),
+            "do not fit on 2 ranks of 1e-05 GB host memory. Set topology.host_memory_gb to",
+        ),
+        (
+            Topology(device="cuda", device_memory_gb=2e-5),
+            "do not fit on 2 ranks of 2e-05 GB device memory. Set topology.device_memory_gb to",
+        ),
+    ],
+)
+def test_tables_that_fit_nowhere_are_told_with_sizes_and_a_fix(
+    topology: Topology, says: str
+) -> None:
+    with pytest.raises(CapabilityError) as caught:
+        propose(topology=topology)
+    said = str(caught.value)
+    bytes_ = 4 * 8 * (30 + 7 + 40)
+    assert said.startswith(f"sharding: tables of {bytes_ / 2**30:.3g} GB, ")
+    assert says in said
+    assert "TorchRec's planner says: " in said
+    assert "\n" not in said
+
+
+def test_the_reserve_is_kept_free_of_tables() -> None:
+    cluster = Topology(device="cuda", device_memory_gb=0.002)
+    propose(topology=cluster, reserve=0.0)
+    with pytest.raises(CapabilityError, match="do not fit"):
+        propose(topology=cluster, reserve=0.99)
+
+
+ANEW = """
+import sys
+sys.path[:0] = {path!r}
+from test_plan import wide
+print(wide())
+"""
+
+
+def wide() -> str:
+    """The plan of many equal tables: ties wherever one looks."""
+    features = [SparseFeature(name=f"f{i}", num_ids=50, sequence=i % 2 == 1) for i in range(8)]
+    schema = Schema(session_id=None, timestamp=None, sparse=tuple(features))
+    return str(planner().propose(Probe(schema), Topology(), 3))
+
+
+def test_a_plan_is_the_same_in_every_interpreter() -> None:
+    """TorchRec's options come in the order of a set of texts, which differs by hash seed."""
+    path = [os.path.dirname(__file__)]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", ANEW.format(path=path)],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    plans = {run.communicate(timeout=60)[0].strip() for run in runs}
+    assert [run.returncode for run in runs] == [0, 0]
+    assert plans == {wide().strip()}
+
+
+REGISTRY = {"sharding": {"use": "torchrec", "search": "greedy"}, "train": {"device": "cpu"}}
+
+
+def plan_on_a_rank(registry: dict[str, Any]) -> tuple[str, str]:
+    stack = rp.load(registry)
+    model = Probe()
+    try:
+        plan = stack.plan(model)
+    except RecdError as error:
+        return type(error).__name__, str(error)
+    sharded = DistributedModelParallel(model, plan=plan, sharders=stack.sharders())
+    assert str(sharded.plan) == str(plan)
+    return str(plan), stack.explain()
+
+
+def test_all_ranks_have_the_plan_of_rank_0(gloo_pool: GlooPool) -> None:
+    (first, why), (second, said) = gloo_pool.run(plan_on_a_rank, REGISTRY)
+    assert first == second
+    assert first == str(
+        planner(batch_size=512).propose(Probe(), Topology(), 2)
+    )  # 512 is train.batch_size
+    assert why.startswith("plan: cheapest of ")
+    assert said == "Planned on rank 0, which knows why."
+
+
+def test_all_ranks_hear_why_there_is_no_plan(gloo_pool: GlooPool) -> None:
+    registry = {**REGISTRY, "topology": {"host_memory_gb": 1e-5}}
+    found = gloo_pool.run(plan_on_a_rank, registry)
+    assert found[0] == found[1]
+    assert found[0][0] == "CapabilityError"
+    assert "do not fit on 2 ranks" in found[0][1]
+    wrong = {**REGISTRY, "sharding": {"constraints": {"itm": {}}}}
+    for kind, said in gloo_pool.run(plan_on_a_rank, wrong):
+        assert kind == "RegistryError"
+        assert "no table is named 'itm'; did you mean 'item'?" in said
+
+
+def plan_alone() -> list[str]:
+    """On one of two ranks: the plan for a group of its own."""
+    group = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    plan = rp.load(REGISTRY).plan(Probe(), process_group=group)
+    return sorted({str(how.ranks) for tables in plan.plan.values() for how in tables.values()})
+
+
+def test_a_plan_is_for_the_group_that_is_given(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(plan_alone) == [["[0]"], ["[0]"]]

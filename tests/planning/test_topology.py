@@ -1,0 +1,58 @@
+"""Value tests: a topology says what it knows, and what it leaves to TorchRec."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from recd_plugins.config import parse
+from recd_plugins.errors import RegistryError
+from recd_plugins.planning.topology import PRESETS, Topology
+
+
+def test_the_local_preset_leaves_all_to_torchrec() -> None:
+    assert set(dataclasses.asdict(PRESETS["local"]).values()) == {None}
+
+
+def test_every_preset_is_documented_by_a_name_that_yaml_can_say() -> None:
+    for name, preset in PRESETS.items():
+        assert name.isidentifier()
+        assert isinstance(preset, Topology)
+
+
+def test_a_topology_from_a_mapping() -> None:
+    said = {
+        "device": "cuda",
+        "ranks_per_node": 8,
+        "device_memory_gb": 80,
+        "host_memory_gb": "1e3",
+        "intra_node_gbps": 300,
+        "inter_node_gbps": 12.5,
+    }
+    assert parse(Topology, said, "topology") == Topology(
+        device="cuda",
+        ranks_per_node=8,
+        device_memory_gb=80.0,
+        host_memory_gb=1000.0,
+        intra_node_gbps=300.0,
+        inter_node_gbps=12.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"device": "tpu"}, r"topology.device: unknown value 'tpu'; .*Known: cpu, cuda"),
+        ({"ranks_per_node": 0}, "topology.ranks_per_node: must be >= 1, but is 0"),
+        ({"ranks_per_node": 1.5}, "topology.ranks_per_node: expected an integer"),
+        ({"device_memory_gb": 0}, "topology.device_memory_gb: must be > 0"),
+        ({"host_memory_gb": -1}, "topology.host_memory_gb: must be > 0"),
+        ({"intra_node_gbps": 0}, "topology.intra_node_gbps: must be > 0"),
+        ({"inter_node_gbps": 0}, "topology.inter_node_gbps: must be > 0"),
+        ({"internode_gbps": 1}, "unknown option 'internode_gbps'; did you mean 'inter_node_gbps'"),
+    ],
+)
+def test_what_no_cluster_has_is_refused(said: dict[str, object], says: str) -> None:
+    with pytest.raises(RegistryError, match=says):
+        parse(Topology, said, "topology")
