@@ -22,6 +22,7 @@ BUILDS = {
     "log": slots.LogStore,
     "dataset": slots.Dataset,
     "etl": slots.Etl,
+    "stats": slots.TableStats,
     "reader": slots.Reader,
     "dedup": slots.DedupConverter,
     "preprocess": slots.Preprocess,

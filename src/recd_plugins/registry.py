@@ -80,6 +80,18 @@ class Registry:
     def chosen(self, slot: str) -> tuple[Choice, ...]:
         return self.choices.get(slot, ())
 
+    def chosen_or_all(self, slot: str) -> tuple[Choice, ...]:
+        """What registry.yaml chose; or, where it is silent, every record there is, unadorned."""
+        if slot in self.choices:
+            return self.choices[slot]
+        found = []
+        for claim in self.catalog.of(slot):
+            record, where = claim.record, f"{slot} {claim.record.name!r} of {claim.provider}"
+            check_needs(record, self.train.device, self.choices.keys(), slot, claim.provider)
+            config: Config = parse(record.config, {}, where)
+            found.append(Choice(record=record, config=config, provider=claim.provider, where=slot))
+        return tuple(found)
+
     def one(self, slot: str) -> Choice:
         """The record of a slot that takes one; an error where nothing fills it."""
         choices = self.chosen(slot)

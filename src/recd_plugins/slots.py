@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 from recd_plugins.config import Config
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import PluginError
 
@@ -51,6 +52,8 @@ __all__ = [
     "ReaderRecord",
     "Record",
     "ShardingRecord",
+    "StatsRecord",
+    "TableStats",
     "TierRecord",
 ]
 
@@ -115,6 +118,13 @@ class Etl(Protocol):
 
     def run(self, table: Table, folder: Path, progress: Progress) -> Table:
         """Write the result as a table into `folder` and open it."""
+
+
+class TableStats(Protocol):
+    """Measures a table."""
+
+    def measure(self, table: Table, progress: Progress) -> StatsReport:
+        """Read the table, which may be far larger than memory, and leave it as it is."""
 
 
 class Loader(Protocol):
@@ -202,6 +212,13 @@ class EtlRecord(Record[C, Etl]):
     fills = "many"
 
 
+class StatsRecord(Record[C, TableStats]):
+    """What a table tells of itself: `recd data stats` asks those chosen, or else all there are."""
+
+    slot = "stats"
+    fills = "many"
+
+
 class ReaderRecord(Record[C, Reader]):
     """How the batches of a rank are read from a table."""
 
@@ -262,6 +279,7 @@ SLOTS: dict[str, type[Record[Any, Any]]] = {
         LogRecord,
         DatasetRecord,
         EtlRecord,
+        StatsRecord,
         ReaderRecord,
         DedupRecord,
         PreprocessRecord,
@@ -277,6 +295,7 @@ SLOTS: dict[str, type[Record[Any, Any]]] = {
 HOST_USES: tuple[str, ...] = (
     "dataset",
     "etl",
+    "stats",
     "reader",
     "dedup",
     "preprocess",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from recd_plugins.capability import resolve_device
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
 from recd_plugins.planning.topology import Topology
@@ -79,6 +80,19 @@ class Stack:
                 target = folder / f"{step.record.name}-{digest}"
                 tables = _run(step.build(self._context("etl")), tables, target, progress)
         return tables
+
+    def stats(
+        self, table: Table, progress: Progress = silent
+    ) -> Iterator[tuple[Choice, StatsReport]]:
+        """What each measure finds in any table: those of `stats`, or else all that plugins have."""
+        choices = self.registry.chosen_or_all("stats")
+        if not choices:
+            raise RegistryError(
+                "nothing measures a table: no enabled plugin fills the slot 'stats'. Add one "
+                "that does to `plugins` in registry.yaml, say recd_dedup."
+            )
+        for choice in choices:
+            yield choice, choice.build(self._context("stats")).measure(table, progress)
 
     @cached_property
     def schema(self) -> Schema:

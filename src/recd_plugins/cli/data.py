@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Overrides,
+    RegistryFile,
+    TableFolder,
+    progress,
+    reported,
+)
+from recd_plugins.cli.stats import stats
 
 __all__ = ["data"]
 
 data = typer.Typer(help="Prepare and look at tables.", no_args_is_help=True)
+data.command()(stats)
 
 
 @data.command()
@@ -40,11 +49,8 @@ def prepare(
             print(f"{split}: {said['rows']:,} rows in {said['path']}")
 
 
-Path_ = Annotated[Path, typer.Argument(help="A folder of .parquet files, or one file.")]
-
-
 @data.command()
-def show(table: Path_, debug: Debug = False, as_json: AsJson = False) -> None:
+def show(table: TableFolder, debug: Debug = False, as_json: AsJson = False) -> None:
     """Show a table's schema, rows, files and bytes, from its footers alone."""
     with reported(debug):
         from recd_plugins.data.table import Table

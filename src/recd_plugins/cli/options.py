@@ -16,7 +16,7 @@ from recd_plugins.errors import RecdError
 if TYPE_CHECKING:
     from recd_plugins.data.table import Progress  # pyarrow, which `recd --help` does without
 
-__all__ = ["AsJson", "Debug", "Overrides", "RegistryFile", "progress", "reported"]
+__all__ = ["AsJson", "Debug", "Overrides", "RegistryFile", "TableFolder", "progress", "reported"]
 
 RegistryFile = Annotated[
     Path, typer.Option("--registry", "-r", help="The registry to read.", show_default=True)
@@ -24,6 +24,9 @@ RegistryFile = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="key=value over the registry's, as train.batch_size=512."),
+]
+TableFolder = Annotated[
+    Path, typer.Argument(help="A folder of .parquet files, or one file.", metavar="TABLE")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

@@ -25,6 +25,7 @@ from recd_plugins.slots import (
     PreprocessRecord,
     ReaderRecord,
     ShardingRecord,
+    StatsRecord,
     TierRecord,
 )
 
@@ -45,6 +46,10 @@ class TableSpecs:
     @hookspec
     def recd_etl(self) -> Iterable[EtlRecord[Any]]:  # type: ignore[empty-body]
         """Steps from table to table."""
+
+    @hookspec
+    def recd_stats(self) -> Iterable[StatsRecord[Any]]:  # type: ignore[empty-body]
+        """Measures of a table."""
 
 
 class BatchSpecs:

@@ -1,0 +1,132 @@
+"""Value tests on the command line: whose measures `recd data stats` asks, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from recd_plugins.cli.main import app
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.testing.batches import random_table
+
+SCHEMA = Schema(sparse=(SparseFeature(name="item", num_ids=9),))
+
+PLUGIN = """
+from dataclasses import dataclass
+from recd_plugins import hookimpl
+from recd_plugins.config import Config
+from recd_plugins.data.stats import StatsReport, StatsTable
+from recd_plugins.errors import DataError
+from recd_plugins.slots import StatsRecord
+
+@dataclass(frozen=True, kw_only=True)
+class CountConfig(Config):
+    '''Counts.'''
+    every: int = 1
+    '''Rows to a count.'''
+
+class Count:
+    def __init__(self, config, context):
+        self.every = config.every
+
+    def measure(self, table, progress):
+        if self.every == 0:
+            raise DataError(f"{table.path}: cannot be counted.")
+        progress("counting", 1, 1)
+        count = table.num_rows // self.every
+        return StatsReport(
+            values={"count": count},
+            tables=[StatsTable(title="a count", columns=["what", "count"],
+                               rows=[["rows", f"{count:,}"]], notes=["Rounded down."])],
+            figures={"bar": lambda figure: figure.add_subplot().bar(["rows"], [count])},
+        )
+
+@hookimpl
+def recd_stats():
+    return [StatsRecord(name="count", summary="Counts.", config=CountConfig, build=Count)]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a table of 90 rows, and two plugins of one measure each."""
+    random_table(tmp_path / "table", SCHEMA, 90)
+    (tmp_path / "count_rows.py").write_text(PLUGIN)
+    (tmp_path / "count_more.py").write_text(PLUGIN.replace('"count"', '"more"'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("count_rows", "count_more"):  # of another test's folder
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def stats(
+    *arguments: str,
+    table: str = "table",
+    plugins: Sequence[str] = ("./count_rows.py", "./count_more.py"),
+    **slots: Any,
+) -> Result:
+    Path("registry.yaml").write_text(json.dumps({"plugins": list(plugins), **slots}))
+    return CliRunner().invoke(app, ["data", "stats", table, *arguments])
+
+
+def found(result: Result) -> Mapping[str, Any]:
+    assert result.exit_code == 0, (result.output, result.exception)
+    values: Mapping[str, Any] = json.loads(result.stdout)
+    return values
+
+
+def message(result: Result) -> str:
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stderr.startswith("error: ")
+    return result.stderr
+
+
+def test_json_is_one_object_of_all_that_the_plugins_measure(folder: Path) -> None:
+    assert found(stats("--json")) == {
+        "path": "table",
+        "stats": {"count": {"count": 90}, "more": {"more": 90}},
+        "figures": [],
+    }
+
+
+def test_the_registry_chooses_and_may_choose_one_twice(folder: Path) -> None:
+    chosen = [{"use": "count", "every": 7}, "count"]
+    assert found(stats("--json", stats=chosen))["stats"] == {
+        "count": {"count": 12},
+        "count-2": {"count": 90},
+    }
+
+
+def test_the_console_shows_tables_and_notes(folder: Path) -> None:
+    result = stats(stats=["count"])
+    assert result.exit_code == 0
+    for text in ("a count", "rows", "90", "Rounded down."):
+        assert text in result.stdout
+    assert "more" not in result.stdout
+
+
+def test_figures_are_png_files_named_after_measure_and_figure(folder: Path) -> None:
+    result = found(stats("--json", "--figures", "out/figures"))
+    assert result["figures"] == ["out/figures/count-bar.png", "out/figures/more-bar.png"]
+    for path in result["figures"]:
+        assert Path(path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_measure_the_user_is_told_where_to_get_one(folder: Path) -> None:
+    assert "no enabled plugin fills the slot 'stats'" in message(stats(plugins=[]))
+    assert "recd_dedup" in message(stats(stats=[]))
+
+
+def test_mistakes_give_one_message(folder: Path) -> None:
+    assert "nothing: there is no such table" in message(stats(table="nothing"))
+    assert "registry.yaml:1: stats[0].evry: unknown option 'evry'; did you mean 'every'?" in (
+        message(stats(stats=[{"use": "count", "evry": 1}]))
+    )
+    assert "table: cannot be counted." in message(stats(stats=[{"use": "count", "every": 0}]))
