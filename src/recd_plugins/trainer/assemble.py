@@ -57,7 +57,8 @@ def _dense_optimizer(model: nn.Module, settings: OptimizerSettings) -> KeyedOpti
     kind = known.get(settings.dense.lower())
     if kind is None:
         raise RegistryError(
-            f"train.optimizer.dense: torch.optim has no {settings.dense!r}; "
+            f"train.optimizer.dense: torch.optim has no {settings.dense!r} that takes dense "
+            "gradients step by step; "
             f"{nearest(settings.dense.lower(), known)}"
         )
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
@@ -65,13 +66,17 @@ def _dense_optimizer(model: nn.Module, settings: OptimizerSettings) -> KeyedOpti
         return KeyedOptimizerWrapper(
             dense, lambda params: kind(params, lr=settings.dense_lr, **settings.dense_options)
         )
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise RegistryError(
-            f"train.optimizer.dense_options: torch.optim's {settings.dense} refuses them: {error}."
+            f"train.optimizer: torch.optim's {settings.dense} refuses this model's dense parameters "
+            f"with lr={settings.dense_lr:g} and dense_options={dict(settings.dense_options)}: "
+            f"{error}. Change dense_options, or choose another optimizer as `dense`."
         ) from error
 
 
 def _optimizers() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
+    # LBFGS evaluates the loss several times a step, SparseAdam takes sparse gradients alone.
+    unfit = (torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Optimizer)
     for name, kind in vars(torch.optim).items():
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind not in unfit:
             yield name, kind

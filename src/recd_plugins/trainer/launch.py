@@ -65,10 +65,10 @@ def launch(
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     processes: list[_Rank] = []
     try:
-        processes += [
+        processes.extend(  # one by one: those that have started are ended if the next cannot
             _Rank(rank, command, environment, ours, quiet=quiet or rank > 0)
             for rank in range(ranks)
-        ]
+        )
         with _forwarded(processes):
             return _wait(processes)
     finally:

@@ -163,10 +163,13 @@ class _Loop:
         return loss, logits, labels, weights
 
     def _evaluate(self, step: int) -> Metrics | None:
-        """Metrics on the test split; the batches in flight wait meanwhile."""
+        """Metrics on the test split, unless it is empty; the batches in flight wait meanwhile."""
         model, pipeline, device = self._job.model, self._job.pipeline, self._job.device
         loader = self._stack.loader(dist.get_rank(), dist.get_world_size(), "test")
         limit = self._settings.eval_batches or len(loader)
+        if not len(loader):
+            self._report.say("the test split is empty: nothing to evaluate")
+            return None
         window = Window(device, auc_samples=None)
         pipeline.detach()
         model.eval()

@@ -73,7 +73,7 @@ class JsonReader(FileSystemReader):
                 storage_data=dict(_stored_from_json(value) for value in said["stored"]),
                 storage_meta=StorageMeta(load_id=self.load_id),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{file}: cannot be read ({error}). The checkpoint is damaged: remove its folder, "
                 "and --resume takes the one before."

@@ -1,0 +1,46 @@
+"""A plugin with the kit's smallest model, for registries of the trainer's tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recd_plugins import hookimpl
+from recd_plugins.config import Config
+from recd_plugins.slots import Context, ModelRecord
+from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.probe import SCHEMA, Probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig(Config):
+    """The model has no options."""
+
+
+def build(config: ProbeConfig, context: Context) -> Probe:
+    return Probe(context.require_schema())
+
+
+@hookimpl
+def recd_model() -> list[ModelRecord[Any]]:
+    return [ModelRecord(name="probe", summary="The kit's.", config=ProbeConfig, build=build)]
+
+
+def probe_registry(folder: Path, *, rows: int = 64, **train: Any) -> dict[str, Any]:
+    """A registry that trains the probe on random tables, which it writes into `folder`."""
+    random_table(folder / "train", SCHEMA, rows, rows_per_stripe=16)
+    random_table(folder / "test", SCHEMA, 20, rows_per_stripe=16, seed=1)
+    return {
+        "plugins": [__file__],
+        "folder": str(folder / "data"),
+        "dataset": {
+            "use": "parquet",
+            "train": str(folder / "train"),
+            "test": str(folder / "test"),
+        },
+        "reader": {"use": "local", "prefetch": False},
+        "model": "probe",
+        "sharding": {"use": "torchrec", "search": "greedy"},
+        "train": {"device": "cpu", "batch_size": 8, "run": str(folder / "run"), **train},
+    }

@@ -1,0 +1,163 @@
+"""Ladder: one gloo rank, then two, against the kit's plain reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from probe_plugin import probe_registry
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import RecdError
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.stack import load
+from recd_plugins.testing.batches import random_batches
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import TABLE_OPTIMIZERS, assert_parity
+from recd_plugins.testing.probe import SCHEMA, Probe
+from recd_plugins.testing.reference import train_reference
+from recd_plugins.testing.trained import Trained
+from recd_plugins.trainer.assemble import assemble
+
+TABLES = ("item", "shop", "history")
+CPU = torch.device("cpu")
+
+
+def train_assembled(registry: dict[str, Any], batches: list[list[Batch]]) -> Trained:
+    """On a rank: what the assembled job makes of this rank's batches."""
+    job = assemble(load(registry), CPU)
+    start = Trained.of(job.model, TABLES, losses=[])
+    mine = iter([step[dist.get_rank()] for step in batches])
+    losses = torch.tensor([float(job.pipeline.progress(mine)[0]) for _ in batches])
+    everyones = [torch.empty_like(losses) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, losses)
+    return Trained.of(
+        job.model, TABLES, losses=torch.stack(everyones, dim=1).tolist(), start=start.tables
+    )
+
+
+def optimizer(**said: Any) -> dict[str, Any]:
+    # An eps well above the noise of float32 sums, which Adagrad would turn into steps.
+    return {"tables_lr": 0.1, "tables_eps": 1e-4, "dense": "sgd", "dense_lr": 0.1, **said}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("tables", TABLE_OPTIMIZERS)
+def test_the_tables_optimizer_reaches_fbgemm(
+    tables: str, world_size: int, tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    said = optimizer(tables=tables)
+    registry = probe_registry(tmp_path, optimizer=said, seed=3)
+    batches = random_batches(SCHEMA, steps=3, world_size=world_size)
+    (ours, *_) = gloo_pool.run(train_assembled, registry, batches, world_size=world_size)
+    reference = train_reference(Probe, batches, optimizer=OptimizerSettings(**said), seed=3)
+    assert_parity(ours, reference)
+
+
+def test_parity_would_tell_another_rate_or_seed(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    batches = random_batches(SCHEMA, steps=3, world_size=1)
+    registry = probe_registry(tmp_path, optimizer=optimizer(tables="sgd"), seed=3)
+    (ours,) = gloo_pool.run(train_assembled, registry, batches, world_size=1)
+    for changed in ({"tables_lr": 0.101}, {"dense_lr": 0.101}, {"tables": "adagrad"}):
+        settings = OptimizerSettings(**optimizer(**{"tables": "sgd", **changed}))
+        with pytest.raises(AssertionError):
+            assert_parity(ours, train_reference(Probe, batches, optimizer=settings, seed=3))
+    settings = OptimizerSettings(**optimizer(tables="sgd"))
+    with pytest.raises(AssertionError):
+        assert_parity(ours, train_reference(Probe, batches, optimizer=settings, seed=4))
+
+
+@pytest.mark.parametrize(
+    ("dense", "options"),
+    [
+        ("adam", {}),
+        ("AdamW", {"weight_decay": 0.5}),
+        ("sgd", {"momentum": 0.9}),
+        ("adagrad", {"initial_accumulator_value": 0.1}),
+        ("rmsprop", {"alpha": 0.5}),
+    ],
+)
+def test_any_of_torchs_optimizers_trains_the_dense_parameters(
+    dense: str, options: dict[str, float], tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    said = optimizer(tables="sgd", dense=dense, dense_options=options)
+    batches = random_batches(SCHEMA, steps=3, world_size=1)
+    registry = probe_registry(tmp_path, optimizer=said)
+    (ours,) = gloo_pool.run(train_assembled, registry, batches, world_size=1)
+    reference = train_reference(Probe, batches, optimizer=OptimizerSettings(**said))
+    assert_parity(ours, reference)
+    without = OptimizerSettings(**{**said, "dense_options": {}})
+    if options:
+        with pytest.raises(AssertionError):
+            assert_parity(ours, train_reference(Probe, batches, optimizer=without))
+
+
+def assembled(registry: dict[str, Any]) -> list[str] | str:
+    """On a rank: what a job is made of, or why there is none."""
+    try:
+        job = assemble(load(registry), CPU)
+    except RecdError as error:
+        return f"{type(error).__name__}: {error}"
+    assert isinstance(job.model, DistributedModelParallel)
+    assert isinstance(job.pipeline, TrainPipelineSparseDist)
+    assert isinstance(job.plan, ShardingPlan)
+    fused, dense = (part for _, part in job.optimizer.optimizers)
+    assert isinstance(dense, KeyedOptimizerWrapper)
+    assert sorted(dense.params) == ["over.bias", "over.weight"]
+    return sorted(fused.params)
+
+
+def test_every_parameter_has_one_optimizer(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    (fused,) = gloo_pool.run(assembled, probe_registry(tmp_path), world_size=1)
+    assert fused == [
+        "bags.embedding_bags.item.weight",
+        "bags.embedding_bags.shop.weight",
+        "sequences.embeddings.history.weight",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"dense": "adamm"}, "train.optimizer.dense: torch.optim has no 'adamm' that takes dense"),
+        ({"dense": "adamm"}, "did you mean 'adam'?"),
+        ({"dense": "lbfgs"}, "has no 'lbfgs' that takes dense gradients step by step"),
+        ({"dense": "sparseadam"}, "has no 'sparseadam'"),
+        ({"dense": "optimizer"}, "has no 'optimizer'"),
+        ({"dense_options": {"betas": [2, 3]}}, "Invalid beta parameter at index 0: 2. Change dens"),
+        ({"dense_options": {"weight": 1}}, "unexpected keyword argument 'weight'. Change dense_op"),
+        ({"dense_options": {"lr": 1}}, "multiple values for keyword argument 'lr'"),
+        (
+            {"dense": "muon"},
+            "torch.optim's muon refuses this model's dense parameters with lr=0.001",
+        ),
+    ],
+)
+def test_a_dense_optimizer_that_cannot_be_is_told(
+    said: dict[str, Any], says: str, tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    (found,) = gloo_pool.run(assembled, probe_registry(tmp_path, optimizer=said), world_size=1)
+    assert isinstance(found, str)
+    assert found.startswith("RegistryError: train.optimizer")
+    assert says in found
+
+
+def drawn(registry: dict[str, Any]) -> list[float]:
+    """On a rank: what dropout and the like would draw after assembling."""
+    assemble(load(registry), CPU)
+    return torch.rand(2).tolist()
+
+
+def test_ranks_start_alike_and_draw_differently(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    registry = probe_registry(tmp_path, seed=3)
+    one, other = gloo_pool.run(drawn, registry)
+    assert one != other
+    assert gloo_pool.run(drawn, registry) == [one, other]
+    registry["train"]["seed"] = 5
+    assert gloo_pool.run(drawn, registry)[0] not in (one, other)
