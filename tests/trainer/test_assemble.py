@@ -135,7 +135,7 @@ def test_every_parameter_has_one_optimizer(tmp_path: Path, gloo_pool: GlooPool) 
         ({"dense_options": {"lr": 1}}, "multiple values for keyword argument 'lr'"),
         (
             {"dense": "muon"},
-            "torch.optim's muon refuses this model's dense parameters with lr=0.001",
+            "torch.optim's muon refuses the dense parameters with lr=0.001",
         ),
     ],
 )

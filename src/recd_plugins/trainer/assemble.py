@@ -58,8 +58,7 @@ def _dense_optimizer(model: nn.Module, settings: OptimizerSettings) -> KeyedOpti
     if kind is None:
         raise RegistryError(
             f"train.optimizer.dense: torch.optim has no {settings.dense!r} that takes dense "
-            "gradients step by step; "
-            f"{nearest(settings.dense.lower(), known)}"
+            f"gradients step by step; {nearest(settings.dense.lower(), known)}"
         )
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     try:
@@ -68,8 +67,8 @@ def _dense_optimizer(model: nn.Module, settings: OptimizerSettings) -> KeyedOpti
         )
     except (TypeError, ValueError) as error:
         raise RegistryError(
-            f"train.optimizer: torch.optim's {settings.dense} refuses this model's dense parameters "
-            f"with lr={settings.dense_lr:g} and dense_options={dict(settings.dense_options)}: "
+            f"train.optimizer: torch.optim's {settings.dense} refuses the dense parameters with "
+            f"lr={settings.dense_lr:g} and dense_options={dict(settings.dense_options)}: "
             f"{error}. Change dense_options, or choose another optimizer as `dense`."
         ) from error
 
