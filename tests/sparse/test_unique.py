@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins.sparse import unique
@@ -32,12 +32,14 @@ def by_dict(rows):
 
 
 @BOTH
+@settings(max_examples=60)
 @given(rows=st.lists(st.lists(ids64, max_size=20), max_size=12))
 def test_any_int64_rows(find, rows):
     assert [part.tolist() for part in find(*jagged(rows))] == [*by_dict(rows)]
 
 
 @BOTH
+@settings(max_examples=60)
 @given(pool=st.lists(st.lists(ids, max_size=18), min_size=1, max_size=4), data=st.data())
 def test_any_int32_rows_that_repeat(find, pool, data):
     rows = data.draw(st.lists(st.sampled_from(pool), max_size=20))
@@ -76,16 +78,17 @@ def test_memory_that_numba_would_not_take_as_it_is():
 
 
 def test_rows_that_collide_are_not_merged():
-    """The first lane takes words 0 and 4: what word 0 did to it, word 4 is chosen to undo."""
+    """[7, 8] and [1, x], where x is chosen so that the sum of the two terms stays."""
+    mix, step = int(unique.MIX), int(unique.STEP)
 
-    def lane(word):
-        a = (int(unique.SEED) ^ word) * int(unique.MIX) % 2**64
-        return a ^ (a >> 32)
+    def term(place, number):
+        product = (number ^ place * step) * mix % 2**64
+        return product ^ (product >> 32)
 
-    one = [1, 0, 0, 0, 7, 0, 0, 0]
-    undone = lane(1) ^ lane(2) ^ 7
-    two = [2, 0, 0, 0, undone - 2**64 if undone >= 2**63 else undone, 0, 0, 0]
-    assert hash_row(np.array(one), 0, 8) == hash_row(np.array(two), 0, 8)
+    wanted = (term(0, 7) + term(1, 8) - term(0, 1)) % 2**64
+    x = (wanted ^ (wanted >> 32)) * pow(mix, -1, 2**64) % 2**64 ^ step
+    one, two = [7, 8], [1, x - 2**64 if x >= 2**63 else x]
+    assert hash_row(np.array(one)) == hash_row(np.array(two))
     rows = [one, two, [3], two, one]
     assert unique_rows(*jagged(rows)).inverse_lookup.tolist() == [0, 1, 2, 1, 0]
 

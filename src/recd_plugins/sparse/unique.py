@@ -20,7 +20,7 @@ from recd_plugins.sparse.unique_on_device import unique_rows_on_device
 __all__ = ["Unique", "group_codes", "unique_rows"]
 
 MIX = np.uint64(0xFF51AFD7ED558CCD)
-SEED = np.uint64(0x9E3779B97F4A7C15)
+STEP = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 RADIX_LIMIT = 2**62
 
@@ -90,12 +90,12 @@ def _unique_rows(
     firsts = np.empty(num_rows, np.int64)
     num_unique = 0
     for row in range(num_rows):
-        start, stop = offsets[row], offsets[row + 1]
+        ids = values[offsets[row] : offsets[row + 1]]
         # In a clustered table the row before is the likeliest copy: one look, and no hash.
-        if row > 0 and _equal(values, offsets[row - 1], start, start, stop):
+        if row > 0 and _equal(ids, values[offsets[row - 1] : offsets[row]]):
             inverse_lookup[row] = inverse_lookup[row - 1]
             continue
-        row_hash = hash_row(values, start, stop)
+        row_hash = hash_row(ids)
         slot = row_hash & mask
         while True:
             known = slots[slot]
@@ -106,53 +106,35 @@ def _unique_rows(
                 break
             if hashes[known] == row_hash:
                 first = firsts[known]
-                if _equal(values, offsets[first], offsets[first + 1], start, stop):
+                if _equal(ids, values[offsets[first] : offsets[first + 1]]):
                     break
             slot = (slot + np.uint64(1)) & mask
         inverse_lookup[row] = known
     return inverse_lookup, firsts[:num_unique].copy()
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def hash_row(values: npt.NDArray[Any], start: int, stop: int) -> np.uint64:
-    """Four lanes of multiply and shift, since one would wait for each product in turn."""
-    a, b, c, d = SEED, SEED + np.uint64(1), SEED + np.uint64(2), SEED + np.uint64(3)
-    at = start
-    while at + 4 <= stop:
-        a = (a ^ np.uint64(values[at])) * MIX
-        b = (b ^ np.uint64(values[at + 1])) * MIX
-        c = (c ^ np.uint64(values[at + 2])) * MIX
-        d = (d ^ np.uint64(values[at + 3])) * MIX
-        a, b, c, d = a ^ (a >> HALF), b ^ (b >> HALF), c ^ (c >> HALF), d ^ (d >> HALF)
-        at += 4
-    while at < stop:
-        a = (a ^ np.uint64(values[at])) * MIX
-        a ^= a >> HALF
-        at += 1
-    for lane in (b, c, d, np.uint64(stop - start)):
-        a = (a ^ lane) * MIX
-        a ^= a >> HALF
-    return a
+# Rows are handed over as views: indices that count from 0 need no check for negative ones,
+# which would keep the compiler from comparing several ids at a time.
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _equal(
-    values: npt.NDArray[Any], first_start: int, first_stop: int, start: int, stop: int
-) -> bool:
-    """Eight ids at a time, which the compiler makes one comparison."""
-    length = stop - start
-    if first_stop - first_start != length:
+def hash_row(ids: npt.NDArray[Any]) -> np.uint64:
+    """h = mix(n + Σ_i mix(id_i xor i·STEP)): no term waits for another."""
+    total = np.uint64(len(ids))
+    for i in range(len(ids)):
+        term = (np.uint64(ids[i]) ^ (np.uint64(i) * STEP)) * MIX
+        total += term ^ (term >> HALF)
+    total *= MIX
+    return total ^ (total >> HALF)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _equal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
+    if len(left) != len(right):
         return False
-    at = 0
-    while at + 8 <= length:
-        differ = values[start] ^ values[start]
-        for i in range(at, at + 8):
-            differ |= values[first_start + i] ^ values[start + i]
-        if differ != 0:
-            return False
-        at += 8
-    while at < length:
-        if values[first_start + at] != values[start + at]:
-            return False
-        at += 1
-    return True
+    if len(left) and left[0] != right[0]:
+        return False
+    differ = False
+    for i in range(len(left)):
+        differ |= left[i] != right[i]
+    return not differ
