@@ -158,13 +158,13 @@ class LocalLoader:
         if set(state) != {"epoch", "batches", "made_for", "torchdata"}:
             raise DataError("the reader's state is not one of the local reader: start afresh.")
         theirs, ours = state["made_for"], self._made_for
-        differing = [name for name in ours if theirs.get(name) != ours[name]]
+        differing = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
         if differing:
             raise DataError(
                 "the reader's state was made for "
                 + ", ".join(f"{name} {theirs.get(name)}" for name in differing)
                 + ", but here is "
-                + ", ".join(f"{name} {ours[name]}" for name in differing)
+                + ", ".join(f"{name} {ours.get(name)}" for name in differing)
                 + ". Resume with the former, or start afresh."
             )
         self._epoch, self._batch = state["epoch"], state["batches"]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.order import Order, Shares, Tail
+from recd_plugins.data.sessions import Sessions
 from recd_plugins.data.table import Table
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, RegistryError
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -29,7 +30,11 @@ class LocalReaderConfig(Config):
     """Train on a new order each epoch: stripes permuted, rows shuffled within a window."""
     window: Annotated[int, Range(ge=0)] = 2
     """Stripes that are in memory together and whose rows are shuffled; 0 keeps the rows of a
-    stripe in their order, so that sessions stay together."""
+    stripe in their order."""
+    sessions: Sessions = "split"
+    """On a table clustered by session: split shuffles its rows one by one; together moves
+    consecutive rows of a session as one; whole also packs sessions into batches, so that their
+    edges cut one only where none that is left in the window fits."""
     tail: Tail = "drop"
     """Rows that fill no batch on every rank are left out (drop), or make a shorter last batch
     on all of them (pad; a rank short of a row repeats one with weight 0). The test split is
@@ -78,7 +83,14 @@ class LocalReader:
             window=config.window,
             tail=config.tail if train else "pad",
             seed=self._seed,
+            sessions=config.sessions if train else "split",
         )
+        if order.sessions != "split" and table.schema.session_id is None:
+            raise RegistryError(
+                f"is {order.sessions!r}, but the table {table.path} has no session column: its "
+                "schema's session_id is null. Name the column there, or choose split.",
+                "reader.sessions",
+            )
         if train and not order.num_batches:
             raise DataError(
                 f"{table.path}: its {table.num_rows} rows fill no batch of {batch_size} on each "
@@ -95,6 +107,8 @@ class LocalReader:
             "rows per stream and batch": order.rows_per_batch,
             "workers": config.workers,
         }
+        if order.sessions != "split":
+            made_for["sessions"] = order.sessions
         if config.workers:
             made_for["ranks"] = world_size
         return LocalLoader(

@@ -3,7 +3,8 @@
 An epoch permutes the stripes, lays their rows end to end and cuts them into `streams`
 equal ranges. A batch takes the same number of rows from each stream of its consumer (a
 rank, or one worker of a rank), so with the streams fixed the global batch of a step holds
-the same rows at any world size. Within a stream, rows are shuffled window by window.
+the same rows at any world size. Within a stream, rows, or whole sessions, are shuffled window
+by window.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from recd_plugins.data.sessions import Sessions, pack, rows_of
 from recd_plugins.errors import RegistryError
 
 __all__ = ["Order", "Piece", "Shares", "Tail", "Window"]
@@ -80,19 +82,24 @@ class Window:
     """Pieces of a stream that are read, and shuffled, together."""
 
     pieces: tuple[Piece, ...]
-    rows: Rows
-    """[n] what the stream delivers, in order: indices into the pieces laid end to end."""
+    index: tuple[int, int, int]
+    """Epoch, stream, and which of the stream's windows it is."""
     position: int
-    """The place of the first one in the stream."""
+    """The place in the stream of the first row that it delivers."""
+    num_rows: int
+    """Rows that it delivers, padding included."""
+    skipped: int = 0
+    """Rows before those, which an epoch that is resumed has delivered already."""
     padding: int = 0
     """How many at the end repeat a row to fill the batch; they weigh 0."""
 
+    @property
+    def rows_read(self) -> int:
+        return sum(piece.num_rows for piece in self.pieces)
+
     def cuts(self, rows_per_batch: int) -> list[int]:
-        """The sizes of `rows` cut at the borders of batches."""
-        first = rows_per_batch - self.position % rows_per_batch
-        borders = [0, *range(first, len(self.rows), rows_per_batch), len(self.rows)]
-        sizes: list[int] = np.diff(borders).tolist()
-        return sizes
+        """The rows that it delivers, cut at the borders of batches: the parts' sizes."""
+        return _cuts(self.position, self.num_rows, rows_per_batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +118,9 @@ class Order:
     tail: Tail
     """`drop` leaves out what fills no batch; `pad` has a shorter last batch, padded."""
     seed: int
+    sessions: Sessions = "split"
+    """`split` shuffles rows one by one, `together` runs of one session as one; `whole` also
+    packs these so that the borders of batches cut few."""
 
     @cached_property
     def num_rows(self) -> int:
@@ -151,20 +161,40 @@ class Order:
             window = pieces[index : index + step]
             end = position + sum(piece.num_rows for piece in window)
             last = index + step >= len(pieces)
+            padding = max(0, length - own) if last else 0
             if end > wanted or last:
-                rows = self._rows(epoch, stream, index // step, end - position)
-                if last and end < length:
-                    rows = np.append(rows, rows[-1])
-                skipped = max(0, wanted - position)
+                first = max(position, wanted)
                 yield Window(
                     pieces=window,
-                    rows=rows[skipped : length - position],
-                    position=position + skipped,
-                    padding=max(0, length - own) if last else 0,
+                    index=(epoch, stream, index // step),
+                    position=first,
+                    num_rows=(length if last else min(end, length)) - first,
+                    skipped=first - position,
+                    padding=padding,
                 )
             position = end
             if position >= length:
                 return
+
+    def rows(self, window: Window, runs: Rows | None = None) -> Rows:
+        """[num_rows] what a window delivers, in order: indices into its pieces laid end to end.
+
+        `runs` [R] are the rows of each run of one session in these pieces (`runs_of`), which
+        `sessions` needs unless it is `split`.
+        """
+        if self.sessions == "split":
+            rows = self._shuffled(window, window.rows_read)
+        else:
+            assert runs is not None
+            order = self._shuffled(window, len(runs))
+            spans = (runs.cumsum() - runs)[order], runs[order]
+            if self.sessions == "whole":
+                start = window.position - window.skipped
+                spans = pack(*spans, _cuts(start, window.rows_read, self.rows_per_batch))
+            rows = rows_of(spans)
+        if window.padding:
+            rows = np.append(rows, rows[-1])
+        return rows[window.skipped : window.skipped + window.num_rows]
 
     def _pieces(self, epoch: int, start: int, num_rows: int) -> tuple[Piece, ...]:
         """Rows [start, start + num_rows) of the epoch's stripes laid end to end."""
@@ -186,10 +216,18 @@ class Order:
             stripes = self._random(STRIPES, epoch).permutation(stripes)
         return stripes, sizes[stripes].cumsum()
 
-    def _rows(self, epoch: int, stream: int, window: int, num_rows: int) -> Rows:
+    def _shuffled(self, window: Window, count: int) -> Rows:
         if self.shuffle and self.window:
-            return self._random(ROWS, epoch, stream, window).permutation(num_rows)
-        return np.arange(num_rows)
+            return self._random(ROWS, *window.index).permutation(count)
+        return np.arange(count)
 
     def _random(self, *purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed % 2**64, *purpose])
+
+
+def _cuts(position: int, num_rows: int, rows_per_batch: int) -> list[int]:
+    """The sizes of `num_rows` rows from `position` on, cut at the borders of batches."""
+    first = rows_per_batch - position % rows_per_batch
+    borders = [0, *range(first, num_rows, rows_per_batch), num_rows]
+    sizes: list[int] = np.diff(borders).tolist()
+    return sizes

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.order import Order, Piece, Window
+from recd_plugins.data.sessions import runs_of
 from recd_plugins.data.table import Stripe, Table, id_error, id_ranges
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks
@@ -43,6 +44,8 @@ class Decoded:
     """[N] float32."""
     features: Mapping[str, Sequence[Jagged]]
     """Per sparse feature its rows, in parts."""
+    sessions: pa.ChunkedArray | None = None
+    """[N] the session of each, where it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,10 @@ class StripeReader:
     there are no statistics) raise `DataError`, naming file and row group.
     """
 
-    def __init__(self, table: Table, *, threads: bool = True) -> None:
+    def __init__(self, table: Table, *, threads: bool = True, sessions: bool = False) -> None:
         self._table = table
         self._threads = threads
+        self._session_id = table.schema.session_id if sessions else None
         self._files: dict[Path, pq.ParquetFile] = {}
 
     def decode(self, piece: Piece) -> Decoded:
@@ -82,6 +86,7 @@ class StripeReader:
                 name: jagged_chunks(rows[name], f"{stripe}: {name!r}")
                 for name in schema.sparse_names
             },
+            sessions=None if self._session_id is None else rows[self._session_id],
         )
         self._check_ids(stripe, decoded)
         return decoded
@@ -89,6 +94,8 @@ class StripeReader:
     def _read(self, stripe: Stripe) -> pa.Table:
         schema = self._table.schema
         columns = [schema.label, *schema.dense, *schema.sparse_names]
+        if self._session_id is not None:
+            columns.append(self._session_id)
         try:
             rows = self._open(stripe.file).read_row_group(
                 stripe.group, columns=columns, use_threads=self._threads
@@ -141,7 +148,7 @@ class BatchReader:
         self._order = order
         self._streams = streams
         self._prefetch = prefetch
-        self._stripes = StripeReader(table, threads=threads)
+        self._stripes = StripeReader(table, threads=threads, sessions=order.sessions != "split")
         self._scratch = Scratch()
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
@@ -186,7 +193,9 @@ class BatchReader:
     def _load(self, window: Window) -> list[Samples]:
         """The window's rows in order, cut at the borders of batches."""
         pieces = [self._stripes.decode(piece) for piece in window.pieces]
-        rows, sizes = torch.from_numpy(window.rows), window.cuts(self._order.rows_per_batch)
+        sessions = [piece.sessions for piece in pieces if piece.sessions is not None]
+        order = self._order.rows(window, runs_of(sessions) if sessions else None)
+        rows, sizes = torch.from_numpy(order), window.cuts(self._order.rows_per_batch)
         weights = torch.ones(len(rows))
         weights[len(rows) - window.padding :] = 0
         features = []
@@ -195,8 +204,8 @@ class BatchReader:
             column = parts[0] if len(parts) == 1 else concat(parts, self._scratch)
             features.append((name, split(select(column, rows), sizes)))
         tensors = (
-            _take([piece.dense for piece in pieces], window.rows).split(sizes),
-            _take([piece.labels for piece in pieces], window.rows).split(sizes),
+            _take([piece.dense for piece in pieces], order).split(sizes),
+            _take([piece.labels for piece in pieces], order).split(sizes),
             weights.split(sizes),
         )
         return [
