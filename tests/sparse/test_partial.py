@@ -1,0 +1,243 @@
+"""Rung 1 and 2 (values, properties): partial IKJTs, what they keep and what comes back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.overlap import overlap_rows
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor as Partial
+
+Columns = dict[str, list[list[int]]]
+
+INT64 = st.sampled_from([-(2**63), -1, 0, 1, 2**32, 2**63 - 1])
+PAPER = {"b": [[3, 4, 5], [4, 5, 6], [3, 4, 5]]}
+
+
+def kjt(columns: Columns, *, ids=torch.int64, lengths=torch.int32, weights=None):
+    rows = [row for lists in columns.values() for row in lists]
+    flat = [value for row in rows for value in row]
+    return KeyedJaggedTensor(
+        keys=list(columns),
+        values=torch.tensor(flat, dtype=ids),
+        lengths=torch.tensor([len(row) for row in rows], dtype=lengths),
+        weights=None if weights is None else torch.tensor(weights),
+        stride=len(next(iter(columns.values()), [])),
+    )
+
+
+def assert_same(found: KeyedJaggedTensor, features: KeyedJaggedTensor) -> None:
+    assert found.keys() == features.keys()
+    assert found.stride() == features.stride()
+    for name in ("values", "lengths", "weights_or_none"):
+        one, other = getattr(found, name)(), getattr(features, name)()
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other), name
+
+
+@st.composite
+def tables(draw, ids=INT64) -> tuple[Columns, list[list[str]]]:
+    """Columns of repeated and shifted rows, and a grouping of them."""
+    num_rows, num_keys = draw(st.integers(0, 7)), draw(st.integers(1, 3))
+    columns: Columns = {}
+    for key in "abc"[:num_keys]:
+        tape = draw(st.lists(ids, min_size=6, max_size=6))
+        cuts = st.tuples(st.integers(0, 6), st.integers(0, 6))
+        chosen = draw(st.lists(cuts, min_size=num_rows, max_size=num_rows))
+        columns[key] = [tape[start:stop] for start, stop in chosen]
+    order = draw(st.permutations(list(columns)))
+    cut = draw(st.integers(0, len(order)))
+    return columns, [group for group in (order[:cut], order[cut:]) if group]
+
+
+@given(tables())
+def test_everything_comes_back(drawn) -> None:
+    columns, groups = drawn
+    features = kjt(columns)
+    partial = Partial.from_kjt(features, groups).validate()
+    assert_same(partial.to_kjt(), features)
+    assert partial.values_kept() <= features.values().numel()
+
+
+@given(tables(ids=st.integers(-2, 2)), st.data())
+def test_weights_count_as_part_of_ids(drawn, data) -> None:
+    columns, groups = drawn
+    total = sum(len(row) for lists in columns.values() for row in lists)
+    drawn_weights = st.lists(st.sampled_from([0.0, -0.0, 1.5]), min_size=total, max_size=total)
+    features = kjt(columns, ids=torch.int32, weights=data.draw(drawn_weights))
+    assert_same(Partial.from_kjt(features, groups).validate().to_kjt(), features)
+
+
+@given(tables(), st.data())
+def test_select_and_concat_are_those_of_the_expanded(drawn, data) -> None:
+    columns, groups = drawn
+    partial = Partial.from_kjt(kjt(columns), groups)
+    if len(partial):
+        chosen = data.draw(st.lists(st.integers(0, len(partial) - 1), max_size=6))
+    else:
+        chosen = []
+    selected = partial.select(torch.tensor(chosen, dtype=torch.int64)).validate()
+    expected = {key: [lists[row] for row in chosen] for key, lists in columns.items()}
+    assert_same(selected.to_kjt(), kjt(expected))
+    assert selected.values_kept() <= partial.values_kept()
+    joined = Partial.concat([partial, selected, partial]).validate()
+    whole = {key: lists + expected[key] + lists for key, lists in columns.items()}
+    assert_same(joined.to_kjt(), kjt(whole))
+
+
+def test_select_drops_what_no_sample_needs() -> None:
+    partial = Partial.from_kjt(kjt({"a": [[1, 2], [2, 3], [9, 9, 9], []]}))
+    assert partial.select(torch.tensor([1, 3, 1])).shared_values("a").tolist() == [2, 3]
+    assert partial.select(torch.tensor([3])).values_kept() == 0
+
+
+def test_the_papers_example() -> None:
+    partial = Partial.from_kjt(kjt(PAPER))
+    assert partial.shared_values("b").tolist() == [3, 4, 5, 6]
+    assert partial.rows("b").tolist() == [[0, 3], [1, 3], [0, 3]]
+    assert partial.values_kept() == 4
+    assert partial.dedupe_factor() == 9 / 4
+
+
+def test_a_group_keeps_one_lookup_and_shares_each_features_values_alone() -> None:
+    columns = {"c": [[7, 8], [7, 8], [8, 9]], "x": [[1], [2], [1]], "d": [[9], [9], [9]]}
+    partial = Partial.from_kjt(kjt(columns), [["d", "c"], ["x"]])
+    assert partial.keys() == ["c", "x", "d"]
+    assert partial.inverse_lookup.tolist() == [[0, 0, 1], [0, 1, 0]]
+    assert partial.unique_counts == (2, 2)
+    assert partial.shared_values("c").tolist() == [7, 8, 9]
+    assert partial.shared_values("d").tolist() == [9]  # equal, though its group changed
+    assert partial.rows("d").tolist() == [[0, 1]] * 3
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_histories_that_grow_at_either_end_keep_each_id_once(newest_first: bool) -> None:
+    tape = list(range(12))
+    rows = [tape[max(0, n - 5) : n] for n in range(1, 13)]
+    rows = [row[::-1] for row in rows] if newest_first else rows
+    features = kjt({"history": rows})
+    partial = Partial.from_kjt(features)
+    assert sorted(partial.shared_values("history").tolist()) == tape
+    assert_same(partial.to_kjt(), features)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=6), max_size=6))
+def test_each_row_lies_on_the_longest_overlap(rows: list[list[int]]) -> None:
+    def laid(rows: list[list[int]]) -> int:
+        shared: list[int] = []
+        for row in rows:
+            fits = (n for n in range(len(row), -1, -1) if n == 0 or shared[-n:] == row[:n])
+            shared += row[next(fits) :]
+        return len(shared)
+
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    values = np.array([value for row in rows for value in row], dtype=np.int64)
+    found = overlap_rows(values, lengths.cumsum() - lengths, lengths)
+    forward, total = laid(rows), len(values)
+    expected = forward if 2 * forward <= total else min(forward, laid(rows[::-1]))
+    assert len(found.values) == expected
+
+
+def test_rows_that_begin_anew_share_nothing_with_those_before() -> None:
+    values, starts = np.array([1, 2, 2, 3, 3, 4]), np.array([0, 2, 4])
+    begins = np.array([False, True, False])
+    found = overlap_rows(values, starts, np.full(3, 2), begins)
+    assert found.values.tolist() == [1, 2, 2, 3, 4]
+    assert found.rows.tolist() == [[0, 2], [2, 2], [3, 2]]
+
+
+def test_many_equal_ids_take_linear_time() -> None:
+    half = 1 << 19  # whose square would take minutes
+    values = np.zeros(4 * half, dtype=np.int64)
+    values[3 * half] = 1
+    found = overlap_rows(values, np.array([0, 2 * half]), np.full(2, 2 * half))
+    assert found.rows.tolist() == [[0, 2 * half], [half, 2 * half]]
+
+
+def test_it_travels() -> None:
+    features = kjt({**PAPER, "c": [[1], [], [1]]}, weights=[float(n) for n in range(11)])
+    partial = Partial.from_kjt(features)
+    leaves, spec = pytree.tree_flatten({"dedup": partial})
+    assert all(isinstance(leaf, torch.Tensor) for leaf in leaves if leaf is not None)
+    for travelled in (
+        pytree.tree_unflatten(leaves, spec)["dedup"],
+        pickle.loads(pickle.dumps(partial)),
+        copy.deepcopy(partial),
+        partial.to(torch.device("cpu"), non_blocking=True),
+    ):
+        assert travelled.groups == partial.groups
+        assert_same(travelled.validate().to_kjt(), features)
+
+
+def test_a_batch_without_samples_or_keys_is_one_too() -> None:
+    for columns in ({"a": [], "b": []}, {}):
+        features = kjt(columns)
+        partial = Partial.from_kjt(features).validate()
+        assert (len(partial), partial.values_kept(), partial.dedupe_factor()) == (0, 0, 1.0)
+        assert_same(partial.to_kjt(), features)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"spans": torch.tensor([[0, 3], [2, 3]])}, r"row \[offset, length\] of 'b' is \[2, 3\]"),
+        ({"spans": torch.tensor([[-1, 3], [1, 3]])}, r"is \[-1, 3\], beyond its 4 shared"),
+        ({"spans": torch.tensor([[2, -1], [1, 3]])}, r"is \[2, -1\]"),
+        ({"spans": torch.tensor([[2**63 - 1, 3], [1, 3]])}, "beyond its 4 shared values"),
+        ({"spans": torch.zeros(3, 2, dtype=torch.int64)}, r"the unique counts make \[2, 2\]"),
+        ({"inverse_lookup": torch.tensor([[0, 2, 0]])}, "of b points to unique sample 2 of 2"),
+        ({"inverse_lookup": torch.tensor([[0, -1, 0]])}, "points to unique sample -1"),
+        ({"inverse_lookup": torch.tensor([0, 1, 0])}, r"not \[1, B\]"),
+        ({"unique_counts": (2, 1)}, "not one for each"),
+        ({"unique_counts": (3,)}, r"the unique counts make \[3, 2\]"),
+        ({"groups": (("b", "b"),)}, "in two groups"),
+        ({"groups": ()}, "in no group"),
+        ({"kjt": kjt(PAPER)}, "3 rows per key"),
+    ],
+)
+def test_validate_tells_what_is_broken(change, says: str) -> None:
+    partial = Partial.from_kjt(kjt(PAPER))
+    with pytest.raises(DataError, match=says):
+        dataclasses.replace(partial, **change).validate()
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ([["b"], ["histroy"]], "did you mean 'history'"),
+        ([["b", "history"], ["b"]], "'b' is in two groups"),
+        ([["b"]], "'history' is in no group"),
+    ],
+)
+def test_groups_name_every_key_once(groups, says: str) -> None:
+    features = kjt({**PAPER, "history": [[], [], []]})
+    with pytest.raises(DataError, match=says):
+        Partial.from_kjt(features, groups)
+
+
+def test_what_it_refuses() -> None:
+    ragged = KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.arange(3),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key_per_rank=[[2], [1]],
+    )
+    with pytest.raises(DataError, match="stride per key"):
+        Partial.from_kjt(ragged)
+    partial = Partial.from_kjt(kjt(PAPER))
+    with pytest.raises(DataError, match="no feature 'c'"):
+        partial.rows("c")
+    with pytest.raises(DataError, match="do not join"):
+        Partial.concat([partial, Partial.from_kjt(kjt({"c": [[1]]}))])
