@@ -161,7 +161,7 @@ class Sessions(Dataset):
         self.config = config
         self._chunk_rows = chunk_rows
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         return self.config.schema
 
