@@ -13,8 +13,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.settings import OptimizerSettings
-from recd_plugins.testing.trained import Trained, dense_optimizer, table_name
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.testing.trained import Trained, dense_optimizer
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers, table_name
 
 __all__ = ["TableOptimizer", "train_reference", "unsharded"]
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recd_plugins.settings import OptimizerSettings
+from recd_plugins.trainer.tables import table_name
 
-__all__ = ["Trained", "dense_optimizer", "gather_table", "table_name"]
+__all__ = ["Trained", "dense_optimizer", "gather_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +47,6 @@ class Trained:
             else:
                 dense[name] = value.detach().clone()
         return cls(losses=torch.tensor(losses), tables=full, dense=dense, start=start or {})
-
-
-def table_name(parameter: str) -> str:
-    """`sparse.embedding_bags.items.weight` is table `items`; what is none has the name "".
-
-    >>> table_name("sparse.embeddings.items.weight"), table_name("over.0.weight")
-    ('items', '')
-    """
-    match parameter.split("."):
-        case [*_, "embeddings" | "embedding_bags", table, "weight"]:
-            return table
-    return ""
 
 
 def gather_table(value: Tensor | ShardedTensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-__all__ = ["initialise_tables", "table_initialisers"]
+__all__ = ["initialise_tables", "table_initialisers", "table_name"]
 
 BLOCK = 8192
 """Rows drawn from one generator: a rank draws the blocks that its shards touch."""
@@ -45,7 +45,7 @@ def initialise_tables(model: nn.Module, initialisers: dict[str, Initialise], see
     lives; a column shard takes its columns of the same draw.
     """
     for name, value in model.state_dict().items():
-        table = _table(name)
+        table = table_name(name)
         if table not in initialisers:
             continue
         for shard, row, column in _shards(value):
@@ -77,7 +77,13 @@ def _draw(initialise: Initialise, shape: torch.Size, table: str, start: int, see
     return block
 
 
-def _table(name: str) -> str:
-    """`sparse.embedding_bags.items.weight` is table `items`."""
-    parts = name.split(".")
-    return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else ""
+def table_name(parameter: str) -> str:
+    """`sparse.embedding_bags.items.weight` is table `items`; what is none has the name "".
+
+    >>> table_name("sparse.embeddings.items.weight"), table_name("over.0.weight")
+    ('items', '')
+    """
+    match parameter.split("."):
+        case [*_, "embeddings" | "embedding_bags", table, "weight"]:
+            return table
+    return ""
