@@ -49,7 +49,8 @@ class Window:
         """One step's outputs of this rank: a scalar and three [B]."""
         from torchrec.metrics.ne import get_ne_states
 
-        predictions, labels, weights = logits.sigmoid().double(), labels.double(), weights.double()
+        # Doubles first: a float's sigmoid is 1 from a logit of 17 on.
+        predictions, labels, weights = logits.double().sigmoid(), labels.double(), weights.double()
         states = get_ne_states(labels, predictions, weights, ETA)
         self._states += torch.stack([*states.values(), (weights > 0).double().sum()])
         self._losses.append(loss)

@@ -1,0 +1,172 @@
+"""Ladder: one gloo rank, then two with uneven batches, against the formulas written out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.metrics import ETA, Metrics, Window
+
+CPU = torch.device("cpu")
+
+Step = tuple[float, Tensor, Tensor, Tensor]
+"""Loss, and [B] each of logits, labels, weights."""
+
+
+def step(loss: float, batch_size: int, seed: int, *, weighted: bool = True) -> Step:
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(batch_size, generator=draw) * 2
+    labels = (torch.rand(batch_size, generator=draw) < logits.sigmoid()).float()
+    weights = torch.randint(0, 4, (batch_size,), generator=draw).float()
+    return loss, logits, labels, weights if weighted else torch.ones(batch_size)
+
+
+def measured(windows: list[list[list[Step]]], auc_samples: int | None = 1 << 20) -> list[Metrics]:
+    """On a rank: the metrics of each of `windows[window][rank]`, through one `Window`."""
+    window = Window(CPU, auc_samples=auc_samples)
+    found = []
+    for steps in windows:
+        for loss, *outputs in steps[dist.get_rank()]:
+            window.add(torch.tensor(loss), *outputs)
+        found.append(window.metrics())
+    return found
+
+
+def cross_entropy(labels: Tensor, predictions: Tensor, weights: Tensor) -> float:
+    """sum_i w_i (-y_i log2 p_i - (1 - y_i) log2(1 - p_i))"""
+    each = -labels * predictions.log2() - (1 - labels) * (1 - predictions).log2()
+    return float((weights * each).sum())
+
+
+def auc(labels: Tensor, predictions: Tensor, weights: Tensor) -> float:
+    """The weighted share of (positive, negative) pairs that are in order; a tie counts half."""
+    positive, negative = labels == 1, labels == 0
+    above = predictions[positive, None] > predictions[None, negative]
+    tied = predictions[positive, None] == predictions[None, negative]
+    pairs = weights[positive, None] * weights[None, negative]
+    return float(((above + 0.5 * tied) * pairs).sum() / pairs.sum())
+
+
+def expected(steps: list[Step]) -> Metrics:
+    """Of all ranks' steps together: NE = CE / CE of the weighted mean label."""
+    logits, labels, weights = (torch.cat([s[part].double() for s in steps]) for part in (1, 2, 3))
+    predictions = logits.sigmoid().clamp(ETA, 1 - ETA)
+    mean = (labels * weights).sum() / weights.sum()
+    return Metrics(
+        loss=sum(s[0] for s in steps) / len(steps),
+        ne=cross_entropy(labels, predictions, weights)
+        / cross_entropy(labels, mean.expand_as(labels), weights),
+        auc=auc(labels, predictions, weights),
+        samples=int((weights > 0).sum()),
+    )
+
+
+def assert_close(found: Metrics, right: Metrics) -> None:
+    assert found.samples == right.samples
+    for name in ("loss", "ne", "auc"):
+        assert math.isclose(getattr(found, name), getattr(right, name), rel_tol=1e-9), name
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_one_rank_measures_the_formulas(weighted: bool, gloo_pool: GlooPool) -> None:
+    steps = [step(0.5 + n, 5 + 3 * n, seed=n, weighted=weighted) for n in range(4)]
+    ((found,),) = gloo_pool.run(measured, [[steps]], world_size=1)
+    assert_close(found, expected(steps))
+    assert 0 < found.ne < 2
+    assert 0.5 < found.auc < 1
+
+
+def test_ranks_with_uneven_batches_measure_together(gloo_pool: GlooPool) -> None:
+    """Sums are joined over ranks before they are divided: a mean of the ranks' would be another."""
+    mine = [step(1.0, 4, seed=n) for n in range(3)]
+    theirs = [step(5.0, 60, seed=10 + n) for n in range(3)]
+    found = gloo_pool.run(measured, [[mine, theirs]])
+    assert found[0] == found[1]
+    assert_close(found[0][0], expected(mine + theirs))
+    assert found[0][0].loss == 3.0
+    assert abs((expected(mine).ne + expected(theirs).ne) / 2 - found[0][0].ne) > 1e-3
+
+
+def test_a_window_begins_anew_after_its_metrics(gloo_pool: GlooPool) -> None:
+    windows = [[[step(float(n), 20, seed=n)]] for n in range(3)]
+    (found,) = gloo_pool.run(measured, windows, world_size=1)
+    for metrics, (steps,) in zip(found, windows, strict=True):
+        assert_close(metrics, expected(steps))
+
+
+def test_samples_of_weight_zero_count_in_nothing_but_the_loss(gloo_pool: GlooPool) -> None:
+    loss, logits, labels, weights = step(0.5, 30, seed=0, weighted=False)
+    padded = (
+        loss,
+        torch.cat([logits, torch.tensor([9.0, -9.0])]),
+        torch.cat([labels, torch.tensor([0.0, 1.0])]),
+        torch.cat([weights, torch.zeros(2)]),
+    )
+    whole, nothing = (loss, logits, labels, weights), step(2.5, 3, seed=1, weighted=False)
+    nothing = (*nothing[:3], torch.zeros(3))
+    found = gloo_pool.run(measured, [[[padded], [nothing]]])[0][0]
+    right = expected([whole])
+    assert (found.ne, found.auc, found.samples) == pytest.approx(
+        (right.ne, right.auc, 30), rel=1e-9
+    )
+    assert found.loss == 1.5
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_a_window_of_one_class_has_a_loss_and_says_so(label: float, gloo_pool: GlooPool) -> None:
+    loss, logits, labels, weights = step(0.25, 10, seed=0, weighted=False)
+    one = (loss, logits, torch.full_like(labels, label), weights)
+    ((found,),) = gloo_pool.run(measured, [[[one]]], world_size=1)
+    assert found.loss == 0.25
+    assert found.auc == 0.5
+    assert found.samples == 10
+    assert found.ne > 1e6  # nothing is left to know of a label that never changes
+
+
+def test_a_window_of_padding_alone(gloo_pool: GlooPool) -> None:
+    nothing = (0.0, torch.zeros(3), torch.zeros(3), torch.zeros(3))
+    found = gloo_pool.run(measured, [[[nothing], [nothing]]])[0][0]
+    assert (found.loss, found.auc, found.samples) == (0.0, 0.5, 0)
+    assert math.isnan(found.ne)
+
+
+def test_confident_mistakes_cost_what_they_should(gloo_pool: GlooPool) -> None:
+    logits, labels = torch.tensor([20.0, 21.0, -3.0]), torch.tensor([0.0, 1.0, 0.0])
+    steps = [(1.0, logits, labels, torch.ones(3))]
+    ((found,),) = gloo_pool.run(measured, [[steps]], world_size=1)
+    # -log2(1 - sigmoid(20)) is 20 / ln 2; of three labels one is positive.
+    entropy = -(math.log2(1 / 3) + 2 * math.log2(2 / 3))
+    assert found.ne == pytest.approx(20 / math.log(2) / entropy, rel=0.01)
+    assert found.auc == 1.0
+
+
+def test_extreme_logits_stay_finite(gloo_pool: GlooPool) -> None:
+    logits, labels = torch.tensor([1e4, -1e4, 1e4, -1e4]), torch.tensor([1.0, 0.0, 0.0, 1.0])
+    steps = [(1.0, logits, labels, torch.ones(4))]
+    ((found,),) = gloo_pool.run(measured, [[steps]], world_size=1)
+    assert_close(found, expected(steps))
+    assert found.ne == pytest.approx(-math.log2(ETA) / 2, rel=1e-3)
+
+
+def test_the_latest_samples_make_the_auc_and_all_make_the_rest(gloo_pool: GlooPool) -> None:
+    steps = [step(1.0, 10, seed=n, weighted=False) for n in range(8)]
+    # 25 samples are wanted of batches of 10: the last three batches are kept, not two.
+    ((found,),) = gloo_pool.run(measured, [[steps]], 25, world_size=1)
+    whole, latest = expected(steps), expected(steps[-3:])
+    assert found.auc == pytest.approx(latest.auc, rel=1e-9)
+    assert abs(whole.auc - latest.auc) > 1e-3
+    assert found.ne == pytest.approx(whole.ne, rel=1e-9)
+    assert found.samples == 80
+    ((all_,),) = gloo_pool.run(measured, [[steps]], None, world_size=1)
+    assert_close(all_, whole)
+
+
+def test_one_batch_larger_than_the_limit_is_kept_whole(gloo_pool: GlooPool) -> None:
+    steps = [step(1.0, 10, seed=0, weighted=False), step(1.0, 40, seed=1, weighted=False)]
+    ((found,),) = gloo_pool.run(measured, [[steps]], 5, world_size=1)
+    assert found.auc == pytest.approx(expected(steps[1:]).auc, rel=1e-9)
