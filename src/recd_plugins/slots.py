@@ -8,19 +8,21 @@ its context. A slot that registry.yaml fills and nobody uses is an error, never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from recd_plugins.config import Config
 from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.data.messages import LogRoute
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import PluginError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
@@ -104,13 +106,24 @@ class Record(Generic[C, T]):
 
 
 class LogStore(Protocol):
-    """Raw logs as shards."""
+    """Raw logs as log shards."""
 
-    def append(self, messages: Iterable[tuple[int, bytes]]) -> None:
-        """Add (session id, message) pairs, durably."""
+    @property
+    def shards(self) -> int: ...
+    @property
+    def route(self) -> LogRoute: ...
 
-    def read(self, shard: int) -> Iterator[tuple[int, bytes]]:
-        """What a shard holds so far, in the order of its writing."""
+    def append(self, messages: pa.RecordBatch) -> None:
+        """Add messages (columns `MESSAGES`); they may wait in memory until a block is full."""
+
+    def flush(self) -> None:
+        """Once it returns, readers in any process see all that was appended here."""
+
+    def close(self) -> None:
+        """Flush, and let go of what writing needs."""
+
+    def read(self, shard: int) -> Iterator[pa.RecordBatch]:
+        """What a shard holds so far: a writer's messages in its order, writers merged by time."""
 
 
 class Etl(Protocol):

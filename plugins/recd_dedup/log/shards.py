@@ -1,0 +1,181 @@
+"""The `zstd_shards` log: shard files on disk, one per writer and log shard.
+
+Writers share no file, so any number of processes may write at once, and one that is killed
+hurts nobody: the next one begins files of its own. A reader merges the files of a shard by
+the time of their blocks, and sees whole blocks only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import pyarrow as pa
+import zstandard
+
+from recd_dedup.log.block import Block, fitting, read_block
+from recd_dedup.log.frame import Damaged, frames
+from recd_dedup.log.manifest import Manifest
+from recd_dedup.log.routing import routed
+from recd_dedup.log.writer import Fsync, ShardFile
+from recd_plugins.config import Config, Range
+from recd_plugins.data.messages import MESSAGES, LogRoute
+from recd_plugins.errors import DataError
+from recd_plugins.slots import Context
+
+__all__ = ["ZstdShards", "ZstdShardsConfig", "build_zstd_shards", "check_messages", "shard_files"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZstdShardsConfig(Config):
+    """Raw logs as zstd-packed shard files."""
+
+    folder: Path | None = None
+    """Where the log lies; by default `log` in the registry's folder."""
+    shards: Annotated[int, Range(ge=1, le=65_536)] = 64
+    """Log shards. A writer holds up to `block_bytes` of each in memory."""
+    route: LogRoute = "session"
+    """What decides a message's shard: its session id (O1), or a hash of the message."""
+    level: Annotated[int, Range(ge=1, le=19)] = 3
+    """zstd's."""
+    block_bytes: Annotated[int, Range(ge=1, le=1 << 28)] = 4 << 20
+    """What is packed and written at a time; also what a reader holds per writer."""
+    fsync: Fsync = "flush"
+    """When the disk itself must have it: at each block, at flush and close, or never."""
+    damaged: Damaged = "raise"
+    """What reading does where a file is damaged: raise, or skip what cannot be read."""
+
+
+class ZstdShards:
+    """Opened for writing and reading; to be used by one thread."""
+
+    def __init__(self, config: ZstdShardsConfig, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self._manifest = Manifest(shards=config.shards, route=config.route)
+        self._manifest.check(folder)
+        self._start_writing()
+
+    @property
+    def shards(self) -> int:
+        return self.config.shards
+
+    @property
+    def route(self) -> LogRoute:
+        return self.config.route
+
+    def append(self, messages: pa.RecordBatch) -> None:
+        """Add messages; a block of a shard is written when it is full, the rest by `flush`."""
+        check_messages(messages)
+        self._leave_to_parent()
+        for shard, part in routed(messages, self.route, self.shards):
+            self._append(shard, part)
+
+    def flush(self) -> None:
+        """Write what waits, and let the disk have it (option `fsync`)."""
+        self._write_all()
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Flush and seal this writer's files; it may append again, to new ones."""
+        self._write_all()
+        while self._files:
+            self._files.popitem()[1].close()
+        self._start_writing()
+
+    def read(self, shard: int) -> Iterator[pa.RecordBatch]:
+        """What a shard holds so far, a block at a time; torn tails are left out."""
+        if not 0 <= shard < self.shards:
+            raise DataError(f"{self.folder}: has shards 0 to {self.shards - 1}, not {shard}.")
+        damaged = self.config.damaged
+        files = [list(frames(file, shard, damaged)) for file in shard_files(self.folder, shard)]
+        for frame in heapq.merge(*files, key=lambda frame: frame.first):
+            messages = read_block(frame, damaged) if frame.messages else None
+            if messages is not None:
+                yield messages
+
+    def __enter__(self) -> ZstdShards:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start_writing(self) -> None:
+        self._process = os.getpid()
+        self._writer = uuid.uuid4().hex
+        self._compressor = zstandard.ZstdCompressor(level=self.config.level)
+        self._blocks: dict[int, Block] = {}
+        self._files: dict[int, ShardFile] = {}
+
+    def _append(self, shard: int, messages: pa.RecordBatch) -> None:
+        block = self._blocks.setdefault(shard, Block())
+        while messages.num_rows:
+            fit = fitting(messages, self.config.block_bytes - block.raw)
+            if not fit and block.count:
+                self._write(shard, block)
+                continue
+            fit = max(fit, 1)  # one that is longer than a block is a block of its own
+            block.add(messages.slice(0, fit))
+            messages = messages.slice(fit)
+
+    def _leave_to_parent(self) -> None:
+        """After a fork: what waits, and the files, are the parent's to write."""
+        if self._process != os.getpid():
+            self._start_writing()
+
+    def _write_all(self) -> None:
+        self._leave_to_parent()
+        for shard, block in self._blocks.items():
+            self._write(shard, block)
+
+    def _write(self, shard: int, block: Block) -> None:
+        if not block.count:
+            return
+        if shard not in self._files:
+            if not self._files:
+                self._manifest.settle(self.folder)
+            path = _folder_of(self.folder, shard) / f"{self._writer}.log"
+            self._files[shard] = ShardFile(path, shard, self.config.fsync)
+        self._files[shard].append(block.packed(self._compressor))
+        block.clear()
+
+
+def shard_files(folder: Path, shard: int) -> list[Path]:
+    """The files of a shard, one per writer."""
+    return sorted(_folder_of(folder, shard).glob("*.log"))
+
+
+def _folder_of(folder: Path, shard: int) -> Path:
+    return folder / f"shard-{shard:05}"
+
+
+def check_messages(messages: pa.RecordBatch) -> None:
+    """`DataError` unless they have the columns of `MESSAGES`, without nulls."""
+    if messages.schema.names != MESSAGES.names or messages.schema.types != MESSAGES.types:
+        raise DataError(
+            f"log messages must have the columns {_said(MESSAGES)}, but have "
+            f"{_said(messages.schema)}. See recd_plugins.data.messages."
+        )
+    for name, column in zip(MESSAGES.names, messages.columns, strict=True):
+        if column.null_count:
+            raise DataError(f"log messages: column {name!r} holds {column.null_count} nulls.")
+
+
+def _said(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)
+
+
+def build_zstd_shards(config: ZstdShardsConfig, context: Context) -> ZstdShards:
+    return ZstdShards(config, config.folder or context.folder / "log")
