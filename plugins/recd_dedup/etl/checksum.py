@@ -1,0 +1,61 @@
+"""A checksum of rows that no order of them changes: the sum of the rows' hashes, mod 2^64.
+
+A row's hash covers every column, by name: ids with their place in the list, floats by their
+bits. Tables have equal checksums where they hold the same rows, equally often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from recd_dedup.etl.session_hash import U64, salt
+
+__all__ = ["Checksum", "checksum", "row_hashes"]
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """How many rows, and the sum of their hashes."""
+
+    rows: int = 0
+    total: int = 0
+
+    @classmethod
+    def of(cls, hashes: U64) -> Checksum:
+        return cls(hashes.size, int(hashes.sum(dtype=np.uint64)))
+
+    def __add__(self, other: Checksum) -> Checksum:
+        return Checksum(self.rows + other.rows, (self.total + other.total) % (1 << 64))
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows with sum {self.total:016x}"
+
+
+def checksum(chunks: Iterable[pa.Table]) -> Checksum:
+    """The checksum of all chunks together."""
+    return sum((Checksum.of(row_hashes(chunk)) for chunk in chunks), Checksum())
+
+
+def row_hashes(chunk: pa.Table) -> U64:
+    """[N] the hash of each row of a chunk in the types of `Schema.arrow`."""
+    from recd_dedup.etl.kernels import add_lists, add_values, finish  # numba, late
+
+    hashes = np.zeros(chunk.num_rows, np.uint64)
+    for name in chunk.column_names:
+        start = np.uint64(salt(0, name))
+        first = 0
+        for part in chunk[name].chunks:
+            rows = hashes[first : first + len(part)]
+            first += len(part)
+            if pa.types.is_list(part.type):
+                offsets, ids = part.offsets.to_numpy(), part.values.to_numpy()
+                add_lists(rows, offsets, ids.view(np.uint64), start)
+            else:
+                values = part.to_numpy()
+                add_values(rows, values.view(np.dtype(f"u{values.itemsize}")), start)
+    finish(hashes)
+    return hashes

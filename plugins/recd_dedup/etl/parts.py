@@ -1,0 +1,129 @@
+"""The files of a clustered table: each written, read back and verified, then published together.
+
+A part holds whole sessions, so no session is cut across files. Parts that are done stay when
+the run dies; the next run goes on after them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from recd_dedup.etl.checksum import Checksum, checksum, row_hashes
+from recd_dedup.etl.scan import conform, scan
+from recd_dedup.etl.sort import clustered
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.errors import DataError
+
+__all__ = ["Bucket", "Part", "Parts", "Workspace"]
+
+Bucket = Iterable[pa.Table]
+"""Rows, in chunks; all rows of its sessions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One file to be."""
+
+    name: str
+    buckets: Sequence[Bucket]
+    """Each is sorted on its own; the file holds them one after the other."""
+    before: Checksum | None = None
+    """Of its rows in the source; by default it is taken of the buckets as they are read."""
+
+
+class Workspace:
+    """A folder beside the table to be, which outlives a run that dies.
+
+    What it holds is taken up again if `resume`, and `plan` is that of the run before; else it
+    is removed.
+    """
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any], *, resume: bool = True) -> None:
+        self.folder = folder
+        self.path = folder.with_name(folder.name + ".clustering")
+        said = self.path / "plan.json"
+        text = json.dumps(plan, sort_keys=True)
+        if not (resume and said.exists() and said.read_text() == text):
+            self.remove()
+            self.path.mkdir(parents=True)
+            said.write_text(text)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """What is whole is kept, unless the data themselves are wrong."""
+        if kind is None or issubclass(kind, DataError):
+            self.remove()
+
+
+class Parts:
+    """Makes the parts of one table in a workspace."""
+
+    def __init__(
+        self, workspace: Workspace, schema: Schema, *, run_bytes: int, rows_per_stripe: int
+    ) -> None:
+        self._workspace = workspace
+        self._schema = schema
+        self._run_bytes = run_bytes
+        self._rows_per_stripe = rows_per_stripe
+        self._done = workspace.path / "parts"
+        self._done.mkdir(exist_ok=True)
+
+    def write(self, part: Part) -> Checksum:
+        """Write a part, unless it is done; what comes back is the checksum of its rows."""
+        done = self._done / f"{part.name}.parquet"
+        if done.exists():
+            return part.before or self._read_back(done)
+        fresh = self._workspace.path / "fresh"
+        seen = [Checksum()]
+        with TableWriter(
+            fresh,
+            self._schema,
+            rows_per_stripe=self._rows_per_stripe,
+            stripes_per_file=sys.maxsize,
+        ) as writer:
+            for bucket in part.buckets:
+                rows = self._seen(bucket, part, seen)
+                runs = self._workspace.path / "runs"
+                for piece in clustered(rows, self._schema, self._run_bytes, runs):
+                    writer.write(piece)
+        (file,) = fresh.iterdir()
+        before, after = part.before or seen[0], self._read_back(file)
+        if before != after:
+            raise DataError(
+                f"{self._workspace.folder}: {part.name} should hold the source's {before}, but "
+                f"holds {after}. Nothing was published. Run the step again: it starts anew. If "
+                "it happens again, check disk and memory."
+            )
+        file.rename(done)
+        return after
+
+    def publish(self) -> Table:
+        """All parts, as the table."""
+        shutil.rmtree(self._workspace.folder, ignore_errors=True)
+        self._done.rename(self._workspace.folder)
+        return Table.open(self._workspace.folder)
+
+    def _seen(self, bucket: Bucket, part: Part, seen: list[Checksum]) -> Iterator[pa.Table]:
+        """The bucket's chunks; unless the part's checksum is known, they are added to `seen`."""
+        for chunk in bucket:
+            rows = conform(chunk, self._schema, part.name)
+            if part.before is None:
+                seen[0] += Checksum.of(row_hashes(rows))
+            yield rows
+
+    def _read_back(self, file: Path) -> Checksum:
+        return checksum(scan(Table.open(file, self._schema), self._run_bytes // 8))

@@ -1,0 +1,100 @@
+"""A table's rows in order, in chunks of bounded size, whatever the size of its stripes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Stripe, Table, check_columns
+from recd_plugins.errors import DataError
+
+__all__ = ["conform", "decoded_bytes", "require_sessions", "scan"]
+
+ID_BYTES = 8
+OFFSET_BYTES = 4
+
+
+def require_sessions(schema: Schema, what: str, path: Path) -> str:
+    """The column of the session, or `DataError` for a table that has none."""
+    if schema.session_id is None:
+        raise DataError(
+            f"{path}: its schema names no session_id, but {what} works by session. Name the "
+            f"column under `dataset.schema.session_id`, or take {what} out of `etl`."
+        )
+    return schema.session_id
+
+
+def decoded_bytes(table: Table) -> int:
+    """What all rows take in memory, from the footers alone."""
+    groups: dict[Path, list[int]] = {}
+    for stripe in table.stripes:
+        groups.setdefault(stripe.file, []).append(stripe.group)
+    return sum(
+        _group_bytes(footer, group, table.schema)
+        for file, of_file in groups.items()
+        for footer in [pq.read_metadata(file)]
+        for group in of_file
+    )
+
+
+def scan(table: Table, chunk_bytes: int, skip: int = 0) -> Iterator[pa.Table]:
+    """The rows from the one numbered `skip` on, in chunks of about `chunk_bytes`."""
+    for stripe in table.stripes:
+        if skip >= stripe.num_rows:
+            skip -= stripe.num_rows
+            continue
+        for chunk in _stripe(stripe, table.schema, chunk_bytes):
+            if skip < chunk.num_rows:
+                yield conform(chunk.slice(skip), table.schema, str(stripe))
+            skip = max(0, skip - chunk.num_rows)
+
+
+def conform(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
+    """The schema's columns, in its order and types; a null is an error."""
+    check_columns(chunk.schema, schema, where)
+    arrow = schema.arrow()
+    chunk = chunk.select(arrow.names)
+    for name in arrow.names:
+        nulls = chunk[name].null_count
+        if name in schema.sparse_names:
+            nulls += pc.list_flatten(chunk[name]).null_count
+        if nulls:
+            raise DataError(
+                f"{where}: column {name!r} holds {nulls} nulls. Give them a value; a missing "
+                "list of ids is an empty one."
+            )
+    try:
+        return chunk.cast(arrow, safe=False)
+    except pa.ArrowException as error:
+        raise DataError(f"{where}: does not fit its schema ({error}).") from error
+
+
+def _stripe(stripe: Stripe, schema: Schema, chunk_bytes: int) -> Iterator[pa.Table]:
+    # A buffer keeps a foreign file's huge column chunks from being read whole.
+    with pq.ParquetFile(stripe.file, buffer_size=1 << 20) as file:
+        per_row = _group_bytes(file.metadata, stripe.group, schema) / stripe.num_rows
+        batches = file.iter_batches(
+            batch_size=max(1, int(chunk_bytes / per_row)),
+            row_groups=[stripe.group],
+            columns=list(schema.columns),
+        )
+        for batch in batches:
+            yield pa.Table.from_batches([batch])
+
+
+def _group_bytes(footer: pq.FileMetaData, group: int, schema: Schema) -> int:
+    found = footer.row_group(group)
+    columns = set(schema.columns)
+    total = 0
+    for index in range(found.num_columns):
+        column = found.column(index)
+        if column.path_in_schema in columns:
+            total += column.num_values * ID_BYTES
+        elif column.path_in_schema.rsplit(".", 2)[0] in columns:  # name.list.element
+            total += column.num_values * ID_BYTES + found.num_rows * OFFSET_BYTES
+    return total

@@ -1,0 +1,159 @@
+"""Rows in the order of a clustered table: by session hash, then timestamp, then as they came.
+
+What fits in memory is sorted there. What does not (one session may be the whole table) is
+sorted in runs on disk, which are then merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from recd_dedup.etl.session_hash import I64, U64, session_hashes
+from recd_plugins.data.schema import Schema
+
+__all__ = ["clustered"]
+
+PIECE_BYTES = 16 << 20
+
+
+class Keys(NamedTuple):
+    """What N rows are sorted by."""
+
+    hashes: U64
+    """[N] of their sessions."""
+    times: I64
+    """[N], zeros where a table has no timestamp."""
+
+    def order(self) -> I64:
+        """[N] the rows in order; equal keys stay as they came."""
+        return np.lexsort((self.times, self.hashes))
+
+    def before(self, hash_: int, time: int, *, or_at: bool) -> int:
+        """How many of these, sorted, come before a key (or are equal to it)."""
+        low = int(self.hashes.searchsorted(np.uint64(hash_), "left"))
+        high = int(self.hashes.searchsorted(np.uint64(hash_), "right"))
+        times = self.times[low:high]
+        return low + int(times.searchsorted(np.int64(time), "right" if or_at else "left"))
+
+
+def clustered(
+    chunks: Iterable[pa.Table], schema: Schema, run_bytes: int, scratch: Path
+) -> Iterator[pa.Table]:
+    """The rows of all chunks in order, in pieces; holds about twice `run_bytes`.
+
+    `scratch` is a folder for runs, made and emptied as needed.
+    """
+    runs: list[Path] = []
+    held: list[pa.Table] = []
+    for chunk in chunks:
+        if held and _size(held) + chunk.nbytes > run_bytes:
+            runs.append(_write_run(held, schema, scratch / f"run-{len(runs):05}.arrow"))
+            held = []
+        held.append(chunk)
+    if not runs:
+        yield from _sorted(held, schema)
+        return
+    runs.append(_write_run(held, schema, scratch / f"run-{len(runs):05}.arrow"))
+    del held
+    yield from _merge(runs, schema)
+    for run in runs:
+        run.unlink()
+
+
+def _size(chunks: list[pa.Table]) -> int:
+    return sum(int(chunk.nbytes) for chunk in chunks)
+
+
+def _keys(rows: pa.Table, schema: Schema) -> Keys:
+    hashes = session_hashes(rows[schema.session_id].to_numpy())
+    if schema.timestamp is None:
+        return Keys(hashes, np.zeros(rows.num_rows, np.int64))
+    return Keys(hashes, rows[schema.timestamp].to_numpy())
+
+
+def _sorted(held: list[pa.Table], schema: Schema, pieces: int = 1) -> Iterator[pa.Table]:
+    """The rows of all chunks, which it takes out of `held`, in order.
+
+    A piece has `PIECE_BYTES`, or that over `pieces` if many runs are to share the memory.
+    """
+    if not held:
+        return
+    rows = pa.concat_tables(held).combine_chunks()
+    held.clear()
+    order = _keys(rows, schema).order()
+    step = max(1, rows.num_rows * PIECE_BYTES // (pieces * max(1, rows.nbytes)))
+    for first in range(0, rows.num_rows, step):
+        yield rows.take(pa.array(order[first : first + step]))
+
+
+def _write_run(held: list[pa.Table], schema: Schema, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_stream(sink, schema.arrow(), options=options) as stream,
+    ):
+        for piece in _sorted(held, schema, pieces=16):
+            stream.write_table(piece)
+    return path
+
+
+@dataclass
+class _Run:
+    """A sorted run, of which the head is in memory."""
+
+    stream: pa.ipc.RecordBatchStreamReader
+    schema: Schema
+    head: pa.Table
+    keys: Keys
+
+    @classmethod
+    def open(cls, path: Path, schema: Schema, files: ExitStack) -> _Run:
+        file = files.enter_context(pa.OSFile(str(path)))
+        run = cls(pa.ipc.open_stream(file), schema, schema.arrow().empty_table(), _NO_KEYS)
+        run.cut(0)
+        return run
+
+    @property
+    def last(self) -> tuple[int, int]:
+        return int(self.keys.hashes[-1]), int(self.keys.times[-1])
+
+    def cut(self, rows: int) -> pa.Table:
+        """Take the head's first rows; a head that is empty is read anew."""
+        piece, self.head = self.head.slice(0, rows), self.head.slice(rows)
+        self.keys = Keys(self.keys.hashes[rows:], self.keys.times[rows:])
+        while not self.head.num_rows:
+            try:
+                batch = self.stream.read_next_batch()
+            except StopIteration:
+                break
+            self.head = pa.Table.from_batches([batch])
+            self.keys = _keys(self.head, self.schema)
+        return piece
+
+
+_NO_KEYS = Keys(np.empty(0, np.uint64), np.empty(0, np.int64))
+
+
+def _merge(paths: list[Path], schema: Schema) -> Iterator[pa.Table]:
+    """The rows of all runs in order; of equal keys, an earlier run's come first."""
+    with ExitStack() as files:
+        runs = [_Run.open(path, schema, files) for path in paths]
+        while runs := [run for run in runs if run.head.num_rows]:
+            # Nothing that is still on disk comes before the least of the last keys. Where
+            # keys equal it, runs after the one that has it must wait for the rest of that.
+            lasts = [run.last for run in runs]
+            least = min(lasts)
+            leader = lasts.index(least)
+            pieces = [
+                run.cut(run.keys.before(*least, or_at=index <= leader))
+                for index, run in enumerate(runs)
+            ]
+            yield from _sorted([piece for piece in pieces if piece.num_rows], schema)

@@ -1,0 +1,275 @@
+"""Rung 1 and 2 (values and properties, on files): tables clustered by session."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, table_of
+
+from recd_dedup.etl.cluster import ClusterConfig, build_cluster, cluster_buckets
+from recd_dedup.etl.session_hash import bucket_of, session_hashes
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Table, TableWriter, silent
+from recd_plugins.errors import DataError
+from recd_plugins.slots import Context, EtlRecord
+from recd_plugins.testing.conformance import check_record
+
+TINY = 2e-5
+"""GB: a run of 5 kB, so that a thousand rows take many spills, buckets and parts."""
+
+
+def cluster(table, folder, memory_gb=TINY, progress=silent):
+    step = build_cluster(ClusterConfig(memory_gb=memory_gb), Context())
+    return step.run(table, folder, progress)
+
+
+def clustered(tmp_path, rows, memory_gb=TINY):
+    """The rows of a table, clustered; nothing else is left in the folder."""
+    source = table_of(tmp_path / "source", rows)
+    result = cluster(source, tmp_path / "clustered", memory_gb)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "clustered"}
+    assert result.schema == SCHEMA
+    return read(result)
+
+
+@pytest.mark.parametrize("memory_gb", [TINY, 2e-4, 1.0])
+def test_rows_and_their_order_are_the_same_under_any_memory(tmp_path, memory_gb):
+    rows = mixed_rows()
+    assert clustered(tmp_path, rows, memory_gb).equals(expected(rows))
+
+
+@pytest.mark.parametrize(
+    ("sessions", "timestamps"),
+    [
+        pytest.param([7] * 500, range(500), id="one session, in order"),
+        pytest.param([7] * 500, range(500, 0, -1), id="one session, reversed"),
+        pytest.param([7] * 500, [5] * 500, id="one session, all ties"),
+        pytest.param(range(500), range(500), id="one row per session"),
+        pytest.param(HUGE * 50, range(300), id="ids at the ends of 64 bits"),
+        pytest.param([1, 2] * 200, [2**63 - 1, -(2**63)] * 200, id="times likewise"),
+        pytest.param([], [], id="empty"),
+        pytest.param([3], [0], id="one row"),
+    ],
+)
+def test_extremes(tmp_path, sessions, timestamps):
+    rows = rows_of(sessions, timestamps)
+    assert clustered(tmp_path, rows).equals(expected(rows))
+
+
+@settings(max_examples=20)
+@given(
+    keys=st.lists(st.tuples(st.sampled_from(HUGE), st.integers(-3, 3)), max_size=60),
+    memory_gb=st.sampled_from([1e-7, 1e-6, 4e-6, 1.0]),
+)
+def test_any_keys_under_any_memory(tmp_path_factory, keys, memory_gb):
+    rows = rows_of([key[0] for key in keys], [key[1] for key in keys])
+    assert clustered(tmp_path_factory.mktemp("any"), rows, memory_gb).equals(expected(rows))
+
+
+def test_no_session_is_cut_across_files(tmp_path):
+    source = table_of(tmp_path / "source", mixed_rows())
+    files = cluster(source, tmp_path / "clustered").files
+    assert len(files) > 1
+    seen: set[int] = set()
+    for file in files:
+        sessions = set(pq.read_table(file)["session_id"].to_pylist())
+        assert not seen & sessions
+        seen |= sessions
+
+
+def test_without_a_timestamp_rows_of_a_session_stay_as_they_came(tmp_path):
+    schema = Schema(timestamp=None, dense=SCHEMA.dense, sparse=SCHEMA.sparse)
+    rows = mixed_rows().drop_columns("timestamp")
+    result = cluster(table_of(tmp_path / "source", rows, schema), tmp_path / "clustered")
+    timeless = rows.append_column("timestamp", pa.array(np.zeros(rows.num_rows, np.int64)))
+    assert read(result).equals(expected(timeless).drop_columns("timestamp"))
+
+
+def test_a_table_without_sessions(tmp_path):
+    schema = Schema(session_id=None, dense=SCHEMA.dense, sparse=SCHEMA.sparse)
+    rows = mixed_rows(50).drop_columns("session_id")
+    source = table_of(tmp_path / "source", rows, schema)
+    with pytest.raises(DataError, match=r"names no session_id, but cluster_by_session works by"):
+        cluster(source, tmp_path / "clustered")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_foreign_types_are_read_and_nulls_are_told(tmp_path):
+    rows = mixed_rows(300)
+    foreign = rows.set_column(4, "history", rows["history"].cast(pa.large_list(pa.int32())))
+    (tmp_path / "source").mkdir()
+    pq.write_table(foreign, tmp_path / "source" / "one.parquet")
+    source = Table.open(tmp_path / "source", SCHEMA)
+    assert read(cluster(source, tmp_path / "clustered")).equals(expected(rows))
+    session = rows["session_id"].to_pylist()
+    holed = foreign.set_column(0, "session_id", pa.array([None, *session[1:]], pa.int64()))
+    pq.write_table(holed, tmp_path / "source" / "one.parquet")
+    source = Table.open(tmp_path / "source", SCHEMA)
+    with pytest.raises(DataError, match="column 'session_id' holds 1 nulls"):
+        cluster(source, tmp_path / "again")
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "clustered"}
+
+
+def test_progress_is_told_in_rows(tmp_path):
+    told = []
+    source = table_of(tmp_path / "source", mixed_rows())
+    cluster(source, tmp_path / "c", progress=lambda *step: told.append(step))
+    for what in ("bucketing c", "sorting c"):
+        steps = [done for name, done, total in told if name == what and total == 1_000]
+        assert steps[0] == 0
+        assert steps[-1] == 1_000
+        assert steps == sorted(steps)
+        assert len(steps) > 2
+
+
+@contextmanager
+def files_up_to(size):
+    """No file can grow beyond `size` bytes: a write fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [1_000, 1500])
+def test_a_write_that_fails_publishes_nothing_and_the_next_run_goes_on(tmp_path, size):
+    rows = mixed_rows()
+    source = table_of(tmp_path / "source", rows)
+    with files_up_to(size), pytest.raises(OSError, match="File too large"):
+        cluster(source, tmp_path / "clustered", 1e-4)
+    assert not (tmp_path / "clustered").exists()
+    assert read(cluster(source, tmp_path / "clustered", 1e-4)).equals(expected(rows))
+
+
+def damage_batch(path, bucket):
+    """Change one id of a bucket, in a spill file that is otherwise as it was."""
+    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as spill:
+        schema = spill.schema
+        batches = [spill.get_batch(i) for i in range(spill.num_record_batches)]
+    column = batches[bucket].column("label").to_numpy().copy()
+    column[0] = 1 - column[0]
+    arrays = [*batches[bucket].columns]
+    arrays[schema.names.index("label")] = pa.array(column)
+    batches[bucket] = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as spill:
+        for batch in batches:
+            spill.write_batch(batch)
+
+
+def drop_batch_rows(path, bucket):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (damage_batch, r"part-00000 should hold the source's [\d,]+ rows with sum \w+, but holds"),
+        (drop_batch_rows, r"spill-00001\.arrow: this spill of the bucket pass was damaged"),
+    ],
+)
+def test_a_bucket_that_was_tampered_with_is_told_and_nothing_published(tmp_path, damage, said):
+    rows = mixed_rows()
+    source = table_of(tmp_path / "source", rows)
+
+    def tamper(what, done, total):
+        if what == "sorting clustered" and done == 0:
+            damage(tmp_path / "clustered.clustering" / "spills" / "spill-00001.arrow", 0)
+
+    with pytest.raises(DataError, match=said):
+        cluster(source, tmp_path / "clustered", 1e-4, tamper)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    assert read(cluster(source, tmp_path / "clustered")).equals(expected(rows))
+
+
+def test_another_source_under_the_same_name_is_not_mixed_with_the_one_before(tmp_path):
+    def die(what, done, total):
+        if done > 300:
+            raise KeyboardInterrupt
+
+    table = table_of(tmp_path / "source", mixed_rows(seed=1))
+    with pytest.raises(KeyboardInterrupt):
+        cluster(table, tmp_path / "clustered", progress=die)
+    assert (tmp_path / "clustered.clustering").exists()
+    rows = mixed_rows(seed=2)
+    source = table_of(tmp_path / "source", rows)
+    assert read(cluster(source, tmp_path / "clustered")).equals(expected(rows))
+
+
+def in_buckets(rows, n_buckets):
+    """As log shards are: each with all rows of its sessions, in chunks."""
+    bucket = bucket_of(session_hashes(rows["session_id"].to_numpy()), n_buckets)
+    parts = [rows.filter(pa.array(bucket == index)) for index in range(n_buckets)]
+    return [[part.slice(at, 100) for at in range(0, part.num_rows, 100)] for part in parts]
+
+
+@pytest.mark.parametrize("n_buckets", [1, 5])
+def test_rows_in_buckets_need_no_bucket_pass(tmp_path, n_buckets):
+    rows = mixed_rows()
+    buckets = in_buckets(rows, n_buckets)
+    table = cluster_buckets(buckets, SCHEMA, tmp_path / "clustered", memory_gb=TINY)
+    assert read(table).equals(expected(rows))
+    assert len(table.files) == n_buckets
+    assert [path.name for path in tmp_path.iterdir()] == ["clustered"]
+
+
+def test_buckets_of_which_there_are_none(tmp_path):
+    table = cluster_buckets([], SCHEMA, tmp_path / "clustered")
+    assert (table.num_rows, table.schema) == (0, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "again"), [("logs of May", {2, 3, 4}), ("", set(range(5)))]
+)
+def test_buckets_that_are_done_are_not_read_again(tmp_path, fingerprint, again):
+    rows = mixed_rows()
+    buckets = in_buckets(rows, 5)
+    read_now: set[int] = set()
+
+    class Shard:
+        def __init__(self, index, broken):
+            self.index, self.broken = index, broken
+
+        def __iter__(self):
+            read_now.add(self.index)
+            yield from buckets[self.index]
+            if self.broken:
+                raise OSError("the log's disk is gone")
+
+    def run(*broken):
+        shards = [Shard(index, index in broken) for index in range(5)]
+        return cluster_buckets(shards, SCHEMA, tmp_path / "c", fingerprint=fingerprint)
+
+    with pytest.raises(OSError, match="is gone"):
+        run(2)
+    read_now.clear()
+    assert read(run()).equals(expected(rows))
+    assert read_now == again
+
+
+def test_the_record_keeps_its_contract():
+    check_record(
+        EtlRecord(
+            name="cluster_by_session",
+            summary="Samples of a session side by side, in the order of time.",
+            config=ClusterConfig,
+            build=build_cluster,
+        ),
+        context=Context(schema=SCHEMA),
+    )
+
+
+def test_a_published_table_replaces_the_one_before(tmp_path):
+    with TableWriter(tmp_path / "clustered", SCHEMA) as writer:
+        writer.write(mixed_rows(10, seed=9))
+    rows = mixed_rows(200)
+    assert clustered(tmp_path, rows).equals(expected(rows))
