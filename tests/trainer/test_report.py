@@ -1,0 +1,135 @@
+"""Value tests: the console, metrics.jsonl, TensorBoard and the summary say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_plugins.trainer.metrics import Metrics
+from recd_plugins.trainer.report import Report
+
+
+def metrics(step: int) -> Metrics:
+    return Metrics(loss=1 / step, ne=0.9, auc=0.75, samples=64)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def report(run: Path, *, steps: int = 100, start: int = 0, speaks: bool = True) -> Report:
+    return Report(run, speaks=speaks, steps=steps, start=start)
+
+
+def test_metrics_are_told_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = report(tmp_path / "run")
+    told.metrics("train", 5, metrics(5), 1234.5)
+    told.metrics("test", 5, metrics(4))
+    told.close({"step": 5})
+    train, test = lines(tmp_path / "run")
+    same = {"step": 5, "ne": 0.9, "auc": 0.75, "samples": 64}
+    assert train == {"kind": "train", "loss": 0.2, "samples_per_second": 1234.5, **same}
+    assert test == {"kind": "test", "loss": 0.25, **same}
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"train step   5/100  loss 0\.2000  NE 0\.9000  AUC 0\.7500 +1,234 samples/s  \d:\d\d left",
+        first,
+    )
+    assert second == "test  step   5/100  loss 0.2500  NE 0.9000  AUC 0.7500"
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == {"step": 5}
+
+
+def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    told = report(tmp_path / "run")
+    for step in (5, 10):
+        told.metrics("train", step, metrics(step), 100.0)
+    told.close({})
+    events = EventAccumulator(str(tmp_path / "run/tensorboard"))
+    events.Reload()
+    names = ("loss", "ne", "auc", "samples", "samples_per_second")
+    assert sorted(events.Tags()["scalars"]) == sorted(f"train/{name}" for name in names)
+    assert [(e.step, round(e.value, 6)) for e in events.Scalars("train/loss")] == [
+        (5, 0.2),
+        (10, 0.1),
+    ]
+
+
+def test_a_line_is_written_when_it_is_told(tmp_path: Path) -> None:
+    """What a killed run has told stays."""
+    told = report(tmp_path / "run")
+    told.metrics("train", 5, metrics(5), 1.0)
+    assert [line["step"] for line in lines(tmp_path / "run")] == [5]
+    told.close({})
+
+
+def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = report(tmp_path / "run", speaks=False)
+    told.say("anything")
+    told.metrics("train", 5, metrics(5), 1.0)
+    told.close({"step": 5})
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_new_run_writes_anew(tmp_path: Path) -> None:
+    for step in (5, 7):
+        told = report(tmp_path / "run")
+        told.metrics("train", step, metrics(step), 1.0)
+        told.close({})
+    assert [line["step"] for line in lines(tmp_path / "run")] == [7]
+
+
+def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    told = report(run)
+    for step in (5, 10, 15):
+        told.metrics("train", step, metrics(step), 1.0)
+        told.metrics("test", step, metrics(step))
+    told.close({})
+    before = (run / "metrics.jsonl").read_text().splitlines()
+    told = report(run, start=10)
+    told.metrics("train", 15, metrics(3), 1.0)
+    told.close({})
+    after = (run / "metrics.jsonl").read_text().splitlines()
+    assert after[:4] == before[:4]
+    assert [(line["kind"], line["step"]) for line in lines(run)[4:]] == [("train", 15)]
+    assert lines(run)[-1]["loss"] == 1 / 3
+
+
+@pytest.mark.parametrize(
+    "torn", ['{"kind": "train", "step": 1', '{"kind"', "", '{"step": 10}', "{}\n"]
+)
+def test_what_a_kill_left_of_a_line_is_dropped(torn: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    told = report(run)
+    told.metrics("train", 5, metrics(5), 1.0)
+    told.close({})
+    whole = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(whole + torn)
+    report(run, start=10).close({})
+    assert (run / "metrics.jsonl").read_text() == whole
+
+
+def test_a_resumed_run_without_its_lines_begins_them(tmp_path: Path) -> None:
+    told = report(tmp_path / "run", start=10)
+    told.metrics("train", 15, metrics(15), 1.0)
+    told.close({})
+    assert [line["step"] for line in lines(tmp_path / "run")] == [15]
+
+
+def test_the_time_left_counts_from_where_this_run_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    told = report(tmp_path / "run", steps=100, start=50)
+    clock[0] += 30
+    told.metrics("train", 60, metrics(1), 1.0)  # 10 steps in 30 s, 40 to go
+    told.close({})
+    assert capsys.readouterr().out.rstrip().endswith("2:00 left")
