@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recd_plugins.sparse.unique_on_device import unique_rows_on_device
 
-__all__ = ["Unique", "group_codes", "unique_rows"]
+__all__ = ["Unique", "group_codes", "unique_numbers", "unique_rows"]
 
 MIX = np.uint64(0xFF51AFD7ED558CCD)
 STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -60,17 +60,18 @@ def group_codes(codes: Sequence[Tensor]) -> Unique:
     for code in codes[1:]:
         digits = _radix(code)
         if radix * digits > RADIX_LIMIT:
-            number, firsts = _unique_numbers(number)
+            number, firsts = unique_numbers(number)
             radix = firsts.numel()
         number, radix = number * digits + code, radix * digits
-    return _unique_numbers(number)
+    return unique_numbers(number)
 
 
 def _radix(code: Tensor) -> int:
     return int(code.max()) + 1 if code.numel() else 1
 
 
-def _unique_numbers(numbers: Tensor) -> Unique:
+def unique_numbers(numbers: Tensor) -> Unique:
+    """The different ones of B numbers, in order of first appearance."""
     return unique_rows(numbers, torch.arange(numbers.numel() + 1, device=numbers.device))
 
 

@@ -1,0 +1,56 @@
+"""Feature groups: keys that are deduplicated together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from recd_plugins.errors import DataError, nearest
+
+__all__ = ["Groups", "agreed_groups", "check_groups"]
+
+Groups = tuple[tuple[str, ...], ...]
+"""Group by group its keys; each key is in one."""
+
+
+def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups:
+    """As tuples; each names some of `keys`, and none is named twice."""
+    known = list(keys)
+    named = [key for group in groups for key in group]
+    if not named or not all(groups):
+        raise DataError("groups: one is empty, or there is none. Name one key at least in each.")
+    for key in named:
+        if key not in known:
+            raise DataError(f"groups: there is no feature {key!r}; {nearest(key, known)}")
+        if named.count(key) > 1:
+            raise DataError(f"groups: {key!r} is named twice. Keep it in one group.")
+    return tuple(tuple(group) for group in groups)
+
+
+def agreed_groups(
+    lookups: Mapping[str, Tensor], groups: Sequence[Sequence[str]] | None, who: str
+) -> tuple[Groups, list[Tensor]]:
+    """The groups of keys that come each with an inverse lookup [B], and each group's lookup.
+
+    Keys of a group must agree in theirs. By default those that agree and lie side by side
+    are a group.
+    """
+    if groups is None:
+        runs: list[list[str]] = []
+        for key, lookup in lookups.items():
+            if runs and torch.equal(lookup, lookups[runs[-1][0]]):
+                runs[-1].append(key)
+            else:
+                runs.append([key])
+        groups = runs
+    checked = check_groups(groups, lookups)
+    for group in checked:
+        for key in group[1:]:
+            if not torch.equal(lookups[key], lookups[group[0]]):
+                raise DataError(
+                    f"{who}: {key!r} and {group[0]!r} are in one group, but differ in which "
+                    "sample has which row. Give each a group of its own."
+                )
+    return checked, [lookups[group[0]] for group in checked]

@@ -1,0 +1,104 @@
+"""The rows of one feature, weighted or not: selected, joined, and told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.jagged import MAX_INT32
+from recd_plugins.sparse.unique import Unique, group_codes, unique_rows
+
+__all__ = ["Weighted", "unique_samples"]
+
+
+class Weighted(NamedTuple):
+    """B rows of ids, each id with its weight or all without."""
+
+    values: Tensor
+    """[lengths.sum()] ids."""
+    lengths: Tensor
+    """[B]."""
+    weights: Tensor | None = None
+    """[lengths.sum()]."""
+
+    @classmethod
+    def of(cls, features: KeyedJaggedTensor) -> Weighted:
+        """The rows of all keys, one key's after another's."""
+        return cls(features.values(), features.lengths(), features.weights_or_none())
+
+    @classmethod
+    def by_key(cls, features: KeyedJaggedTensor) -> dict[str, Weighted]:
+        """Each key's rows, as views."""
+        counts, numels = features.stride_per_key(), features.length_per_key()
+        every, weights = cls.of(features), [None] * len(counts)
+        if every.weights is not None:
+            weights = every.weights.split(numels)
+        parts = zip(every.values.split(numels), every.lengths.split(counts), weights, strict=True)
+        return {key: cls(*part) for key, part in zip(features.keys(), parts, strict=True)}
+
+    @classmethod
+    def joined(cls, parts: Sequence[Weighted]) -> Weighted:
+        """The rows of the first part, then those of the next."""
+        weights = [part.weights for part in parts if part.weights is not None]
+        if weights and len(weights) < len(parts):
+            raise DataError(
+                f"{len(parts) - len(weights)} of {len(parts)} features have no weights, but the "
+                "others do. Give all of them weights (1), or none."
+            )
+        return cls(
+            _joined([part.values for part in parts]),
+            _joined([part.lengths for part in parts]),
+            _joined(weights) if weights else None,
+        )
+
+    def select(self, rows: Tensor) -> Weighted:
+        """Rows `rows` [N], in this order, repeats included."""
+        lengths = self.lengths
+        if self.values.numel() > MAX_INT32:  # fbgemm adds lengths up in their own type
+            lengths = lengths.long()
+        lengths, values, weights = torch.ops.fbgemm.permute_1D_sparse_data(
+            rows.to(torch.int32), lengths, self.values, self.weights, None
+        )
+        return Weighted(values, lengths, weights)
+
+    def unique(self) -> Unique:
+        """The different rows; a weight is part of its id, and both must agree bit by bit."""
+        offsets = pad(self.lengths.cumsum(0), (1, 0))
+        ids = unique_rows(self.values, offsets)
+        if self.weights is None:
+            return ids
+        bits = {4: torch.int32, 8: torch.int64, 2: torch.int16}[self.weights.element_size()]
+        weights = unique_rows(self.weights.view(bits), offsets)
+        return group_codes([ids.inverse_lookup, weights.inverse_lookup])
+
+
+def unique_samples(features: Sequence[Weighted]) -> Unique:
+    """The different samples of a group: two are one where all of its features agree."""
+    codes = [feature.unique() for feature in features]
+    if len(codes) == 1:
+        return codes[0]
+    return group_codes([code.inverse_lookup for code in codes])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """[n_i] each, laid end to end; where they lie so in memory already, the same memory."""
+    first = parts[0]
+    ends = accumulate((part.numel() for part in parts), initial=first.storage_offset())
+    storage = first.untyped_storage().data_ptr()
+    if all(
+        part.untyped_storage().data_ptr() == storage
+        and part.storage_offset() == end
+        and part.is_contiguous()
+        and part.dtype == first.dtype
+        for part, end in zip(parts, ends, strict=False)
+    ):
+        return first.as_strided((sum(part.numel() for part in parts),), (1,))
+    return torch.cat(list(parts))

@@ -1,0 +1,172 @@
+"""Rung 1 and 2 (values, properties): IKJTs ↔ Arrow columns, record batches and bytes."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.testing.batches import from_lists, to_lists
+
+IKJT = InverseKeyedJaggedTensor
+LISTS = {"a": [[1, 2], [1, 2], []], "b": [[3], [3], [4]], "c": [[5], [6], [5]]}
+GROUPS = [["a", "b"], ["c"]]
+rows = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), min_size=1, max_size=5)
+
+
+@st.composite
+def ikjts(draw):
+    pools = {key: draw(rows) for key in "abc"}
+    samples = draw(st.lists(st.integers(0, 99), min_size=1, max_size=8))
+    lists = {key: [pool[sample % len(pool)] for sample in samples] for key, pool in pools.items()}
+    features = from_lists(lists)
+    weights = torch.rand(features.values().numel()) if draw(st.booleans()) else None
+    return IKJT.from_kjt(
+        KeyedJaggedTensor(
+            keys=features.keys(),
+            values=features.values().to(draw(st.sampled_from([torch.int64, torch.int32]))),
+            lengths=features.lengths(),
+            weights=weights,
+        ),
+        draw(st.sampled_from([GROUPS, [["c", "a", "b"]], [["b"], ["a"], ["c"]]])),
+    )
+
+
+def same(left, right):
+    ours, theirs = left.kjt, right.kjt
+    assert (left.groups, left.unique_counts) == (right.groups, right.unique_counts)
+    assert torch.equal(left.inverse_lookup, right.inverse_lookup)
+    assert ours.keys() == theirs.keys()
+    assert torch.equal(ours.lengths(), theirs.lengths())
+    for mine, other in (
+        (ours.values(), theirs.values()),
+        (ours.weights_or_none(), theirs.weights_or_none()),
+    ):
+        assert (mine is None) == (other is None)
+        assert mine is None or (mine.dtype == other.dtype and torch.equal(mine, other))
+    return True
+
+
+@given(ikjt=ikjts())
+def test_bytes_bring_all_back(ikjt):
+    assert same(IKJT.from_bytes(ikjt.to_bytes()), ikjt)
+    assert same(IKJT.from_bytes(ikjt.to_bytes().to_pybytes()), ikjt)
+
+
+@given(ikjt=ikjts())
+def test_columns_bring_ids_back(ikjt):
+    if ikjt.kjt.weights_or_none() is not None:
+        with pytest.raises(DataError, match="Use to_record_batch"):
+            ikjt.to_arrow()
+        return
+    columns = ikjt.to_arrow()
+    assert {key: column.to_pylist() for key, column in columns.items()} == to_lists(ikjt.to_kjt())
+    assert same(IKJT.from_arrow(columns, ikjt.groups), ikjt)
+
+
+def test_values_are_not_copied_either_way():
+    ikjt = IKJT.from_kjt(from_lists(LISTS), GROUPS)
+    columns = ikjt.to_arrow()
+    addresses = {column.dictionary.values.buffers()[1].address for column in columns.values()}
+    assert addresses == {ikjt.kjt.values().data_ptr()}
+    assert IKJT.from_arrow(columns, GROUPS).kjt.values().data_ptr() == ikjt.kjt.values().data_ptr()
+
+
+def test_one_key_off_the_wire_stays_where_it_came():
+    data = IKJT.from_kjt(from_lists({"a": [[1, 2]] * 3})).to_bytes()
+    at = IKJT.from_bytes(data).kjt.values().data_ptr()
+    assert data.address <= at < data.address + data.size
+
+
+def test_columns_that_agree_are_a_group_by_default():
+    columns = IKJT.from_kjt(from_lists(LISTS), GROUPS).to_arrow()
+    assert IKJT.from_arrow(columns).groups == (("a", "b"), ("c",))
+    with pytest.raises(DataError, match="'c' and 'b' are in one group, but differ"):
+        IKJT.from_arrow(columns, [["a"], ["b", "c"]])
+
+
+@pytest.mark.parametrize("index", [pa.int8(), pa.int64(), pa.uint16()], ids=str)
+def test_a_foreign_column_with_unused_and_shuffled_rows(index):
+    unique = pa.array([[9], [7, 7], [8], []], type=pa.list_(pa.int32()))
+    column = pa.DictionaryArray.from_arrays(pa.array([9, 3, 1, 3, 0], index)[1:], unique)
+    ikjt = IKJT.from_arrow({"a": column})
+    assert ikjt.inverse_lookup.tolist() == [[0, 1, 0, 2]]
+    assert to_lists(ikjt.kjt) == {"a": [[], [7, 7], [9]]}
+    sliced = pa.DictionaryArray.from_arrays(pa.array([1, 0]), unique[1:3])
+    assert to_lists(IKJT.from_arrow({"a": sliced}).to_kjt()) == {"a": [[8], [7, 7]]}
+
+
+def test_arrows_own_dictionary_of_rows_is_the_same():
+    """What `dictionary_encode` makes of rows as bytes: an implementation that is not ours."""
+    feature = from_lists({"a": [[1, 2], [3], [1, 2], [], [3], []]})
+    offsets = pa.py_buffer((feature.offsets() * 8).to(torch.int32).numpy())
+    values = pa.py_buffer(feature.values().numpy())
+    encoded = pa.Array.from_buffers(pa.binary(), 6, [None, offsets, values]).dictionary_encode()
+    assert IKJT.from_kjt(feature).inverse_lookup[0].tolist() == encoded.indices.to_pylist()
+
+
+def test_bytes_fall_by_the_dedupe_factor():
+    """512 samples in sessions of 8, a group of four features of 20 ids."""
+    draw = torch.Generator().manual_seed(0)
+    sessions = torch.randint(0, 2**40, (4, 64, 20), generator=draw)
+    values = sessions.repeat_interleave(8, dim=1)
+    features = KeyedJaggedTensor(
+        keys=list("abcd"),
+        values=values.flatten(),
+        lengths=torch.full((4 * 512,), 20, dtype=torch.int32),
+    )
+    ikjt = IKJT.from_kjt(features, [list("abcd")])
+    plain = 8 * features.values().numel() + 4 * features.lengths().numel()
+    assert ikjt.dedupe_factor() == 8
+    assert plain / ikjt.to_bytes().size >= 0.9 * 8
+
+
+def column(indices, lists):
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(lists))
+
+
+def unsafe(indices, lists):
+    return pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(lists), safe=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"a": pa.array([[1]])}, "'a': is list<.*must be a dictionary of lists"),
+        ({"a": column([0, None], [[1]])}, "'a': 1 of its rows are null"),
+        ({"a": column([0], [[1, None]])}, "'a': its lists hold 1 nulls"),
+        ({"a": column([0], [1.5])}, "'a': is double, but must be a list of integers"),
+        ({"a": unsafe([0, 7], [[1]])}, "from 0 to 7, outside of its 1 unique"),
+    ],
+)
+def test_columns_that_are_no_ikjt(columns, said):
+    with pytest.raises(DataError, match=said):
+        IKJT.from_arrow(columns)
+
+
+def test_bytes_that_are_no_ikjt():
+    data = IKJT.from_kjt(from_lists(LISTS), GROUPS).to_bytes().to_pybytes()
+    with pytest.raises(DataError, match="no Arrow stream"):
+        IKJT.from_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match="no Arrow stream"):
+        IKJT.from_bytes(b"")
+    with pytest.raises(DataError, match="is no IKJT"):
+        IKJT.from_record_batch(pa.record_batch({"a": [1]}))
+
+
+def test_a_record_batch_whose_promises_are_broken():
+    batch = IKJT.from_kjt(from_lists(LISTS), GROUPS).to_record_batch()
+
+    def said(text):
+        return batch.replace_schema_metadata({b"recd_plugins.ikjt": text})
+
+    for text in (b"{", b"{}", b'{"groups": [["a"]], "weighted": false}', b"[]"):
+        with pytest.raises(DataError, match="damaged IKJT"):
+            IKJT.from_record_batch(said(text))
+    with pytest.raises(DataError, match="'c' is named twice"):
+        IKJT.from_record_batch(said(b'{"groups": [["a", "c"], ["c"]], "weighted": false}'))
