@@ -1,0 +1,361 @@
+"""Real processes: ranks that end well, fail, are killed, interrupted or orphaned; one on gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.trainer.launch import (
+    PARENT,
+    SHOWN,
+    Failure,
+    die_with_parent,
+    launch,
+    loopback_store,
+)
+
+LIMIT = 30.0
+
+HEAD = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+rank = int(os.environ["RANK"])
+
+def tell(**what):
+    part = Path(f"rank-{rank}.part")
+    part.write_text(json.dumps(what))
+    part.rename(f"rank-{rank}.json")
+
+def wait_for(name):
+    while not Path(name).exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Writes a module for ranks into the working folder; the command that runs it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(body: str) -> list[str]:
+        (tmp_path / "a_rank.py").write_text(HEAD + body)
+        return ["a_rank", "an", "argument"]
+
+    return write
+
+
+def told(rank: int) -> dict[str, object]:
+    """What a rank told, once it has."""
+    file = Path(f"rank-{rank}.json")
+    wait_until(file.exists)
+    said: dict[str, object] = json.loads(file.read_text())
+    return said
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    ends = time.monotonic() + LIMIT
+    while not done():
+        assert time.monotonic() < ends, "it took too long"
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def failed(outcome: Failure | None) -> Failure:
+    assert outcome is not None
+    return outcome
+
+
+def test_each_rank_knows_its_place(
+    program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    command = program("tell(env=dict(os.environ), argv=sys.argv[1:], stdin=sys.stdin.read())")
+    assert launch(command, 3, threads=2) is None
+    ports = set()
+    for rank in range(3):
+        said = told(rank)
+        assert said["argv"] == ["an", "argument"]
+        assert said["stdin"] == ""
+        env = said["env"]
+        assert isinstance(env, dict)
+        expected = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": "3",
+            "MASTER_ADDR": "127.0.0.1",
+            "OMP_NUM_THREADS": "2",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        assert expected.items() <= env.items()
+        ports.add(env["MASTER_PORT"])
+    assert len(ports) == 1
+    assert "RANK" not in os.environ
+
+
+def test_an_interface_of_the_users_choice_stays(
+    program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert launch(program("tell(face=os.environ['GLOO_SOCKET_IFNAME'])"), 1, threads=1) is None
+    assert told(0) == {"face": "eth7"}
+
+
+def test_rank_0_speaks_and_the_others_are_kept(
+    program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = program("print(f'rank {rank} speaks'); print('and errs', file=sys.stderr)")
+    assert launch(command, 2, threads=1) is None
+    assert capfd.readouterr() == ("rank 0 speaks\n", "")
+    assert launch(command, 2, threads=1, quiet=True) is None
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_rank_that_fails_is_shown_and_stops_the_others(
+    program: Callable[[str], list[str]],
+) -> None:
+    command = program(
+        """
+if rank == 1:
+    wait_for("rank-0.json")
+    wait_for("rank-2.json")
+    print("what went wrong")
+    print("and why", file=sys.stderr)
+    sys.exit(3)
+tell(pid=os.getpid())
+time.sleep(60)
+"""
+    )
+    began = time.monotonic()
+    failure = failed(launch(command, 3, threads=1))
+    assert time.monotonic() - began < LIMIT
+    assert (failure.rank, failure.code) == (1, 3)
+    assert sorted(failure.output.splitlines()) == ["and why", "what went wrong"]
+    assert str(failure).startswith("rank 1 ended with exit code 3; it said:\n")
+    for rank in (0, 2):
+        pid = told(rank)["pid"]
+        assert isinstance(pid, int)
+        assert gone(pid)
+
+
+def test_a_rank_that_dies_of_a_signal_is_told(program: Callable[[str], list[str]]) -> None:
+    command = program("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
+    failure = failed(launch(command, 2, threads=1))
+    assert str(failure) == "rank 0 ended with SIGKILL and said nothing"
+
+
+def test_the_end_of_a_long_output_is_shown(program: Callable[[str], list[str]]) -> None:
+    command = program(
+        "print('the beginning', 'x' * 100_000, 'the end', file=sys.stderr); sys.exit(1)"
+    )
+    failure = failed(launch(command, 1, threads=1))
+    assert len(failure.output) == SHOWN + len("[...]")
+    assert failure.output.startswith("[...]xxx")
+    assert failure.output.endswith("xxx the end")
+
+
+def test_an_output_that_is_no_text_is_shown(program: Callable[[str], list[str]]) -> None:
+    command = program("os.write(2, b'caf\\xe9'); sys.exit(1)")
+    assert failed(launch(command, 1, threads=1)).output == "caf\N{REPLACEMENT CHARACTER}"
+
+
+def test_what_a_rank_started_ends_with_it(program: Callable[[str], list[str]]) -> None:
+    command = program(
+        """
+child = subprocess.Popen(["sleep", "60"])
+tell(child=child.pid)
+if rank == 1:
+    wait_for("rank-0.json")
+    os._exit(1)  # its own child it leaves behind
+time.sleep(60)
+"""
+    )
+    failed(launch(command, 2, threads=1))
+    for rank in range(2):
+        pid = told(rank)["child"]
+        assert isinstance(pid, int)
+        wait_until(lambda pid=pid: gone(pid))
+
+
+@pytest.fixture
+def send() -> Iterator[Callable[[int, Callable[[], bool]], None]]:
+    """Sends this process a signal from a thread, as soon as something is true."""
+    threads: list[threading.Thread] = []
+
+    def later(number: int, when: Callable[[], bool]) -> None:
+        def wait() -> None:
+            wait_until(when)
+            os.kill(os.getpid(), number)
+
+        threads.append(threading.Thread(target=wait))
+        threads[-1].start()
+
+    yield later
+    for thread in threads:
+        thread.join(LIMIT)
+
+
+STOPS = """
+def stop(number, frame):
+    tell(got=signal.Signals(number).name)
+    sys.exit(0)
+
+signal.signal(signal.SIGINT, stop)
+Path(f"ready-{rank}").touch()
+time.sleep(60)
+"""
+
+
+def both(name: str) -> Callable[[], bool]:
+    return lambda: all(Path(name.format(rank)).exists() for rank in range(2))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_passed_on_and_ranks_stop_by_themselves(
+    number: signal.Signals,
+    program: Callable[[str], list[str]],
+    send: Callable[[int, Callable[[], bool]], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = signal.getsignal(number)
+    send(number, both("ready-{}"))
+    assert launch(program(STOPS), 2, threads=1) is None
+    assert told(0) == told(1) == {"got": "SIGINT"}
+    assert "stopping after this step; once more to kill" in capfd.readouterr().err
+    assert signal.getsignal(number) is before
+
+
+def test_the_second_signal_kills(
+    program: Callable[[str], list[str]], send: Callable[[int, Callable[[], bool]], None]
+) -> None:
+    command = program(
+        """
+signal.signal(signal.SIGINT, lambda *_: tell(pid=os.getpid()))
+Path(f"ready-{rank}").touch()
+while True:
+    time.sleep(1)
+"""
+    )
+    send(signal.SIGINT, both("ready-{}"))
+    send(signal.SIGINT, both("rank-{}.json"))
+    with pytest.raises(KeyboardInterrupt):
+        launch(command, 2, threads=1)
+    for rank in range(2):
+        pid = told(rank)["pid"]
+        assert isinstance(pid, int)
+        assert gone(pid)
+
+
+def test_nothing_is_left_open(program: Callable[[str], list[str]]) -> None:
+    command = program("sys.exit(rank)")
+    launch(command, 2, threads=1)
+    before = sorted(os.listdir("/proc/self/fd"))
+    failed(launch(command, 2, threads=1))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_rank_ends_when_its_launcher_is_gone() -> None:
+    ours, theirs = os.pipe()
+    code = (
+        "import time\nfrom recd_plugins.trainer.launch import die_with_parent\n"
+        "import os\ndie_with_parent()\nprint(os.environ.get('RECD_PARENT_PIPE'), flush=True)\n"
+        "time.sleep(60)"
+    )
+    rank = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {PARENT: str(ours)},
+        pass_fds=[ours],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    os.close(ours)
+    try:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "None\n"  # not for what the rank itself starts
+        time.sleep(0.1)
+        assert rank.poll() is None
+        os.close(theirs)  # as its end does, however it came
+        assert rank.wait(LIMIT) == 1
+    finally:
+        rank.kill()
+        rank.communicate()
+
+
+def test_a_process_that_nobody_launched_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PARENT, raising=False)
+    before = threading.active_count()
+    die_with_parent()
+    assert threading.active_count() == before
+
+
+def listening(pid: int | str) -> set[str]:
+    """The addresses at which a process listens, from /proc."""
+    links = (Path(f"/proc/{pid}/fd") / name for name in os.listdir(f"/proc/{pid}/fd"))
+    targets = {os.readlink(link) for link in links if link.is_symlink()}
+    addresses = set()
+    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in targets:
+                address = bytes.fromhex(fields[1].partition(":")[0])
+                words = struct.unpack(f">{len(address) // 4}I", address)  # each as the host has it
+                addresses.add(socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)))
+    return addresses
+
+
+def test_the_store_listens_on_loopback_alone() -> None:
+    before = listening("self")
+    store = loopback_store(1)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert listening("self") - before <= {"127.0.0.1"}
+    with socket.create_connection(("127.0.0.1", store.port), timeout=5):
+        pass
+    ours = socket.gethostbyname(socket.gethostname())
+    if not ours.startswith("127."):
+        with pytest.raises(OSError):
+            socket.create_connection((ours, store.port), timeout=5)
+
+
+def test_gloo_ranks_meet_at_the_store_and_listen_on_loopback_alone(
+    program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
+    command = program(
+        """
+from test_launch import listening
+from recd_plugins.trainer.launch import die_with_parent
+import torch
+import torch.distributed as dist
+
+die_with_parent()
+dist.init_process_group("gloo")
+total = torch.tensor(float(rank + 1))
+dist.all_reduce(total)
+tell(total=float(total), listens=sorted(listening("self")))
+dist.barrier()
+dist.destroy_process_group()
+"""
+    )
+    assert launch(command, 2, threads=1) is None
+    for rank in range(2):
+        assert told(rank) == {"total": 3.0, "listens": ["127.0.0.1"]}
