@@ -1,0 +1,225 @@
+"""Inference and event messages as bytes, many at a time.
+
+Session id and timestamp are the log's own (`MESSAGES`); the bytes are, little-endian:
+
+    u8 version (1)   u8 kind   u16 0   u32 layout   i64 request id
+    kind 1, an inference's features; D dense and F sparse ones, named by the schema:
+        bit [D + F], set where a feature is missing, padded to bytes
+        f32 dense [D]   u32 length [F]   zeros up to a multiple of 8   i64 ids, feature by feature
+    kind 2, an event: nothing more; its layout is 0
+
+`layout` is the CRC-32 of the features' names, so that no reader takes one for another.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recd_dedup.log.hashing import I64
+from recd_plugins.data.messages import MESSAGES
+from recd_plugins.data.schema import IDS, Schema
+from recd_plugins.errors import DataError
+
+__all__ = ["Decoded", "Events", "MessageCodec", "Requests"]
+
+Bytes = NDArray[np.uint8]
+
+VERSION, INFERENCE, EVENT = 1, 1, 2
+HEAD = np.dtype(
+    [("version", "u1"), ("kind", "u1"), ("zero", "<u2"), ("layout", "<u4"), ("request_id", "<i8")]
+)
+
+
+class Requests(NamedTuple):
+    """N inferences: their ids [N], and rows with the schema's columns but the label.
+
+    A feature that a message lacks is null.
+    """
+
+    ids: I64
+    rows: pa.Table
+
+
+class Events(NamedTuple):
+    """N events: which requests they answer [N], and when [N], in ms."""
+
+    ids: I64
+    timestamps: I64
+
+
+class Decoded(NamedTuple):
+    requests: Requests
+    events: Events
+
+
+class MessageCodec:
+    """For the features of one schema, which must name its sessions and timestamps."""
+
+    def __init__(self, schema: Schema) -> None:
+        if schema.session_id is None or schema.timestamp is None:
+            raise DataError(
+                "a log needs sessions and times, but the schema names no "
+                f"{'session_id' if schema.session_id is None else 'timestamp'} column. Name one."
+            )
+        names = [schema.dense, schema.sparse_names]
+        features = len(schema.dense) + len(schema.sparse)
+        self.schema = schema
+        self.layout = crc32(json.dumps(names).encode())
+        self._keys = (schema.session_id, schema.timestamp)
+        self._missing = HEAD.itemsize
+        self._dense = self._missing + -(-features // 8)
+        self._lengths = self._dense + 4 * len(schema.dense)
+        self._fixed = -(-(self._lengths + 4 * len(schema.sparse)) // 8) * 8
+        """Bytes before the ids; where missing, dense and lengths begin stands above it."""
+
+    def requests(self, ids: I64, rows: pa.Table) -> pa.RecordBatch:
+        """One message per row; a null is a missing feature. ids [N], rows [N]."""
+        n, schema = rows.num_rows, self.schema
+        columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+        dense = [columns[name] for name in schema.dense]
+        sparse = [columns[name] for name in schema.sparse_names]
+        fixed = np.zeros((n, self._fixed), np.uint8)
+        fixed[:, : self._missing] = _heads(INFERENCE, self.layout, ids)
+        if dense or sparse:
+            missing = np.stack([_nulls(column) for column in (*dense, *sparse)], axis=1)
+            packed = np.packbits(missing, axis=1, bitorder="little")
+            fixed[:, self._missing : self._dense] = packed
+        if dense:
+            values = [pc.fill_null(pc.cast(column, pa.float32()), 0).to_numpy() for column in dense]
+            fixed[:, self._dense : self._lengths] = _bytes(np.stack(values, axis=1).astype("<f4"))
+        lengths = np.zeros((n, len(sparse)), np.int64)
+        for i, column in enumerate(sparse):
+            lengths[:, i] = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        if sparse:
+            end = self._lengths + 4 * len(sparse)
+            fixed[:, self._lengths : end] = _bytes(lengths.astype("<u4"))
+        ends = self._fixed // 8 + lengths.sum(axis=1)
+        starts = np.concatenate(([0], ends.cumsum()))
+        words = np.empty(starts[-1], "<i8")
+        words[_ranges(starts[:-1], np.full(n, self._fixed // 8))] = fixed.view("<i8").ravel()
+        begins = starts[:-1] + self._fixed // 8
+        for i, column in enumerate(sparse):
+            words[_ranges(begins, lengths[:, i])] = pc.list_flatten(column).to_numpy()
+            begins = begins + lengths[:, i]
+        session_id, timestamp = (columns[name] for name in self._keys)
+        return _messages(session_id, timestamp, starts * 8, words)
+
+    def events(self, ids: I64, session_ids: I64, timestamps: I64) -> pa.RecordBatch:
+        """One message per event; each [N]."""
+        starts = np.arange(ids.size + 1) * HEAD.itemsize
+        return _messages(pa.array(session_ids), pa.array(timestamps), starts, _heads(EVENT, 0, ids))
+
+    def decode(self, messages: pa.RecordBatch) -> Decoded:
+        """The inferences and the events among messages, each in their order."""
+        lengths = pc.binary_length(messages["message"]).to_numpy()
+        if (lengths < HEAD.itemsize).any():
+            raise DataError(
+                f"a log message of {lengths.min()} bytes is neither inference nor event."
+            )
+        heads = pc.binary_slice(messages["message"], 0, HEAD.itemsize)
+        head = _flat(heads).view(HEAD)
+        inference, event = head["kind"] == INFERENCE, head["kind"] == EVENT
+        strange = (head["version"] != VERSION) | ~(inference | event)
+        if strange.any():
+            first = head[strange][0]
+            raise DataError(
+                f"a log message says version {first['version']}, kind {first['kind']}; known are "
+                f"version {VERSION}, kinds {INFERENCE} and {EVENT}. Is it another log's?"
+            )
+        if (head["layout"][inference] != self.layout).any():
+            raise DataError(
+                "a log message was written with other features than "
+                f"{[*self.schema.dense, *self.schema.sparse_names]}. Read it with its own schema."
+            )
+        times = messages["timestamp"].to_numpy()
+        found = messages.filter(pa.array(inference)) if event.any() else messages
+        return Decoded(
+            Requests(head["request_id"][inference].astype(np.int64), self._rows(found)),
+            Events(head["request_id"][event].astype(np.int64), times[event]),
+        )
+
+    def _rows(self, messages: pa.RecordBatch) -> pa.Table:
+        n, schema = messages.num_rows, self.schema
+        sizes = pc.binary_length(messages["message"]).to_numpy().astype(np.int64)
+        if n and (sizes.min() < self._fixed or (sizes % 8).any()):
+            raise DataError(f"an inference of {sizes.min()} bytes is cut short.")
+        words = _flat(messages["message"]).view("<i8")
+        starts = np.concatenate(([0], sizes.cumsum() // 8))
+        fixed = words[_ranges(starts[:-1], np.full(n, self._fixed // 8))].view(np.uint8)
+        fixed = fixed.reshape(n, self._fixed)
+        bits = np.unpackbits(fixed[:, self._missing : self._dense], axis=1, bitorder="little")
+        missing = bits.astype(bool).T
+        dense = fixed[:, self._dense : self._lengths].copy().view("<f4")
+        end = self._lengths + 4 * len(schema.sparse)
+        lengths = fixed[:, self._lengths : end].copy().view("<u4").astype(np.int64)
+        if (starts[:-1] + self._fixed // 8 + lengths.sum(axis=1) != starts[1:]).any():
+            raise DataError("an inference's lengths do not add up to its bytes.")
+        columns = dict(zip(self._keys, messages.columns[:2], strict=True))
+        for i, name in enumerate(schema.dense):
+            columns[name] = pa.array(dense[:, i], pa.float32(), mask=missing[i])
+        begins = starts[:-1] + self._fixed // 8
+        for i, name in enumerate(schema.sparse_names):
+            offsets = np.concatenate(([0], lengths[:, i].cumsum())).astype(np.int32)
+            ids = pa.array(words[_ranges(begins, lengths[:, i])])
+            lacks = pa.array(missing[len(schema.dense) + i])
+            columns[name] = pa.ListArray.from_arrays(offsets, ids, type=IDS, mask=lacks)
+            begins = begins + lengths[:, i]
+        return pa.table(columns)
+
+
+def _heads(kind: int, layout: int, ids: I64) -> Bytes:
+    """The first 16 bytes of messages; ids [N] to [N, 16]."""
+    heads = np.zeros(ids.size, HEAD)
+    heads["version"], heads["kind"], heads["layout"] = VERSION, kind, layout
+    heads["request_id"] = ids
+    return _bytes(heads.reshape(-1, 1))
+
+
+def _bytes(rows: NDArray[np.generic]) -> Bytes:
+    """[N, M] numbers to [N, bytes]."""
+    found: Bytes = np.ascontiguousarray(rows).view(np.uint8)
+    return found
+
+
+def _messages(
+    session_ids: pa.Array, timestamps: pa.Array, starts: I64, data: NDArray[np.generic]
+) -> pa.RecordBatch:
+    n = starts.size - 1
+    if starts[-1] >= 1 << 31:
+        raise DataError(
+            f"{n:,} messages of {starts[-1]:,} bytes are too many at a time: give fewer."
+        )
+    offsets = pa.py_buffer(starts.astype(np.int32))
+    message = pa.Array.from_buffers(pa.binary(), n, [None, offsets, pa.py_buffer(data)])
+    return pa.RecordBatch.from_arrays(
+        [session_ids.cast(pa.int64()), timestamps.cast(pa.int64()), message], schema=MESSAGES
+    )
+
+
+def _flat(messages: pa.Array) -> Bytes:
+    """The bytes of binary values, end to end."""
+    _, offsets, data = messages.buffers()
+    if not len(messages) or data is None:
+        return np.empty(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int32)[messages.offset :]
+    return np.frombuffer(data, np.uint8)[ends[0] : ends[len(messages)]]
+
+
+def _nulls(column: pa.Array) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = pc.is_null(column).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _ranges(starts: I64, lengths: I64) -> I64:
+    """start, start + 1, ... of each range, one range after the other; [N], [N] to [sum]."""
+    ends = lengths.cumsum()
+    total = int(ends[-1]) if ends.size else 0
+    found: I64 = np.arange(total) + np.repeat(starts - ends + lengths, lengths)
+    return found

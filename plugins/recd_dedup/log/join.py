@@ -1,0 +1,206 @@
+"""Features and later events join into labelled samples, in one pass over the logs.
+
+Time is the logs': the watermark W is the latest first timestamp of the blocks so far, and
+what comes is at least W - disorder_ms old. A request waits until no event in its window can
+come any more; then it is a sample: positive if one came.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recd_dedup.log.codec import MessageCodec, Requests
+from recd_dedup.log.report import JoinReport
+from recd_plugins.config import Config, Range
+from recd_plugins.data.schema import IDS, Schema
+from recd_plugins.data.table import Progress, Table, TableWriter, silent
+from recd_plugins.slots import LogStore
+
+__all__ = ["Join", "JoinConfig", "join_log", "samples_of", "streams_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinConfig(Config):
+    """How long requests and events look for each other."""
+
+    window_ms: Annotated[int, Range(ge=0)] = 30 * 60_000
+    """A request's window: events up to here after it make it positive. Memory holds its features
+    that long."""
+    disorder_ms: Annotated[int, Range(ge=0)] = 60_000
+    """How far out of order messages of a log shard may be: clocks that differ, redelivery."""
+    remember_ms: Annotated[int, Range(ge=0)] = 60 * 60_000
+    """How long after its window a request's id is known, to tell duplicates and late events."""
+
+
+@dataclass(eq=False)
+class _Group:
+    """The requests of one block; without `rows` once they are written."""
+
+    rows: pa.Table | None
+    ids: list[int]
+    times: list[int]
+    positive: NDArray[np.bool_]
+    last: int
+
+
+class Join:
+    """Joins the messages of one stream; `report` may be shared by many."""
+
+    def __init__(
+        self, schema: Schema, config: JoinConfig | None = None, report: JoinReport | None = None
+    ) -> None:
+        self.config = config or JoinConfig()
+        self.report = report if report is not None else JoinReport()
+        self._codec = MessageCodec(schema)
+        self._schema = schema
+        self._watermark = -(2**63)
+        self._groups: list[_Group] = []
+        self._known: dict[int, tuple[_Group, int]] = {}
+        self._early: dict[int, list[int]] = {}
+        """Times of events whose request is yet to come, by its id."""
+
+    def add(self, messages: pa.RecordBatch) -> Iterator[pa.Table]:
+        """Take in a block; yields the samples that nothing can change any more."""
+        if not messages.num_rows:
+            return
+        times = messages["timestamp"].to_numpy()
+        self.report.disordered += int((times < self._watermark - self.config.disorder_ms).sum())
+        self._watermark = max(self._watermark, int(times.min()))
+        requests, events = self._codec.decode(messages)
+        self._take_requests(requests)
+        self.report.events += events.ids.size
+        for request, time in zip(events.ids.tolist(), events.timestamps.tolist(), strict=True):
+            if request in self._known:
+                self._take_event(*self._known[request], time)
+            else:
+                self._early.setdefault(request, []).append(time)
+        yield from self._write_until(self._watermark - self.config.disorder_ms)
+
+    def finish(self) -> Iterator[pa.Table]:
+        """The samples that still wait, at the end of the stream."""
+        yield from self._write_until(2**63)
+
+    def _take_requests(self, requests: Requests) -> None:
+        ids = requests.ids.tolist()
+        first = {request: i for i, request in reversed([*enumerate(ids)])}
+        keep = [
+            i for i, request in enumerate(ids) if first[request] == i and request not in self._known
+        ]
+        self.report.requests += len(ids)
+        self.report.duplicate_requests += len(ids) - len(keep)
+        if not keep:
+            return
+        rows = requests.rows.take(pa.array(keep)) if len(keep) < len(ids) else requests.rows
+        times = rows[self._schema.timestamp].to_pylist()
+        positive = np.zeros(len(keep), np.bool_)
+        group = _Group(rows, [ids[i] for i in keep], times, positive, max(times))
+        self._groups.append(group)
+        for i, request in enumerate(group.ids):
+            self._known[request] = (group, i)
+            for time in self._early.pop(request, ()):
+                self._take_event(group, i, time)
+        waiting = sum(len(group.ids) for group in self._groups if group.rows is not None)
+        self.report.most_waiting = max(self.report.most_waiting, waiting)
+
+    def _take_event(self, group: _Group, i: int, time: int) -> None:
+        since = time - group.times[i]
+        if since < -self.config.disorder_ms:
+            self.report.orphan_events += 1  # before its request: of another with the same id
+        elif since > self.config.window_ms:
+            self.report.late_events += 1
+        elif group.positive[i]:
+            self.report.duplicate_events += 1
+        elif group.rows is None:
+            self.report.late_events += 1
+        else:
+            group.positive[i] = True
+            self.report.positives += 1
+
+    def _write_until(self, time: int) -> Iterator[pa.Table]:
+        """Nothing older than `time` is to come: write, forget, and give up waiting by it."""
+        window, disorder = self.config.window_ms, self.config.disorder_ms
+        for request in [
+            request
+            for request, times in self._early.items()
+            if max(times) + disorder < time  # its request was due by then
+        ]:
+            self.report.orphan_events += len(self._early.pop(request))
+        kept = []
+        for group in self._groups:
+            if group.rows is not None and group.last + window < time:
+                yield self._samples(group.rows, group.positive)
+                group.rows = None
+            if group.rows is None and group.last + window + self.config.remember_ms < time:
+                for request in group.ids:
+                    del self._known[request]
+            else:
+                kept.append(group)
+        self._groups = kept
+
+    def _samples(self, rows: pa.Table, positive: NDArray[np.bool_]) -> pa.Table:
+        schema = self._schema
+        columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+        columns[schema.label] = pa.array(positive.astype(np.float32))
+        for name in (*schema.dense, *schema.sparse_names):
+            column = columns[name]
+            if column.null_count:
+                self.report.missing.setdefault(name, 0)
+                self.report.missing[name] += column.null_count
+                columns[name] = _filled(column)
+        self.report.samples += rows.num_rows
+        return pa.table(columns).select(schema.columns).cast(schema.arrow())
+
+
+def streams_of(store: LogStore) -> Iterator[Iterator[pa.RecordBatch]]:
+    """What can be joined by itself: each shard of a log by session, else all shards merged."""
+    shards = (store.read(shard) for shard in range(store.shards))
+    if store.route == "session":
+        yield from shards
+    else:
+        yield heapq.merge(*shards, key=lambda messages: pc.min(messages["timestamp"]).as_py())
+
+
+def samples_of(
+    messages: Iterable[pa.RecordBatch], schema: Schema, config: JoinConfig, report: JoinReport
+) -> Iterator[pa.Table]:
+    """The samples of one stream, in the order of its requests, block by block."""
+    join = Join(schema, config, report)
+    for block in messages:
+        yield from join.add(block)
+    yield from join.finish()
+
+
+def join_log(
+    store: LogStore,
+    schema: Schema,
+    folder: Path,
+    config: JoinConfig | None = None,
+    progress: Progress = silent,
+) -> tuple[Table, JoinReport]:
+    """All samples of a log as a table, one stream after the other."""
+    report = JoinReport()
+    with TableWriter(folder, schema) as writer:
+        for stream in streams_of(store):
+            for samples in samples_of(stream, schema, config or JoinConfig(), report):
+                writer.write(samples)
+                progress("joining requests and events", report.samples, None)
+    progress("joining requests and events", report.samples, report.samples)
+    return Table.open(folder), report
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    """0 for a missing number, no ids for a missing list."""
+    if not pa.types.is_list(column.type):
+        return pc.fill_null(column, 0)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    offsets = np.concatenate(([0], lengths.cumsum())).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pc.list_flatten(column), type=IDS)

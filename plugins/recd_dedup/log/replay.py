@@ -1,0 +1,134 @@
+"""Any table as the logs that it could have come from: each row a request, each positive an event.
+
+What goes wrong on the way is drawn per request from the seed, so it does not depend on how
+the rows are chunked. With nothing lost, joining the logs gives the table back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recd_dedup.log.codec import MessageCodec
+from recd_dedup.log.hashing import F64, I64, mix, salt, uniforms
+from recd_plugins.config import Config, Range
+from recd_plugins.data.messages import MESSAGES
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+
+__all__ = ["Replay", "ReplayConfig", "chunks_of"]
+
+Share = Annotated[float, Range(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(Config):
+    """What happens to messages between service and log; by default events come, later."""
+
+    seed: Annotated[int, Range(ge=0)] = 0
+    """Same seed, same messages."""
+    delay_ms: Annotated[int, Range(ge=0)] = 5 * 60_000
+    """Events come up to here after their request, evenly."""
+    redelivery_ms: Annotated[int, Range(ge=0)] = 10_000
+    """Duplicates arrive up to here after the first, evenly, under its timestamp."""
+    duplicate_requests: Share = 0.0
+    """Share of requests that arrive twice."""
+    duplicate_events: Share = 0.0
+    """Share of events that arrive twice."""
+    lost_requests: Share = 0.0
+    """Share of requests that never arrive; their events do."""
+    lost_events: Share = 0.0
+    """Share of events that never arrive."""
+    missing: Share = 0.0
+    """Share of features, of each request, that its message lacks."""
+
+
+class Replay:
+    """Turns rows, in the order of time, into messages in the order of their arrival."""
+
+    def __init__(self, schema: Schema, config: ReplayConfig | None = None) -> None:
+        self.config = config or ReplayConfig()
+        self.codec = MessageCodec(schema)
+        self.schema = schema
+
+    def messages(self, chunks: Iterable[pa.Table], first: int = 0) -> Iterator[pa.RecordBatch]:
+        """About as many at a time as a chunk has rows; `first` is the first row's number."""
+        held = pa.RecordBatch.from_pylist([], schema=MESSAGES)
+        arrivals: I64 = np.empty(0, np.int64)
+        for chunk in chunks:
+            parts = [(held, arrivals), *self._sent(chunk, self.request_ids(first, chunk.num_rows))]
+            first += chunk.num_rows
+            batch = pa.concat_batches([messages for messages, _ in parts])
+            arrivals = np.concatenate([times for _, times in parts])
+            now = max(chunk[self.schema.timestamp].to_pylist(), default=-(2**63))
+            order = np.argsort(arrivals, kind="stable")
+            due = int(np.searchsorted(arrivals[order], now, side="right"))
+            yield batch.take(pa.array(order[:due]))
+            held, arrivals = batch.take(pa.array(order[due:])), arrivals[order[due:]]
+        yield held
+
+    def request_ids(self, first: int, rows: int) -> I64:
+        """Ids of the rows from number `first` on: all different, and without order, as in life."""
+        numbers = np.arange(first, first + rows).astype(np.uint64)
+        return mix(numbers + salt(self.config.seed, "request")).view(np.int64)
+
+    def drawn(self, purpose: str, ids: I64) -> F64:
+        """The draw that decides `purpose` (an option of the config) for each request; [N]."""
+        return uniforms(self.config.seed, purpose, ids)
+
+    def _sent(self, rows: pa.Table, ids: I64) -> Iterator[tuple[pa.RecordBatch, I64]]:
+        """The messages of a chunk and when each arrives: requests, events, and their duplicates."""
+        config, schema = self.config, self.schema
+        labels = rows[schema.label].to_numpy()
+        strange = labels[~np.isin(labels, (0, 1))]
+        if strange.size:
+            raise DataError(
+                f"column {schema.label!r} holds {strange[0]}, but an event makes a label 1 and its "
+                "absence 0. Map the labels to 0 and 1."
+            )
+        sessions, times = (
+            rows[name].to_numpy().astype(np.int64) for name in (schema.session_id, schema.timestamp)
+        )
+        there = np.flatnonzero(self.drawn("lost_requests", ids) >= config.lost_requests)
+        sent = self.codec.requests(ids[there], self._lacking(rows, ids).take(pa.array(there)))
+        yield sent, times[there]
+        yield self._again("duplicate_requests", sent, ids[there], times[there])
+        kept = self.drawn("lost_events", ids) >= config.lost_events
+        there = np.flatnonzero((labels == 1) & kept)
+        after = times[there] + self._within("delay_ms", config.delay_ms, ids[there])
+        sent = self.codec.events(ids[there], sessions[there], after)
+        yield sent, after
+        yield self._again("duplicate_events", sent, ids[there], after)
+
+    def _again(
+        self, option: str, sent: pa.RecordBatch, ids: I64, arrivals: I64
+    ) -> tuple[pa.RecordBatch, I64]:
+        twice = np.flatnonzero(self.drawn(option, ids) < getattr(self.config, option))
+        wait = self._within(f"{option}/after", self.config.redelivery_ms, ids[twice])
+        return sent.take(pa.array(twice)), arrivals[twice] + wait
+
+    def _within(self, purpose: str, most: int, ids: I64) -> I64:
+        return np.floor(self.drawn(purpose, ids) * (most + 1)).astype(np.int64)
+
+    def _lacking(self, rows: pa.Table, ids: I64) -> pa.Table:
+        if self.config.missing:
+            for name in (*self.schema.dense, *self.schema.sparse_names):
+                column = rows[name].combine_chunks()
+                lost = pa.array(self.drawn(f"missing/{name}", ids) < self.config.missing)
+                column = pc.if_else(lost, pa.scalar(None, column.type), column)
+                rows = rows.set_column(rows.column_names.index(name), name, column)
+        return rows
+
+
+def chunks_of(table: Table) -> Iterator[pa.Table]:
+    """A table's rows, stripe by stripe."""
+    for stripe in table.stripes:
+        with pq.ParquetFile(stripe.file) as file:
+            yield file.read_row_group(stripe.group, columns=list(table.schema.columns))

@@ -1,0 +1,185 @@
+"""Rung 1 (values) and 2 (properties): the join against one that holds everything in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_dedup.log.codec import MessageCodec
+from recd_dedup.log.join import Join, JoinConfig
+from recd_dedup.log.report import JoinReport
+from recd_plugins.data.schema import IDS, Schema, SparseFeature
+
+SCHEMA = Schema(dense=("price",), sparse=(SparseFeature(name="item", num_ids=10**6),))
+CODEC = MessageCodec(SCHEMA)
+CONFIG = JoinConfig(window_ms=100, disorder_ms=10, remember_ms=10**9)
+
+
+def request(request_id, time, price=1.0, items=(1, 2)):
+    columns = {
+        "session_id": pa.array([5]),
+        "timestamp": pa.array([time]),
+        "price": pa.array([price], pa.float32()),
+        "item": pa.array([items], IDS),
+    }
+    return CODEC.requests(np.array([request_id]), pa.table(columns))
+
+
+def event(request_id, time):
+    return CODEC.events(np.array([request_id]), np.array([5]), np.array([time]))
+
+
+def joined(*blocks, config=CONFIG):
+    """Labels by timestamp, and the report."""
+    join = Join(SCHEMA, config)
+    tables = [table for block in blocks for table in join.add(pa.concat_batches(block))]
+    tables += join.finish()
+    assert all(table.schema.equals(SCHEMA.arrow()) for table in tables)
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert join.report.samples == len(rows)
+    return {row["timestamp"]: row["label"] for row in rows}, join.report
+
+
+def test_a_sample_is_positive_if_an_event_came_in_its_window():
+    labels, report = joined([request(1, 0), request(2, 1), request(3, 2), event(2, 101)])
+    assert labels == {0: 0, 1: 1, 2: 0}
+    assert report == JoinReport(requests=3, samples=3, events=1, positives=1, most_waiting=3)
+
+
+@pytest.mark.parametrize(
+    ("time", "became"),
+    [
+        (989, "orphan_events"),
+        (990, "positives"),
+        (1000, "positives"),
+        (1100, "positives"),
+        (1101, "late_events"),
+    ],
+)
+@pytest.mark.parametrize("first", ["request", "event"])
+def test_the_edges_of_the_window(time, became, first):
+    blocks = [[request(1, 1000)], [event(1, time)]]
+    labels, report = joined(*(blocks if first == "request" else reversed(blocks)))
+    assert labels == {1000: float(became == "positives")}
+    assert getattr(report, became) == report.events == 1
+
+
+def test_every_event_is_told_for_what_it_is():
+    labels, report = joined(
+        [request(1, 0), request(1, 0), event(1, 5), event(1, 5), event(1, 6)],
+        [event(9, 20), event(1, 101), request(1, 120)],
+    )
+    assert labels == {0: 1}
+    assert report == JoinReport(
+        requests=3,
+        samples=1,
+        duplicate_requests=2,
+        events=5,
+        positives=1,
+        duplicate_events=2,
+        late_events=1,
+        orphan_events=1,
+        most_waiting=1,
+    )
+
+
+def test_a_sample_is_written_as_soon_as_nothing_can_change_it():
+    join = Join(SCHEMA, CONFIG)
+    assert list(join.add(request(1, 0))) == []
+    assert list(join.add(event(8, 110))) == []
+    (table,) = join.add(event(8, 111))
+    assert table["timestamp"].to_pylist() == [0]
+    assert list(join.finish()) == []
+
+
+def test_memory_holds_the_window_and_no_more():
+    config = JoinConfig(window_ms=100, disorder_ms=0, remember_ms=100)
+    join = Join(SCHEMA, config)
+    for time in range(1000):
+        list(join.add(request(time, time)))
+        list(join.add(event(-time - 1, time)))
+    assert join.report.most_waiting <= 102
+    assert len(join._known) <= 203
+    assert len(join._early) <= 2
+    assert join.report.orphan_events == 1000 - len(join._early)
+
+
+def test_what_is_remembered_and_what_is_not():
+    config = JoinConfig(window_ms=100, disorder_ms=0, remember_ms=1000)
+    early, late = ([request(1, 0)], [event(1, 1050)]), ([request(1, 0)], [event(1, 1101)])
+    gone = ([request(1, 0)], [request(2, 1200)], [event(1, 1201)])
+    assert joined(*early, config=config)[1].late_events == 1
+    assert joined(*late, config=config)[1].late_events == 1
+    assert joined(*gone, config=config)[1].orphan_events == 1
+
+
+def test_missing_features_are_filled_and_counted():
+    join = Join(SCHEMA, CONFIG)
+    messages = [request(1, 0, price=None), request(2, 0, items=None), request(3, 0, None, None)]
+    list(join.add(pa.concat_batches(messages)))
+    (table,) = join.finish()
+    assert table["price"].to_pylist() == [0, 1, 0]
+    assert table["item"].to_pylist() == [[1, 2], [], []]
+    assert join.report.missing == {"price": 2, "item": 2}
+    assert "missing: item in 2, price in 2" in str(join.report)
+
+
+def test_what_is_too_far_out_of_order_is_told():
+    _, report = joined([request(1, 1000)], [request(2, 990)], [request(3, 989)])
+    assert report.disordered == 1
+    assert report.samples == 3
+
+
+def test_a_clock_far_ahead_delays_its_own_block_only():
+    join = Join(SCHEMA, CONFIG)
+    list(join.add(pa.concat_batches([request(1, 0), request(2, 10**12)])))
+    list(join.add(request(3, 50)))
+    (table,) = join.add(request(4, 500))
+    assert table["timestamp"].to_pylist() == [50]
+
+
+MESSAGE = st.tuples(st.booleans(), st.integers(0, 6), st.integers(0, 400), st.integers(0, 10))
+
+
+@given(st.lists(MESSAGE, max_size=40), st.lists(st.booleans(), min_size=40, max_size=40))
+def test_like_a_join_that_holds_everything(drawn, cuts):
+    """Messages within the bounds of disorder, in any blocks; an id's first request counts."""
+    drawn.sort(key=lambda row: row[2] + row[3])  # they arrive up to 10 ms after their time
+    blocks, block = [], []
+    for (is_request, key, time, _), cut in zip(drawn, cuts, strict=False):
+        block.append(request(key, time) if is_request else event(key, time))
+        if cut:
+            blocks.append(block)
+            block = []
+    labels, report = joined(*blocks, *([block] if block else []))
+
+    first: dict[int, int] = {}
+    for is_request, key, time, _ in drawn:
+        if is_request:
+            first.setdefault(key, time)
+    inside: Counter[int] = Counter()
+    late = orphans = 0
+    for is_request, key, time, _ in drawn:
+        if is_request:
+            continue
+        if key not in first or time < first[key] - CONFIG.disorder_ms:
+            orphans += 1
+        elif time > first[key] + CONFIG.window_ms:
+            late += 1
+        else:
+            inside[key] += 1
+    positive = {time for key, time in first.items() if inside[key]}
+    assert {time for time, label in labels.items() if label} == positive
+    assert labels.keys() == set(first.values())
+    assert report.requests == sum(row[0] for row in drawn)
+    assert report.samples == report.requests - report.duplicate_requests == len(first)
+    assert report.late_events == late
+    assert report.orphan_events == orphans
+    assert report.positives == len(+inside)
+    assert report.duplicate_events == inside.total() - len(+inside)
+    assert report.disordered == 0
