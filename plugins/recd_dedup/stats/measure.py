@@ -1,0 +1,203 @@
+"""RecD's characterization of a table (the paper's section 3), in memory of a chosen size.
+
+The table is read as it is stored, batch by batch; then, clustered by session on disk unless
+it is so already, session by session and batch by batch again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugins.config import Config, Range
+from recd_plugins.data.stats import StatsReport
+from recd_plugins.data.table import Progress, Table, write_table
+from recd_plugins.errors import DataError
+from recd_plugins.slots import Context
+
+if TYPE_CHECKING:
+    from recd_dedup.stats.in_batch import BatchRepeats
+    from recd_dedup.stats.in_session import SessionRepeats
+    from recd_dedup.stats.rows import Rows
+
+__all__ = ["Measured", "SessionStats", "SessionStatsConfig", "build_session_stats"]
+
+BLOCK_ROWS = 1 << 17
+"""Rows that are compared at a time; of a longer session, each such stretch on its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionStatsConfig(Config):
+    """The `sessions` measure."""
+
+    batch_size: Annotated[int, Range(ge=1)] = 4096
+    """B: samples of a batch."""
+    max_rows: Annotated[int, Range(ge=1)] | None = None
+    """Measure about as many rows: whole sessions, drawn by their hash, and batches evenly
+    spaced over the table. By default all."""
+    together: Annotated[float, Range(gt=0, le=1)] = 0.9
+    """Features form a group where, of the samples in which one of two changes, both change in
+    this share."""
+    memory_gb: Annotated[float, Range(gt=0)] = 1.0
+    """Memory for rows while a table is clustered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """All counts of a table."""
+
+    table: Table
+    config: SessionStatsConfig
+    clustered: bool
+    """Whether the table was so as it is stored."""
+    rows: int
+    """Measured, of those that the table has."""
+    sessions: SessionRepeats
+    stored: BatchRepeats
+    """Batches as the table has them."""
+    coalesced: BatchRepeats
+    """Batches of the table clustered by session."""
+
+
+class SessionStats:
+    """Measures how much a table repeats itself."""
+
+    def __init__(self, config: SessionStatsConfig, scratch: Path) -> None:
+        """A clustered copy, and a sample, lie under `scratch` while it measures."""
+        self._config = config
+        self._scratch = scratch
+
+    def measure(self, table: Table, progress: Progress) -> StatsReport:
+        from recd_dedup.stats.report import report
+
+        return report(self.count(table, progress))
+
+    def count(self, table: Table, progress: Progress) -> Measured:
+        """The counts that the report is made of."""
+        from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
+        from recd_dedup.stats.in_batch import BatchRepeats
+        from recd_dedup.stats.in_session import SessionRepeats
+        from recd_dedup.stats.rows import batches, blocks, chunks, without_dense
+
+        _check(table)
+        narrow, names = without_dense(table), table.schema.sparse_names
+        stored, coalesced = BatchRepeats(names), BatchRepeats(names)
+        sessions = SessionRepeats(names)
+        for batch in self._batches(narrow, progress):
+            stored.add(batch)
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="stats-", dir=self._scratch) as folder:
+            sample = self._sample(narrow, Path(folder) / "sample", progress)
+            clustered = _is_clustered(sample)
+            if not clustered:
+                step = ClusterBySession(ClusterConfig(memory_gb=self._config.memory_gb))
+                sample = without_dense(step.run(sample, Path(folder) / "clustered", progress))
+            told = _told(chunks(sample), "sessions", progress, sample.num_rows)
+            for block in blocks(told, narrow.schema, BLOCK_ROWS):
+                sessions.add(block)
+            sessions.close()
+            told = _told(chunks(sample), "batches clustered", progress, sample.num_rows)
+            for batch in batches(told, narrow.schema, self._config.batch_size):
+                coalesced.add(batch)
+        return Measured(
+            table=table,
+            config=self._config,
+            clustered=clustered,
+            rows=sessions.sizes.num_samples,
+            sessions=sessions,
+            stored=stored,
+            coalesced=coalesced,
+        )
+
+    def _batches(self, table: Table, progress: Progress) -> Iterator[Rows]:
+        """Batches as stored: all, or as many as `max_rows` holds, evenly spaced."""
+        from recd_dedup.stats.rows import batches, chunks
+
+        limit, size = self._config.max_rows, self._config.batch_size
+        if limit is None or limit >= table.num_rows:
+            told = _told(chunks(table), "batches as stored", progress, table.num_rows)
+            yield from batches(told, table.schema, size)
+            return
+        wanted = max(1, limit // size)
+        for number in range(wanted):
+            start = number * (table.num_rows // wanted)
+            yield next(batches(chunks(table, skip=start), table.schema, size))
+            progress("batches as stored", number + 1, wanted)
+
+    def _sample(self, table: Table, folder: Path, progress: Progress) -> Table:
+        """The table; or, sampled, the rows of some sessions, each whole."""
+        from recd_dedup.etl.session_hash import salt, session_hashes
+        from recd_dedup.stats.rows import chunks
+
+        limit, column = self._config.max_rows, table.schema.session_id
+        if limit is None or limit >= table.num_rows:
+            return table
+        bound = limit * 2**64 // table.num_rows
+
+        def drawn() -> Iterator[pa.Table]:
+            for chunk in _told(chunks(table), "drawing sessions", progress, table.num_rows):
+                hashes = session_hashes(chunk[column].to_numpy(), salt(0, "stats"))
+                yield chunk.filter(pa.array(hashes < bound))
+
+        sample = write_table(folder, table.schema, drawn())
+        if not sample.num_rows:
+            raise DataError(
+                f"{table.path}: no session is drawn for max_rows: {limit}. Raise it, or leave it "
+                "out to measure all rows."
+            )
+        return sample
+
+
+def _check(table: Table) -> None:
+    if table.schema.session_id is None:
+        raise DataError(
+            f"{table.path}: its schema names no session_id, and repetition is measured within "
+            "sessions. Name the column as `session_id` in the table's schema."
+        )
+    if not table.num_rows:
+        raise DataError(f"{table.path}: has no rows, so there is nothing to measure.")
+
+
+def _is_clustered(table: Table) -> bool:
+    """Whether sessions come in the order of their ids, or in that of the `cluster_by_session`.
+
+    A table clustered in another order is clustered again: slower, and no worse.
+    """
+    from recd_dedup.etl.session_hash import session_hashes
+
+    last: list[tuple[int, int]] = []
+    by_id = by_hash = True
+    for stripe in table.stripes:
+        with pq.ParquetFile(stripe.file) as file:
+            rows = file.read_row_group(stripe.group, columns=[table.schema.session_id])
+        ids = rows[0].to_numpy()
+        hashes = session_hashes(ids)
+        by_id &= bool((ids[1:] >= ids[:-1]).all())
+        by_hash &= bool((hashes[1:] >= hashes[:-1]).all())
+        if last:
+            by_id &= last[-1][0] <= int(ids[0])
+            by_hash &= last[-1][1] <= int(hashes[0])
+        last = [(int(ids[-1]), int(hashes[-1]))]
+        if not (by_id or by_hash):
+            return False
+    return True
+
+
+def _told(
+    parts: Iterable[pa.Table], what: str, progress: Progress, total: int
+) -> Iterator[pa.Table]:
+    done = 0
+    for part in parts:
+        yield part
+        done += part.num_rows
+        progress(what, done, total)
+
+
+def build_session_stats(config: SessionStatsConfig, context: Context) -> SessionStats:
+    return SessionStats(config, context.folder)

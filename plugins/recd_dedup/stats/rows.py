@@ -1,0 +1,151 @@
+"""A table's sessions and ids, streamed in the pieces that are counted at a time.
+
+A piece is a batch of exactly B rows, or a block of whole sessions of a clustered table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from recd_dedup.etl.scan import scan
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Table
+from recd_plugins.sparse.unique import unique_rows
+
+__all__ = ["I64", "Lists", "Rows", "batches", "blocks", "chunks", "without_dense"]
+
+I64 = NDArray[np.int64]
+
+CHUNK_BYTES = 16 << 20
+
+
+class Lists(NamedTuple):
+    """N lists of one feature."""
+
+    values: I64
+    """Row i's ids are `values[offsets[i] : offsets[i + 1]]`."""
+    offsets: I64
+    """[N + 1], from 0."""
+    codes: I64
+    """[N] equal where lists are."""
+    firsts: I64
+    """[U] the rows in which each different list comes first."""
+
+    @property
+    def lengths(self) -> I64:
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N rows in memory."""
+
+    sessions: I64
+    """[N] session ids."""
+    columns: Mapping[str, pa.ListArray]
+
+    @classmethod
+    def of(cls, rows: pa.Table, schema: Schema) -> Rows:
+        whole = rows.combine_chunks()
+        return cls(
+            sessions=whole[schema.session_id].to_numpy(),
+            columns={name: _one(whole[name]) for name in schema.sparse_names},
+        )
+
+    @cached_property
+    def starts(self) -> I64:
+        """[R] the first row of each run of one session."""
+        changes = self.sessions[1:] != self.sessions[:-1]
+        return np.concatenate([[0], 1 + np.flatnonzero(changes)])
+
+    def features(self) -> Iterator[tuple[str, Lists]]:
+        """One feature after the other, since each takes memory of its own."""
+        for name, column in self.columns.items():
+            values = torch.from_dlpack(column.flatten())
+            offsets = column.offsets.to_numpy().astype(np.int64)
+            offsets -= offsets[0]
+            unique = unique_rows(values, torch.from_numpy(offsets))
+            yield (
+                name,
+                Lists(
+                    values=values.numpy(),
+                    offsets=offsets,
+                    codes=unique.inverse_lookup.numpy(),
+                    firsts=unique.firsts.numpy(),
+                ),
+            )
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+
+def without_dense(table: Table) -> Table:
+    """The same table of which no dense column is read."""
+    return dataclasses.replace(table, schema=dataclasses.replace(table.schema, dense=()))
+
+
+def chunks(table: Table, skip: int = 0) -> Iterator[pa.Table]:
+    """The rows from the one numbered `skip` on, in order, some megabytes at a time."""
+    yield from scan(table, CHUNK_BYTES, skip)
+
+
+def batches(parts: Iterable[pa.Table], schema: Schema, batch_size: int) -> Iterator[Rows]:
+    """Consecutive `batch_size` rows; fewer at the end are left out, unless there are no more."""
+    held, count, begun = _Held(), 0, False
+    for part in parts:
+        held.add(part)
+        while held.num_rows >= batch_size:
+            yield Rows.of(held.take(batch_size), schema)
+            begun = True
+        count += part.num_rows
+    if count and not begun:
+        yield Rows.of(held.take(count), schema)
+
+
+def blocks(parts: Iterable[pa.Table], schema: Schema, rows: int) -> Iterator[Rows]:
+    """About `rows` rows, cut between sessions; a session above that is cut too."""
+    held = _Held()
+    for part in parts:
+        held.add(part)
+        while held.num_rows > rows:
+            sessions = held.column(schema.session_id, rows + 1)
+            borders = np.flatnonzero(sessions[1:] != sessions[:-1])
+            yield Rows.of(held.take(int(borders[-1]) + 1 if len(borders) else rows), schema)
+    if held.num_rows:
+        yield Rows.of(held.take(held.num_rows), schema)
+
+
+class _Held:
+    """Rows that wait for others."""
+
+    def __init__(self) -> None:
+        self._parts: list[pa.Table] = []
+        self.num_rows = 0
+
+    def add(self, part: pa.Table) -> None:
+        self._parts.append(part)
+        self.num_rows += part.num_rows
+
+    def column(self, name: str | None, rows: int) -> NDArray[Any]:
+        whole = pa.concat_tables([part.select([name]) for part in self._parts])
+        values: NDArray[Any] = whole[name].slice(0, rows).to_numpy()
+        return values
+
+    def take(self, rows: int) -> pa.Table:
+        whole = pa.concat_tables(self._parts)
+        rest = whole.slice(rows)
+        self._parts, self.num_rows = [rest], rest.num_rows
+        return whole.slice(0, rows)
+
+
+def _one(column: pa.ChunkedArray) -> pa.ListArray:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
