@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.overlap import overlap_rows
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor as Partial
 
@@ -67,7 +69,7 @@ def test_everything_comes_back(drawn) -> None:
     columns, groups = drawn
     features = kjt(columns)
     partial = Partial.from_kjt(features, groups).validate()
-    assert_same(partial.to_kjt(), features)
+    assert_same(partial.to_kjt(features.keys()), features)
     assert partial.values_kept() <= features.values().numel()
 
 
@@ -77,48 +79,61 @@ def test_weights_count_as_part_of_ids(drawn, data) -> None:
     total = sum(len(row) for lists in columns.values() for row in lists)
     drawn_weights = st.lists(st.sampled_from([0.0, -0.0, 1.5]), min_size=total, max_size=total)
     features = kjt(columns, ids=torch.int32, weights=data.draw(drawn_weights))
-    assert_same(Partial.from_kjt(features, groups).validate().to_kjt(), features)
+    partial = Partial.from_kjt(features, groups).validate()
+    assert_same(partial.to_kjt(features.keys()), features)
 
 
 @given(tables(), st.data())
 def test_select_and_concat_are_those_of_the_expanded(drawn, data) -> None:
     columns, groups = drawn
     partial = Partial.from_kjt(kjt(columns), groups)
-    if len(partial):
-        chosen = data.draw(st.lists(st.integers(0, len(partial) - 1), max_size=6))
+    if partial.batch_size:
+        chosen = data.draw(st.lists(st.integers(0, partial.batch_size - 1), max_size=6))
     else:
         chosen = []
     selected = partial.select(torch.tensor(chosen, dtype=torch.int64)).validate()
     expected = {key: [lists[row] for row in chosen] for key, lists in columns.items()}
-    assert_same(selected.to_kjt(), kjt(expected))
+    assert_same(selected.to_kjt(list(columns)), kjt(expected))
     assert selected.values_kept() <= partial.values_kept()
     joined = Partial.concat([partial, selected, partial]).validate()
     whole = {key: lists + expected[key] + lists for key, lists in columns.items()}
-    assert_same(joined.to_kjt(), kjt(whole))
+    assert_same(joined.to_kjt(list(columns)), kjt(whole))
+    for one in (selected, joined):  # as unique samples, which an IKJT numbers as they appear
+        assert_same(one.to_ikjt().validate().to_kjt(list(columns)), one.to_kjt(list(columns)))
 
 
 def test_select_drops_what_no_sample_needs() -> None:
     partial = Partial.from_kjt(kjt({"a": [[1, 2], [2, 3], [9, 9, 9], []]}))
-    assert partial.select(torch.tensor([1, 3, 1])).shared_values("a").tolist() == [2, 3]
+    assert partial.select(torch.tensor([1, 3, 1])).parts()["a"].values.tolist() == [2, 3]
     assert partial.select(torch.tensor([3])).values_kept() == 0
 
 
 def test_the_papers_example() -> None:
     partial = Partial.from_kjt(kjt(PAPER))
-    assert partial.shared_values("b").tolist() == [3, 4, 5, 6]
+    assert partial.parts()["b"].values.tolist() == [3, 4, 5, 6]
     assert partial.rows("b").tolist() == [[0, 3], [1, 3], [0, 3]]
     assert partial.values_kept() == 4
     assert partial.dedupe_factor() == 9 / 4
 
 
+@given(tables())
+def test_its_unique_samples_are_those_of_the_ikjt(drawn) -> None:
+    columns, groups = drawn
+    found = Partial.from_kjt(kjt(columns), groups).to_ikjt().validate()
+    expected = InverseKeyedJaggedTensor.from_kjt(kjt(columns), groups)
+    assert_same(found.kjt, expected.kjt)
+    assert torch.equal(found.inverse_lookup, expected.inverse_lookup)
+    assert found.unique_counts == expected.unique_counts
+
+
 def test_a_group_keeps_one_lookup_and_shares_each_features_values_alone() -> None:
     columns = {"c": [[7, 8], [7, 8], [8, 9]], "x": [[1], [2], [1]], "d": [[9], [9], [9]]}
     partial = Partial.from_kjt(kjt(columns), [["d", "c"], ["x"]])
-    assert partial.keys() == ["c", "x", "d"]
+    assert partial.kjt.keys() == ["d", "c", "x"]
     assert partial.inverse_lookup.tolist() == [[0, 0, 1], [0, 1, 0]]
     assert partial.unique_counts == (2, 2)
-    assert partial.shared_values("c").tolist() == [7, 8, 9]
-    assert partial.shared_values("d").tolist() == [9]  # equal, though its group changed
+    assert partial.parts()["c"].values.tolist() == [7, 8, 9]
+    assert partial.parts()["d"].values.tolist() == [9]  # equal, though its group changed
     assert partial.rows("d").tolist() == [[0, 1]] * 3
 
 
@@ -129,25 +144,24 @@ def test_histories_that_grow_at_either_end_keep_each_id_once(newest_first: bool)
     rows = [row[::-1] for row in rows] if newest_first else rows
     features = kjt({"history": rows})
     partial = Partial.from_kjt(features)
-    assert sorted(partial.shared_values("history").tolist()) == tape
+    assert sorted(partial.parts()["history"].values.tolist()) == tape
     assert_same(partial.to_kjt(), features)
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), max_size=6))
 def test_each_row_lies_on_the_longest_overlap(rows: list[list[int]]) -> None:
-    def laid(rows: list[list[int]]) -> int:
-        shared: list[int] = []
-        for row in rows:
-            fits = (n for n in range(len(row), -1, -1) if n == 0 or shared[-n:] == row[:n])
-            shared += row[next(fits) :]
-        return len(shared)
+    def shared(rows: list[list[int]]) -> int:
+        return sum(
+            max(n for n in range(len(row) + 1) if before[len(before) - n :] == row[:n])
+            for before, row in pairwise(rows)
+        )
 
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     values = np.array([value for row in rows for value in row], dtype=np.int64)
     found = overlap_rows(values, lengths.cumsum() - lengths, lengths)
-    forward, total = laid(rows), len(values)
-    expected = forward if 2 * forward <= total else min(forward, laid(rows[::-1]))
-    assert len(found.values) == expected
+    forward, total = shared(rows), len(values)
+    most = forward if 2 * forward >= total else max(forward, shared(rows[::-1]))
+    assert len(found.values) == total - most
 
 
 def test_rows_that_begin_anew_share_nothing_with_those_before() -> None:
@@ -181,50 +195,52 @@ def test_it_travels() -> None:
         assert_same(travelled.validate().to_kjt(), features)
 
 
-def test_a_batch_without_samples_or_keys_is_one_too() -> None:
-    for columns in ({"a": [], "b": []}, {}):
-        features = kjt(columns)
-        partial = Partial.from_kjt(features).validate()
-        assert (len(partial), partial.values_kept(), partial.dedupe_factor()) == (0, 0, 1.0)
-        assert_same(partial.to_kjt(), features)
+def test_a_batch_without_samples_is_one_too() -> None:
+    features = kjt({"a": [], "b": []})
+    partial = Partial.from_kjt(features).validate()
+    assert (partial.batch_size, partial.values_kept(), partial.dedupe_factor()) == (0, 0, 1.0)
+    assert_same(partial.to_kjt(), features)
+
+
+def test_only_the_keys_of_groups_are_taken() -> None:
+    features = kjt({**PAPER, "c": [[1], [1], [1]]})
+    partial = Partial.from_kjt(features, [["c"]])
+    assert partial.kjt.keys() == ["c"]
+    assert_same(partial.to_kjt(), kjt({"c": [[1], [1], [1]]}))
+
+
+def test_factors_are_by_key_and_of_all() -> None:
+    partial = Partial.from_kjt(kjt({**PAPER, "c": [[1], [2], [3]]}))
+    assert partial.dedupe_factor("b") == 9 / 4
+    assert partial.dedupe_factor("c") == 1
+    assert partial.dedupe_factor() == 12 / 7
+    assert (partial.values_kept("b"), partial.values_kept()) == (4, 7)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"spans": torch.tensor([[0, 3], [2, 3]])}, r"row \[offset, length\] of 'b' is \[2, 3\]"),
-        ({"spans": torch.tensor([[-1, 3], [1, 3]])}, r"is \[-1, 3\], beyond its 4 shared"),
-        ({"spans": torch.tensor([[2, -1], [1, 3]])}, r"is \[2, -1\]"),
+        ({"spans": torch.tensor([[0, 3], [2, 3]])}, r"of 'b' lie beyond its 4.*: \[\[2, 3\]\]"),
+        ({"spans": torch.tensor([[-1, 3], [1, 3]])}, r"beyond its 4 shared values: \[\[-1, 3\]"),
+        ({"spans": torch.tensor([[2, -1], [1, 3]])}, r"\[\[2, -1\]\]"),
         ({"spans": torch.tensor([[2**63 - 1, 3], [1, 3]])}, "beyond its 4 shared values"),
-        ({"spans": torch.zeros(3, 2, dtype=torch.int64)}, r"the unique counts make \[2, 2\]"),
-        ({"inverse_lookup": torch.tensor([[0, 2, 0]])}, "of b points to unique sample 2 of 2"),
-        ({"inverse_lookup": torch.tensor([[0, -1, 0]])}, "points to unique sample -1"),
-        ({"inverse_lookup": torch.tensor([0, 1, 0])}, r"not \[1, B\]"),
-        ({"unique_counts": (2, 1)}, "not one for each"),
-        ({"unique_counts": (3,)}, r"the unique counts make \[3, 2\]"),
-        ({"groups": (("b", "b"),)}, "in two groups"),
-        ({"groups": ()}, "in no group"),
+        ({"spans": torch.zeros(3, 2, dtype=torch.int64)}, r"make \[2, 2\]"),
+        ({"inverse_lookup": torch.tensor([[0, 2, 0]])}, r"points to unique sample \[2\] of 2"),
+        ({"inverse_lookup": torch.tensor([[0, -1, 0]])}, r"points to unique sample \[-1\]"),
+        ({"inverse_lookup": torch.tensor([0])}, "must be .groups, batch size."),
+        ({"inverse_lookup": torch.zeros(2, 3, dtype=torch.int64)}, r"of shape \[2, 3\]"),
+        ({"unique_counts": (2, 1)}, "1 groups, 2 unique counts"),
+        ({"unique_counts": (3,)}, r"make \[3, 2\]"),
+        ({"groups": (("b", "b"),)}, "named twice"),
+        ({"groups": ()}, "or there is none"),
         ({"kjt": kjt(PAPER)}, "3 rows per key"),
+        ({"kjt": kjt({"b": [[1]], "c": [[1]]})}, "those of its groups"),
     ],
 )
 def test_validate_tells_what_is_broken(change, says: str) -> None:
     partial = Partial.from_kjt(kjt(PAPER))
     with pytest.raises(DataError, match=says):
         dataclasses.replace(partial, **change).validate()
-
-
-@pytest.mark.parametrize(
-    ("groups", "says"),
-    [
-        ([["b"], ["histroy"]], "did you mean 'history'"),
-        ([["b", "history"], ["b"]], "'b' is in two groups"),
-        ([["b"]], "'history' is in no group"),
-    ],
-)
-def test_groups_name_every_key_once(groups, says: str) -> None:
-    features = kjt({**PAPER, "history": [[], [], []]})
-    with pytest.raises(DataError, match=says):
-        Partial.from_kjt(features, groups)
 
 
 def test_what_it_refuses() -> None:
@@ -237,7 +253,7 @@ def test_what_it_refuses() -> None:
     with pytest.raises(DataError, match="stride per key"):
         Partial.from_kjt(ragged)
     partial = Partial.from_kjt(kjt(PAPER))
-    with pytest.raises(DataError, match="no feature 'c'"):
+    with pytest.raises(DataError, match="there is no key 'c'"):
         partial.rows("c")
-    with pytest.raises(DataError, match="do not join"):
+    with pytest.raises(DataError, match="differ in their groups"):
         Partial.concat([partial, Partial.from_kjt(kjt({"c": [[1]]}))])

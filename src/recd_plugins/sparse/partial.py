@@ -7,8 +7,7 @@ Paper: no offsets; each row is [offset, length] into shared values. b = [3,4,5],
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,12 +17,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.sparse.shared_rows import SharedRows, Symbols
-from recd_plugins.sparse.unique import group_codes, unique_rows
+from recd_plugins.sparse.groups import Groups, check_groups
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.shared_rows import SharedRows
+from recd_plugins.sparse.unique import group_codes
+from recd_plugins.sparse.weighted import Weighted
 
 __all__ = ["PartialInverseKeyedJaggedTensor"]
-
-Groups = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,15 +35,14 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     """
 
     kjt: KeyedJaggedTensor
-    """One row per key: its K shared values, and their weights where ids are weighted. A plain
-    attribute, so that TorchRec's pipeline can follow it from the batch."""
-    groups: Groups
-    """The keys of `kjt`, each in one group."""
+    """One row per key, in the order of the groups: its K shared values, and their weights
+    where ids are weighted. A plain attribute, so that TorchRec's pipeline can follow it."""
     spans: Tensor
     """[R, 2] int64: [offset, length] among its key's shared values of every unique sample of
     the key's group, one key after another."""
     inverse_lookup: Tensor
     """[G, B] int64: which of the group's unique samples each sample is."""
+    groups: Groups
     unique_counts: tuple[int, ...]
     """The unique samples of each group."""
 
@@ -51,11 +50,11 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def from_kjt(
         cls, features: KeyedJaggedTensor, groups: Sequence[Sequence[str]] | None = None
     ) -> PartialInverseKeyedJaggedTensor:
-        """Deduplicate; `groups` name every key once, by default each key is one.
+        """Deduplicate the keys that `groups` name; by default every key is a group.
 
-        Samples of a group are one where all its features agree; then each feature's unique
-        rows are laid over their neighbours. A weight is part of its id: both must agree, bit
-        by bit. This runs on the CPU; what lies on another device goes there and back.
+        Samples of a group are one where all its features match, weights included; then each
+        feature's unique rows are laid over their neighbours. This runs on the CPU, where
+        readers do it: what lies on another device goes there and back.
         """
         if features.variable_stride_per_key():
             raise DataError(
@@ -63,222 +62,213 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
                 "stride per key. Expand it to the batch first."
             )
         keys = features.keys()
-        named = tuple(tuple(group) for group in groups or [[key] for key in keys])
-        _check_groups(named, keys)
+        groups = check_groups([[key] for key in keys] if groups is None else groups, keys)
         if features.device().type != "cpu":
-            return cls.from_kjt(features.to(torch.device("cpu")), named).to(features.device())
-        symbols = dict(zip(keys, _symbols(features), strict=True))
-        codes = {key: unique_rows(one.values, one.offsets) for key, one in symbols.items()}
+            return cls.from_kjt(features.to(torch.device("cpu")), groups).to(features.device())
+        columns = Weighted.by_key(features)
         shared, lookups = {}, []
-        for group in named:
-            unique = codes[group[0]]
+        for group in groups:
+            alone = {key: columns[key].unique() for key in group}
+            unique = alone[group[0]]
             if len(group) > 1:
-                unique = group_codes([codes[key].inverse_lookup for key in group])
+                unique = group_codes([codes.inverse_lookup for codes in alone.values()])
             lookups.append(unique.inverse_lookup)
-            for key in group:
-                rows = symbols[key].share(codes[key].firsts)
-                which = codes[key].inverse_lookup[unique.firsts]
-                shared[key] = rows._replace(spans=rows.spans[which])
-        counts = tuple(len(shared[group[0]].spans) for group in named)
-        lookup = _stack(lookups, features.stride())
-        return _assembled(features, {key: shared[key] for key in keys}, named, lookup, counts)
+            for key, codes in alone.items():
+                rows = SharedRows.of(columns[key], codes.firsts)
+                # Equal rows of a feature share their values, also where the group's differ.
+                shared[key] = rows._replace(spans=rows.spans[codes.inverse_lookup[unique.firsts]])
+        return cls._of(groups, shared, torch.stack(lookups), features.lengths().dtype)
 
-    def to_kjt(self) -> KeyedJaggedTensor:
-        """Every sample's rows in full: what `from_kjt` was given."""
-        rows = self._rows()
-        lengths = rows[:, :, 1].reshape(-1)
-        starts = (rows[:, :, 0] + self.kjt.offsets()[:-1, None]).view(-1)
-        # Value n of the result lies as far behind its row's start as n behind its row's begin.
-        moves = starts - (lengths.cumsum(0) - lengths)
-        where = torch.repeat_interleave(moves, lengths)
-        where += torch.arange(where.numel(), device=where.device)
-        weights = self.kjt.weights_or_none()
-        return KeyedJaggedTensor(
-            keys=self.keys(),
-            values=self.kjt.values()[where],
-            weights=None if weights is None else weights[where],
-            lengths=lengths.to(self.kjt.lengths().dtype),
-            stride=len(self),
+    @classmethod
+    def _of(
+        cls,
+        groups: Groups,
+        shared: Mapping[str, SharedRows],
+        inverse_lookup: Tensor,
+        lengths: torch.dtype,
+    ) -> PartialInverseKeyedJaggedTensor:
+        """Of each key's unique rows, keys in the order of the groups; `lengths` is the KJTs'."""
+        rows = list(shared.values())
+        weights = [one.weights for one in rows if one.weights is not None]
+        sizes = torch.tensor([one.values.numel() for one in rows], dtype=lengths)
+        return cls(
+            kjt=KeyedJaggedTensor(
+                keys=list(shared),
+                values=torch.cat([one.values for one in rows]),
+                lengths=sizes.to(inverse_lookup.device),
+                weights=torch.cat(weights) if weights else None,
+                stride=1,
+            ),
+            spans=torch.cat([one.spans for one in rows]),
+            inverse_lookup=inverse_lookup,
+            groups=groups,
+            unique_counts=tuple(len(shared[group[0]].spans) for group in groups),
         )
 
-    def __len__(self) -> int:
-        return self.inverse_lookup.size(1)
+    def parts(self) -> dict[str, SharedRows]:
+        """Each key's unique rows over its shared values, as views."""
+        sizes = self.kjt.length_per_key()
+        values, weights = self.kjt.values().split(sizes), self.kjt.weights_or_none()
+        weighted = [None] * len(sizes) if weights is None else weights.split(sizes)
+        spans = self.spans.split([self.unique_counts[group] for group in self._group_of().values()])
+        rows = zip(values, weighted, spans, strict=True)
+        return {key: SharedRows(*one) for key, one in zip(self.kjt.keys(), rows, strict=True)}
 
-    def keys(self) -> list[str]:
-        keys: list[str] = self.kjt.keys()
-        return keys
+    def to_kjt(self, keys: Sequence[str] | None = None) -> KeyedJaggedTensor:
+        """All B samples of `keys`, in this order; by default all, in the order of the groups."""
+        chosen = self.kjt.keys() if keys is None else list(keys)
+        parts, group_of = self.parts(), self._group_of()
+        for key in chosen:
+            self._check(key)
+        dtype = self.kjt.lengths().dtype
+        rows = Weighted.joined(
+            [parts[key].spread(self.inverse_lookup[group_of[key]], dtype) for key in chosen]
+        )
+        return KeyedJaggedTensor(
+            keys=chosen,
+            values=rows.values,
+            lengths=rows.lengths,
+            weights=rows.weights,
+            stride=self.batch_size,
+        )
+
+    def to_ikjt(self) -> InverseKeyedJaggedTensor:
+        """The same unique samples, each with values of its own; nothing is compared."""
+        dtype, device = self.kjt.lengths().dtype, self.spans.device
+        rows = {
+            key: shared.spread(torch.arange(len(shared.spans), device=device), dtype)
+            for key, shared in self.parts().items()
+        }
+        return InverseKeyedJaggedTensor.from_parts(self.groups, rows, self.inverse_lookup)
+
+    @property
+    def batch_size(self) -> int:
+        return self.inverse_lookup.shape[1]
 
     def rows(self, key: str) -> Tensor:
-        """[B, 2]: each sample's [offset, length] in `shared_values(key)`, as the paper has it."""
-        return self._rows()[self._index(key)]
+        """[B, 2]: each sample's [offset, length] in the key's shared values: the paper's form."""
+        self._check(key)
+        return self.parts()[key].spans[self.inverse_lookup[self._group_of()[key]]]
 
-    def shared_values(self, key: str) -> Tensor:
-        """[K] the values that the key's rows share."""
-        return self._shared()[self._index(key)].values
-
-    def values_kept(self) -> int:
-        """Values held, over all keys."""
+    def values_kept(self, key: str | None = None) -> int:
+        """Shared values, of one key or of all together."""
+        if key is not None:
+            self._check(key)
+            return self.parts()[key].values.numel()
         return int(self.kjt.values().numel())
 
-    def dedupe_factor(self) -> float:
-        """Values of the KJT over values kept; 1 where it has none."""
-        kept = self.values_kept()
-        return float(self._rows()[:, :, 1].sum()) / kept if kept else 1.0
+    def dedupe_factor(self, key: str | None = None) -> float:
+        """Ids of the B samples over values kept, of one key or of all together; 1 without ids."""
+        keys = self.kjt.keys() if key is None else [key]
+        kept = self.values_kept(key)
+        return sum(int(self.rows(name)[:, 1].sum()) for name in keys) / kept if kept else 1.0
 
     def select(self, samples: Tensor) -> PartialInverseKeyedJaggedTensor:
-        """Samples [N] in this order, repeats included; values that none of them needs go."""
-        found = [torch.unique(one[samples], return_inverse=True) for one in self.inverse_lookup]
+        """Samples [N], in this order, repeats included; values that none of them needs go."""
+        looked = self.inverse_lookup[:, samples]
+        found = [group_codes([row]) for row in looked]
         shared = {
-            key: rows.select(found[group][0])
-            for key, rows, group in zip(self.keys(), self._shared(), self._group_of(), strict=True)
+            key: rows.select(looked[group][found[group].firsts])
+            for (key, rows), group in zip(
+                self.parts().items(), self._group_of().values(), strict=True
+            )
         }
-        lookup = _stack([lookup for _, lookup in found], samples.numel())
-        counts = tuple(len(unique) for unique, _ in found)
-        return _assembled(self.kjt, shared, self.groups, lookup, counts)
+        lookups = torch.stack([unique.inverse_lookup for unique in found])
+        return self._of(self.groups, shared, lookups, self.kjt.lengths().dtype)
 
-    @staticmethod
+    @classmethod
     def concat(
-        parts: Sequence[PartialInverseKeyedJaggedTensor],
+        cls, parts: Sequence[PartialInverseKeyedJaggedTensor]
     ) -> PartialInverseKeyedJaggedTensor:
         """The samples of all parts, one part after another; nothing is shared across parts."""
-        first = parts[0]
-        for part in parts[1:]:
-            if (part.keys(), part.groups) != (first.keys(), first.groups):
-                raise DataError(
-                    f"partial IKJTs in groups {first.groups} and {part.groups} do not join: "
-                    "convert them with the same groups, the keys in the same order."
-                )
-        columns = zip(*(part._shared() for part in parts), strict=True)
-        shared = {
-            key: SharedRows.concat(rows) for key, rows in zip(first.keys(), columns, strict=True)
-        }
-        lookups, done = [], [0] * len(first.groups)
+        groups = parts[0].groups
+        lookups, done = [], [0] * len(groups)
         for part in parts:
+            if part.groups != groups:
+                raise DataError(
+                    f"concat: its parts differ in their groups, {groups} and {part.groups}. "
+                    "Convert all batches with the same groups."
+                )
             lookups.append(part.inverse_lookup + part.inverse_lookup.new_tensor(done)[:, None])
             done = [one + more for one, more in zip(done, part.unique_counts, strict=True)]
-        return _assembled(first.kjt, shared, first.groups, torch.cat(lookups, 1), tuple(done))
+        by_part = [part.parts() for part in parts]
+        shared = {key: SharedRows.concat([part[key] for part in by_part]) for key in by_part[0]}
+        return cls._of(groups, shared, torch.cat(lookups, dim=1), parts[0].kjt.lengths().dtype)
 
     def validate(self) -> PartialInverseKeyedJaggedTensor:
-        """Itself, if every row lies within its key's shared values; else `DataError`."""
-        _check_groups(self.groups, self.keys())
-        shape, counts = self.inverse_lookup.shape, self.unique_counts
-        if self.kjt.stride() != 1:
-            raise _broken(f"`kjt` has {self.kjt.stride()} rows per key, not 1")
-        if len(counts) != len(self.groups) or any(count < 0 for count in counts):
-            raise _broken(f"unique counts {counts} are not one for each of {self.groups}")
-        if len(shape) != 2 or shape[0] != len(counts):
-            raise _broken(f"`inverse_lookup` is {list(shape)}, not [{len(counts)}, B]")
-        num_rows = sum(counts[group] for group in self._group_of())
-        if self.spans.shape != (num_rows, 2):
-            raise _broken(
-                f"`spans` is {list(self.spans.shape)}, but the unique counts make [{num_rows}, 2]"
-            )
+        """Itself, or `DataError` for the first rule that it breaks."""
+        check_groups(self.groups, self.kjt.keys())
+        keys, counts = [key for group in self.groups for key in group], self.unique_counts
+        shape = list(self.inverse_lookup.shape)
+        _hold(
+            self.kjt.keys() == keys, f"its keys are {self.kjt.keys()}, those of its groups {keys}"
+        )
+        _hold(self.kjt.stride() == 1, f"`kjt` has {self.kjt.stride()} rows per key, not 1")
+        _hold(
+            len(counts) == len(self.groups) == len(self.inverse_lookup) and len(shape) == 2,
+            f"it has {len(self.groups)} groups, {len(counts)} unique counts and an inverse lookup "
+            f"of shape {shape}, which must be [groups, batch size]",
+        )
+        num_rows = sum(counts[group] for group in self._group_of().values())
+        _hold(
+            min(counts) >= 0 and self.spans.shape == (num_rows, 2),
+            f"`spans` is {list(self.spans.shape)}, but its unique counts {counts} make "
+            f"[{num_rows}, 2]",
+        )
         for group, lookup, count in zip(self.groups, self.inverse_lookup, counts, strict=True):
-            outside = lookup[(lookup < 0) | (lookup >= count)]
-            if outside.numel():
-                raise _broken(
-                    f"the inverse lookup of {', '.join(group)} points to unique sample "
-                    f"{int(outside[0])} of {count}"
-                )
-        for key, (values, _, spans) in zip(self.keys(), self._shared(), strict=True):
-            outside = spans[(spans < 0).any(1) | (spans[:, 0] > values.numel() - spans[:, 1])]
-            if outside.numel():
-                raise _broken(
-                    f"a row [offset, length] of {key!r} is {outside[0].tolist()}, beyond its "
-                    f"{values.numel()} shared values"
-                )
+            outside = lookup[(lookup < 0) | (lookup >= count)].tolist()
+            _hold(
+                not outside,
+                f"the inverse lookup of {group} points to unique sample {outside[:1]} of {count}",
+            )
+        for key, (values, _, spans) in self.parts().items():
+            offsets, lengths = spans.unbind(1)
+            outside = spans[(spans < 0).any(1) | (offsets > values.numel() - lengths)].tolist()
+            _hold(
+                not outside,
+                f"rows [offset, length] of {key!r} lie beyond its {values.numel()} shared values: "
+                f"{outside[:1]}",
+            )
         return self
 
     def to(
         self, device: torch.device, non_blocking: bool = False
     ) -> PartialInverseKeyedJaggedTensor:
-        return self._with(
-            self.kjt.to(device, non_blocking=non_blocking),
-            self.spans.to(device, non_blocking=non_blocking),
-            self.inverse_lookup.to(device, non_blocking=non_blocking),
+        return replace(
+            self,
+            kjt=self.kjt.to(device, non_blocking=non_blocking),
+            spans=self.spans.to(device, non_blocking=non_blocking),
+            inverse_lookup=self.inverse_lookup.to(device, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> PartialInverseKeyedJaggedTensor:
-        return self._with(
-            self.kjt.pin_memory(), self.spans.pin_memory(), self.inverse_lookup.pin_memory()
+        return replace(
+            self,
+            kjt=self.kjt.pin_memory(),
+            spans=self.spans.pin_memory(),
+            inverse_lookup=self.inverse_lookup.pin_memory(),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
         for part in (self.kjt, self.spans, self.inverse_lookup):
             part.record_stream(stream)
 
-    def _with(
-        self, kjt: KeyedJaggedTensor, spans: Tensor, inverse_lookup: Tensor
-    ) -> PartialInverseKeyedJaggedTensor:
-        return PartialInverseKeyedJaggedTensor(
-            kjt, self.groups, spans, inverse_lookup, self.unique_counts
+    def _group_of(self) -> dict[str, int]:
+        """Key to group, keys in the order of the groups."""
+        return {key: index for index, group in enumerate(self.groups) for key in group}
+
+    def _check(self, key: str) -> None:
+        keys: list[str] = self.kjt.keys()
+        if key not in keys:
+            raise DataError(f"there is no key {key!r}; {nearest(key, keys)}")
+
+
+def _hold(kept: bool, what: str) -> None:
+    if not kept:
+        raise DataError(
+            f"a PartialInverseKeyedJaggedTensor breaks its rules: {what}. Build it by from_kjt, "
+            "or send it again."
         )
-
-    def _index(self, key: str) -> int:
-        if key not in self.keys():
-            raise DataError(f"no feature {key!r}; {nearest(key, self.keys())}")
-        return self.keys().index(key)
-
-    def _group_of(self) -> list[int]:
-        """Per key the index of its group."""
-        group_of = {key: index for index, group in enumerate(self.groups) for key in group}
-        return [group_of[key] for key in self.keys()]
-
-    def _shared(self) -> list[SharedRows]:
-        """Each key's unique rows."""
-        sizes = self.kjt.lengths().tolist()
-        values, weights = self.kjt.values().split(sizes), self.kjt.weights_or_none()
-        spans = self.spans.split([self.unique_counts[group] for group in self._group_of()])
-        weighted = [None] * len(sizes) if weights is None else weights.split(sizes)
-        return [SharedRows(*parts) for parts in zip(values, weighted, spans, strict=True)]
-
-    def _rows(self) -> Tensor:
-        """[n_keys, B, 2]: each sample's [offset, length]."""
-        group_of = self._group_of()
-        sizes = [self.unique_counts[group] for group in group_of]
-        index = torch.tensor([group_of, [*accumulate(sizes, initial=0)][:-1]], dtype=torch.int64)
-        groups, firsts = index.to(self.spans.device)
-        return self.spans[self.inverse_lookup[groups] + firsts[:, None]]
-
-
-def _assembled(
-    like: KeyedJaggedTensor,
-    shared: Mapping[str, SharedRows],
-    groups: Groups,
-    inverse_lookup: Tensor,
-    counts: tuple[int, ...],
-) -> PartialInverseKeyedJaggedTensor:
-    """In the dtypes of `like`, which also stands in where there are no keys."""
-    parts = list(shared.values())
-    weights = [part.weights for part in parts if part.weights is not None]
-    sizes = [part.values.numel() for part in parts]
-    return PartialInverseKeyedJaggedTensor(
-        kjt=KeyedJaggedTensor(
-            keys=list(shared),
-            values=torch.cat([like.values()[:0], *(part.values for part in parts)]),
-            weights=torch.cat(weights) if weights else like.weights_or_none(),
-            lengths=like.lengths().new_tensor(sizes),
-            stride=1,
-        ),
-        groups=groups,
-        spans=torch.cat([inverse_lookup.new_empty(0, 2), *(part.spans for part in parts)]),
-        inverse_lookup=inverse_lookup,
-        unique_counts=counts,
-    )
-
-
-def _symbols(features: KeyedJaggedTensor) -> list[Symbols]:
-    """Each key's rows; the offsets are those of the whole KJT, so its values need no cut."""
-    symbols = Symbols.of(features.values(), features.weights_or_none(), features.offsets())
-    stride = features.stride()
-    firsts = (index * stride for index in range(len(features.keys())))
-    return [
-        symbols._replace(offsets=symbols.offsets[first : first + stride + 1]) for first in firsts
-    ]
-
-
-def _stack(lookups: Sequence[Tensor], num_samples: int) -> Tensor:
-    return torch.stack(list(lookups)) if lookups else torch.empty(0, num_samples, dtype=torch.int64)
 
 
 def _flatten(partial: PartialInverseKeyedJaggedTensor) -> tuple[list[Any], Any]:
@@ -286,28 +276,8 @@ def _flatten(partial: PartialInverseKeyedJaggedTensor) -> tuple[list[Any], Any]:
     return tensors, (partial.groups, partial.unique_counts)
 
 
-def _unflatten(parts: Any, context: Any) -> PartialInverseKeyedJaggedTensor:
-    (kjt, spans, inverse_lookup), (groups, unique_counts) = parts, context
-    return PartialInverseKeyedJaggedTensor(kjt, groups, spans, inverse_lookup, unique_counts)
-
-
-def _check_groups(groups: Groups, keys: Sequence[str]) -> None:
-    named = [key for group in groups for key in group]
-    for key in named:
-        if key not in keys:
-            raise DataError(f"group of {key!r}: no such feature; {nearest(key, keys)}")
-        if named.count(key) > 1:
-            raise DataError(f"feature {key!r} is in two groups: keep it in one of {groups}.")
-    for key in keys:
-        if key not in named:
-            raise DataError(f"feature {key!r} is in no group of {groups}: add it to one.")
-
-
-def _broken(what: str) -> DataError:
-    return DataError(
-        f"not a partial IKJT: {what}. Make them with from_kjt; if this one came from a file or "
-        "a socket, its writer is of another version or it was damaged on the way."
-    )
+def _unflatten(tensors: Any, context: Any) -> PartialInverseKeyedJaggedTensor:
+    return PartialInverseKeyedJaggedTensor(*tensors, *context)
 
 
 pytree.register_pytree_node(

@@ -7,22 +7,49 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from recd_plugins.sparse.overlap import overlap_rows
+from recd_plugins.sparse.overlap import overlap_rows, spread_rows
 from recd_plugins.sparse.unique import unique_rows
+from recd_plugins.sparse.weighted import Weighted
 
-__all__ = ["SharedRows", "Symbols"]
+__all__ = ["SharedRows"]
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SharedRows(NamedTuple):
-    """U rows; rows may overlap, and values may be in no row's span but `select` drops those."""
+    """U rows, which may overlap."""
 
     values: Tensor
     """[K] ids."""
     weights: Tensor | None
     """[K], or none where ids have none."""
     spans: Tensor
-    """[U, 2] int64, [offset, length]."""
+    """[U, 2] int64: each row's [offset, length]."""
+
+    @classmethod
+    def of(cls, feature: Weighted, rows: Tensor) -> SharedRows:
+        """Rows `rows` [U] of a feature, each laid over its neighbour where it is a shift of it.
+
+        A weight is part of its id: rows share values where both agree, bit by bit.
+        """
+        if feature.weights is None:
+            return cls._overlapped(feature.values, feature.lengths, rows)
+        bits = feature.weights.view(BITS[feature.weights.element_size()])
+        pairs = torch.stack([feature.values.long(), bits.long()], dim=1).view(-1)
+        codes, firsts = unique_rows(pairs, torch.arange(0, pairs.numel() + 1, 2))
+        shared = cls._overlapped(codes, feature.lengths, rows)
+        where = firsts[shared.values]
+        return cls(feature.values[where], feature.weights[where], shared.spans)
+
+    @classmethod
+    def _overlapped(cls, values: Tensor, lengths: Tensor, rows: Tensor) -> SharedRows:
+        offsets = pad(lengths.cumsum(0), (1, 0))
+        found = overlap_rows(
+            values.contiguous().numpy(), offsets[rows].numpy(), lengths[rows].long().numpy()
+        )
+        return cls(torch.from_numpy(found.values), None, torch.from_numpy(found.rows))
 
     def select(self, rows: Tensor) -> SharedRows:
         """Rows [N], in this order, over those values alone that one of them needs."""
@@ -39,6 +66,12 @@ class SharedRows(NamedTuple):
             torch.stack([before[starts], spans[:, 1]], dim=1),
         )
 
+    def spread(self, rows: Tensor, dtype: torch.dtype) -> Weighted:
+        """Rows [N] in full, in this order, repeats included; lengths in `dtype`."""
+        starts, lengths = self.spans[rows].unbind(1)
+        weights = None if self.weights is None else _spread(self.weights, starts, lengths)
+        return Weighted(_spread(self.values, starts, lengths), lengths.to(dtype), weights)
+
     @staticmethod
     def concat(parts: Sequence[SharedRows]) -> SharedRows:
         """The rows of all parts, one part after another; nothing is shared across parts."""
@@ -54,39 +87,11 @@ class SharedRows(NamedTuple):
         )
 
 
-class Symbols(NamedTuple):
-    """B rows of ids as rows of what must agree for two to be equal: the ids, or codes for
-    (id, weight), both bit by bit."""
-
-    values: Tensor
-    """[N] ids, or codes."""
-    offsets: Tensor
-    """[B + 1]."""
-    ids: Tensor | None = None
-    """Where `values` are codes: the id of each."""
-    weights: Tensor | None = None
-    """And its weight."""
-
-    @classmethod
-    def of(cls, ids: Tensor, weights: Tensor | None, offsets: Tensor) -> Symbols:
-        if weights is None:
-            return cls(ids, offsets)
-        bits = weights.view(BITS[weights.element_size()])
-        pairs = torch.stack([ids.long(), bits.long()], dim=1).view(-1)
-        codes, firsts = unique_rows(pairs, torch.arange(0, pairs.numel() + 1, 2))
-        return cls(codes, offsets, ids[firsts], weights[firsts])
-
-    def share(self, rows: Tensor) -> SharedRows:
-        """Rows [U], each laid over its neighbour where it is a shift of it."""
-        starts = self.offsets[rows].long()
-        lengths = self.offsets[rows + 1].long() - starts
-        shared, spans = map(
-            torch.from_numpy,
-            overlap_rows(self.values.numpy(), starts.numpy(), lengths.numpy()),
-        )
-        if self.ids is None or self.weights is None:
-            return SharedRows(shared, None, spans)
-        return SharedRows(self.ids[shared], self.weights[shared], spans)
-
-
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+def _spread(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another."""
+    if not values.is_cuda:
+        spread = spread_rows(values.contiguous().numpy(), starts.numpy(), lengths.numpy())
+        return torch.from_numpy(spread)
+    # Value n of the result lies as far behind its row's start as n behind its row's begin.
+    where = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
+    return values[where + torch.arange(where.numel(), device=where.device)]
