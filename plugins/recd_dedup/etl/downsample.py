@@ -1,0 +1,121 @@
+"""Fewer samples: whole sessions at a time, which keeps S, or sample by sample, which lowers it.
+
+RecD (section 7) proposes the former: DedupeFactor grows with S, the samples per session.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recd_dedup.etl.scan import require_sessions, scan
+from recd_dedup.etl.session_count import Population, SessionCount
+from recd_dedup.etl.session_hash import salt, session_hashes
+from recd_plugins.config import Config, Range
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Progress, Table, silent, write_table
+from recd_plugins.slots import Context
+
+__all__ = [
+    "DownsampleConfig",
+    "DownsampleReport",
+    "DownsampleSamples",
+    "DownsampleSessions",
+    "build_downsample_samples",
+    "build_downsample_sessions",
+]
+
+Mask = NDArray[np.bool_]
+
+@dataclass(frozen=True, kw_only=True)
+class DownsampleConfig(Config):
+    """The `downsample_sessions` and `downsample_samples` steps."""
+
+    keep: Annotated[float, Range(gt=0, le=1)] = 0.5
+    """The probability that a session (or a sample) is kept."""
+    seed: Annotated[int, Range(ge=0)] = 0
+    """Which are kept; the trainer's seed has no say in it."""
+
+
+@dataclass(frozen=True)
+class DownsampleReport:
+    """What a step did to S."""
+
+    before: Population
+    after: Population
+
+    def __str__(self) -> str:
+        return f"downsampled {self.before} to {self.after}"
+
+
+class _Downsample(ABC):
+    """One pass over the table, chunk by chunk; `report` is there once it has run."""
+
+    name: ClassVar[str]
+    by_session: ClassVar[bool]
+    report: DownsampleReport | None = None
+
+    def __init__(self, config: DownsampleConfig, *, chunk_bytes: int = 32 << 20) -> None:
+        self._config = config
+        self._chunk_bytes = chunk_bytes
+        self._last = np.uint64(min(round(config.keep * 2**64), 2**64) - 1)
+
+    def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
+        if self.by_session:
+            require_sessions(table.schema, self.name, table.path)
+        before, after = SessionCount(table.schema), SessionCount(table.schema)
+
+        def kept() -> Iterator[pa.Table]:
+            for chunk in scan(table, self._chunk_bytes):
+                rest = chunk.filter(pa.array(self._kept(chunk, table.schema, before.samples)))
+                before.add(chunk)
+                after.add(rest)
+                yield rest
+                progress(f"downsampling {folder.name}", before.samples, table.num_rows)
+
+        result = write_table(folder, table.schema, kept())
+        self.report = DownsampleReport(before.population(), after.population())
+        progress(str(self.report), table.num_rows, table.num_rows)
+        return result
+
+    @abstractmethod
+    def _kept(self, chunk: pa.Table, schema: Schema, first: int) -> Mask:
+        """[N] which rows stay; the chunk's first row is the table's row `first`."""
+
+    def _draw(self, subjects: NDArray[np.int64]) -> Mask:
+        return session_hashes(subjects, salt(self._config.seed, self.name)) <= self._last
+
+
+class DownsampleSessions(_Downsample):
+    """Keeps or drops a session whole, by a hash of its id: alike in every table and split."""
+
+    name = "downsample_sessions"
+    by_session = True
+
+    def _kept(self, chunk: pa.Table, schema: Schema, first: int) -> Mask:
+        return self._draw(chunk[schema.session_id].to_numpy())
+
+
+class DownsampleSamples(_Downsample):
+    """Keeps or drops each sample, by a hash of its place in the table."""
+
+    name = "downsample_samples"
+    by_session = False
+
+    def _kept(self, chunk: pa.Table, schema: Schema, first: int) -> Mask:
+        return self._draw(np.arange(first, first + chunk.num_rows))
+
+
+def build_downsample_sessions(config: DownsampleConfig, context: Context) -> DownsampleSessions:
+    return DownsampleSessions(config)
+
+
+def build_downsample_samples(config: DownsampleConfig, context: Context) -> DownsampleSamples:
+    return DownsampleSamples(config)
