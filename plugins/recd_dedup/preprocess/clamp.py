@@ -37,6 +37,8 @@ class ClampConfig(Config):
 class Clamp(nn.Module):
     """id -> min(max(id, low), high); int32 ids stay int32 where the range allows it."""
 
+    elementwise = True
+
     def __init__(self, low: int, high: int) -> None:
         super().__init__()
         self.low = low

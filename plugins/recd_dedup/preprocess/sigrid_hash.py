@@ -44,6 +44,8 @@ class SigridHash(nn.Module):
     int32 ids stay int32 where modulo allows it.
     """
 
+    elementwise = True
+
     def __init__(self, modulo: int, salt: int = 0) -> None:
         super().__init__()
         self.modulo = modulo

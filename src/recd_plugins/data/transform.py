@@ -1,4 +1,4 @@
-"""What happens to a batch between the table and the trainer: transforms, then dedup."""
+"""What happens to a batch between the table and the trainer: dedup, then transforms."""
 
 from __future__ import annotations
 
@@ -9,44 +9,54 @@ from typing import TYPE_CHECKING
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.errors import PluginError
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.row_wise import RowWise
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess
 
 __all__ = ["BatchTransform"]
 
+KINDS = (KeyedJaggedTensor, InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor)
+
 
 class BatchTransform:
-    """Applies each `preprocess` transform to its features, then the `dedup` converter."""
+    """Applies the `dedup` converter, then each `preprocess` transform to its features.
+
+    What is deduplicated is so before it is transformed, and each transform runs once for every
+    unique sample: on `batch.dedup` as on `batch.features`, with results as if on all samples.
+    """
 
     def __init__(
         self,
         steps: Sequence[tuple[Sequence[str], Preprocess]],
         dedup: Sequence[DedupConverter] = (),
     ) -> None:
-        self._steps = steps
+        self._steps = [(names, RowWise(transform)) for names, transform in steps]
         self._dedup = dedup
 
     def __call__(self, batch: Batch) -> Batch:
-        features = batch.features
-        for names, transform in self._steps:
-            features = _apply(transform, features, names)
-        batch = dataclasses.replace(batch, features=features)
         for converter in self._dedup:
             batch = converter.convert(batch)
-        return batch
+        features, dedup = batch.features, batch.dedup
+        for names, transform in self._steps:
+            features = transform(features, names)
+            if isinstance(dedup, KINDS):
+                dedup = transform(dedup, names)
+            elif dedup is not None:
+                _check_reached(features, names, dedup, transform)
+        return dataclasses.replace(batch, features=features, dedup=dedup)
 
 
-def _apply(
-    transform: Preprocess, features: KeyedJaggedTensor, names: Sequence[str]
-) -> KeyedJaggedTensor:
-    """The transform on `names` alone; the other features and the keys' order stay."""
-    keys = features.keys()
-    chosen = [index for index, key in enumerate(keys) if key in names]
-    if len(chosen) == len(keys):
-        return transform(features)
-    rest = [index for index, key in enumerate(keys) if key not in names]
-    parts = [transform(features.permute(chosen)), features.permute(rest)]
-    joined = KeyedJaggedTensor.concat(parts)
-    position = {key: index for index, key in enumerate(joined.keys())}
-    return joined.permute([position[key] for key in keys])
+def _check_reached(
+    features: KeyedJaggedTensor, names: Sequence[str], dedup: object, transform: RowWise
+) -> None:
+    gone = [name for name in names if name not in features.keys()]  # noqa: SIM118  # no mapping
+    if gone:
+        raise PluginError(
+            f"preprocess: {transform.name} is for {', '.join(gone)}, which dedup put into a "
+            f"{type(dedup).__name__}. Let the converter make an InverseKeyedJaggedTensor, or take "
+            "the transform off these features."
+        )

@@ -1,0 +1,164 @@
+"""A transform written for a KJT, run on the unique samples of an IKJT (the paper's O4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from itertools import groupby
+from typing import TypeVar
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.errors import PluginError
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+
+__all__ = ["KjtTransform", "RowWise"]
+
+KjtTransform = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
+Features = TypeVar(
+    "Features", KeyedJaggedTensor, InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+)
+
+
+class RowWise:
+    """f: KJT → KJT (a module, a TorchScript module, a function) made to take an IKJT too.
+
+    expand(RowWise(f)(ikjt)) = f(expand(ikjt)): f runs, untouched, on `ikjt.kjt`, and the inverse
+    lookup stays. That holds if a row of f's result depends on that row of its input alone. What
+    else f is, it says by attributes (those of TorchScript modules are set in `__init__`):
+    - `row_wise = False`: it does depend on other rows. Deduplicated features are then refused.
+    - `changes_keys = True`: other keys come out. It then runs on each group apart, and what comes
+      out is that group.
+    - `elementwise = True`: an id's result depends on that id alone, and rows keep their lengths.
+      Then it runs on a partial IKJT's shared values, which are else made anew of its result.
+    """
+
+    def __init__(self, transform: KjtTransform) -> None:
+        self.transform = transform
+        self.name = _name_of(transform)
+        self._row_wise: bool = getattr(transform, "row_wise", True)
+        self._elementwise: bool = getattr(transform, "elementwise", False)
+        self._changes_keys: bool = getattr(transform, "changes_keys", False)
+
+    def __call__(self, features: Features, keys: Collection[str] | None = None) -> Features:
+        """The features transformed; of `keys` alone, if given, while the others stay."""
+        plain = isinstance(features, KeyedJaggedTensor)
+        held = features.keys() if plain else features.kjt.keys()
+        chosen = [key for key in held if keys is None or key in keys]
+        if not chosen:
+            return features
+        if not plain and not self._row_wise:
+            raise PluginError(
+                f"preprocess: {self.name} says `row_wise = False`: its result depends on more than "
+                f"its row, so it cannot run on the unique samples of {', '.join(chosen)}. Leave "
+                "these features out of dedup.groups, or take the transform off them."
+            )
+        if isinstance(features, InverseKeyedJaggedTensor):
+            return self._on_ikjt(features, chosen)
+        if isinstance(features, PartialInverseKeyedJaggedTensor):
+            return self._on_partial(features, chosen)
+        return self._on_kjt(features, chosen)
+
+    def _on_kjt(self, features: KeyedJaggedTensor, chosen: Collection[str]) -> KeyedJaggedTensor:
+        keys = features.keys()
+        if len(chosen) == len(keys):
+            return self._run(features)
+        runs = [(taken, len(list(run))) for taken, run in groupby(keys, lambda key: key in chosen)]
+        parts = features.split([count for _, count in runs])  # views
+        taken = [part for part, (chose, _) in zip(parts, runs, strict=True) if chose]
+        result = self._run(taken[0] if len(taken) == 1 else KeyedJaggedTensor.concat(taken))
+        if result.keys() == list(chosen):
+            pieces = iter(result.split([count for chose, count in runs if chose]))
+            parts = [
+                next(pieces) if chose else part
+                for part, (chose, _) in zip(parts, runs, strict=True)
+            ]
+        else:
+            parts = [part for part, (chose, _) in zip(parts, runs, strict=True) if not chose]
+            parts.append(result)
+        return KeyedJaggedTensor.concat(parts)
+
+    def _on_ikjt(
+        self, features: InverseKeyedJaggedTensor, chosen: Collection[str]
+    ) -> InverseKeyedJaggedTensor:
+        if not self._changes_keys:
+            kjt = self._on_kjt(features.kjt, chosen)
+            return _trimmed(dataclasses.replace(features, kjt=kjt))
+        parts = []
+        for part in features.kjt.split([len(group) for group in features.groups]):
+            ours = [key for key in part.keys() if key in chosen]  # noqa: SIM118  # no mapping
+            parts.append(self._on_kjt(part, ours) if ours else part)
+        kjt = KeyedJaggedTensor.concat(parts)
+        if len(set(kjt.keys())) < len(kjt.keys()):
+            raise PluginError(
+                f"preprocess: {self.name} makes the same key of two feature groups: {kjt.keys()}. "
+                "Deduplicate what it takes together: one group in dedup.groups."
+            )
+        groups = tuple(tuple(part.keys()) for part in parts)
+        return _trimmed(dataclasses.replace(features, kjt=kjt, groups=groups))
+
+    def _on_partial(
+        self, features: PartialInverseKeyedJaggedTensor, chosen: Collection[str]
+    ) -> PartialInverseKeyedJaggedTensor:
+        if self._elementwise:
+            return dataclasses.replace(features, kjt=self._on_kjt(features.kjt, chosen))
+        expanded = self._on_kjt(features.to_kjt(), chosen)
+        if expanded.keys() != features.kjt.keys():
+            raise PluginError(
+                f"preprocess: {self.name} changes keys, which the partial IKJT of "
+                f"{', '.join(chosen)} cannot follow. Use `dedup: exact` for these features."
+            )
+        return PartialInverseKeyedJaggedTensor.from_kjt(expanded, features.groups)
+
+    def _run(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        result = self.transform(features)
+        if not isinstance(result, KeyedJaggedTensor):
+            raise PluginError(
+                f"preprocess: {self.name} made a {type(result).__name__} of a KeyedJaggedTensor, "
+                "but must return one."
+            )
+        if result.keys() != features.keys() and not self._changes_keys:
+            raise PluginError(
+                f"preprocess: {self.name} made the keys {result.keys()} of {features.keys()}. Keep "
+                "them and their order, or let the transform say `changes_keys = True`."
+            )
+        if result.stride() != features.stride():
+            raise PluginError(
+                f"preprocess: {self.name} made {result.stride()} rows of {features.stride()}. Keep "
+                "one row for each: a row without ids is an empty one."
+            )
+        return result
+
+
+def _trimmed(features: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
+    """Without the ids that a transform put into rows behind a group's unique samples."""
+    kjt, stride = features.kjt, features.kjt.stride()
+    lengths = kjt.lengths()
+    counts = [
+        count
+        for count, group in zip(features.unique_counts, features.groups, strict=True)
+        for _ in group
+    ]
+    rows = torch.arange(stride, device=lengths.device)
+    real = (rows < torch.tensor(counts, device=lengths.device)[:, None]).view(-1)
+    if not bool((lengths * ~real).any()):
+        return features
+    kept, weights = torch.repeat_interleave(real, lengths), kjt.weights_or_none()
+    kjt = with_ids(
+        kjt,
+        kjt.values()[kept],
+        lengths=lengths * real,
+        weights=None if weights is None else weights[kept],
+    )
+    return dataclasses.replace(features, kjt=kjt)
+
+
+def _name_of(transform: KjtTransform) -> str:
+    """What its author calls it: a function's name, or the class of a module, scripted or not."""
+    for name in ("original_name", "__name__"):
+        if isinstance(said := getattr(transform, name, None), str):
+            return said
+    return type(transform).__name__

@@ -1,0 +1,264 @@
+"""Rung 1 and 2 (values, properties): transforms of a KJT on the unique samples of an IKJT."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_dedup.preprocess.clamp import Clamp
+from recd_dedup.preprocess.first_x import FirstX
+from recd_dedup.preprocess.sigrid_hash import SigridHash
+from recd_plugins.errors import PluginError
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.testing.batches import from_lists, to_lists
+
+KEYS = ("a", "b", "c", "d")
+GROUPINGS = [
+    [["a"], ["b"], ["c"], ["d"]],
+    [["a", "b"], ["c", "d"]],
+    [["d", "b"], ["a", "c"]],
+    [["a", "b", "c", "d"]],
+]
+
+
+def scripted(module: nn.Module) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():  # torch 2.13 would rather see it exported
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "TorchScript will treat type", UserWarning)  # the KJT's
+        return torch.jit.script(module)
+
+
+class Twice(nn.Module):
+    """Written for TorchScript: doubles ids, knows nothing of us."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            keys=features.keys(),
+            values=features.values() * 2,
+            lengths=features.lengths(),
+            weights=features.weights_or_none(),
+        )
+
+
+def fill_empty(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """A row without ids gets the id 99; a plain function, and one that touches padding rows."""
+    lengths, weights = features.lengths(), features.weights_or_none()
+    filled = lengths.clamp(min=1)
+    values = features.values().new_full((int(filled.sum()),), 99)
+    kept = torch.repeat_interleave(lengths > 0, filled)
+    values[kept] = features.values()
+    if weights is not None:
+        weights = weights.new_ones(len(values)).masked_scatter(kept, weights)
+    return with_ids(features, values, lengths=filled, weights=weights)
+
+
+def reverse_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Each row backwards."""
+    lists = to_lists(features)
+    return from_lists({key: [row[::-1] for row in rows] for key, rows in lists.items()})
+
+
+TRANSFORMS = [
+    SigridHash(31, salt=5),
+    FirstX(2),
+    Clamp(2, 3),
+    nn.Sequential(SigridHash(31), FirstX(1)),
+    Twice(),
+    scripted(Twice()),
+    fill_empty,
+    reverse_rows,
+]
+
+
+def named(transform) -> str:
+    return getattr(transform, "original_name", None) or getattr(transform, "__name__", "") or "nn"
+
+
+@st.composite
+def samples(draw) -> KeyedJaggedTensor:
+    """B samples of few different rows, so that they repeat."""
+    pool = draw(st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=4))
+    batch = draw(st.integers(1, 8))
+    row = st.sampled_from(pool)
+    return from_lists({key: [draw(row) for _ in range(batch)] for key in KEYS})
+
+
+SOME = st.sampled_from([None, ("b",), ("a", "c"), ("b", "c"), ("a", "b", "c", "d"), ("d", "x")])
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=named)
+@given(features=samples(), groups=st.sampled_from(GROUPINGS), some=SOME)
+def test_on_unique_samples_as_on_all(transform, features, groups, some):
+    wrapped = RowWise(transform)
+    on_all = to_lists(wrapped(features, some))
+    assert list(on_all) == list(KEYS)
+    ikjt = InverseKeyedJaggedTensor.from_kjt(features, groups)
+    result = wrapped(ikjt, some)
+    assert to_lists(result.to_kjt()) == on_all
+    assert result.inverse_lookup is ikjt.inverse_lookup
+    assert (result.groups, result.unique_counts) == (ikjt.groups, ikjt.unique_counts)
+    result.validate()
+    before, after = to_lists(features), to_lists(transform(features))
+    chosen = [key for key in KEYS if some is None or key in some]
+    assert on_all == {key: (after if key in chosen else before)[key] for key in KEYS}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=named)
+@given(features=samples(), groups=st.sampled_from(GROUPINGS), some=SOME)
+def test_on_shared_values_as_on_all(transform, features, groups, some):
+    wrapped = RowWise(transform)
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(features, groups)
+    result = wrapped(partial, some).validate()
+    assert to_lists(result.to_kjt()) == to_lists(wrapped(features, some))
+
+
+@pytest.mark.parametrize("transform", [SigridHash(31), FirstX(1), fill_empty], ids=named)
+def test_weights_come_along(transform):
+    features = KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.tensor([4, 5, 4, 5, 6, 4, 5, 7]),
+        lengths=torch.tensor([2, 2, 0, 1, 2, 1]),
+        weights=torch.tensor([1.0, 2.0, 1.0, 2.0, 3.0, 1.0, 2.0, 4.0]),
+    )
+    wrapped = RowWise(transform)
+    expanded = wrapped(InverseKeyedJaggedTensor.from_kjt(features)).to_kjt()
+    on_all = wrapped(features)
+    assert to_lists(expanded) == to_lists(on_all)
+    assert expanded.weights().tolist() == on_all.weights().tolist()
+
+
+def test_it_runs_once_on_each_unique_sample():
+    seen = []
+
+    def look(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        seen.append(features)
+        return features
+
+    features = from_lists({"a": [[1, 2], [1, 2], [3]], "b": [[4], [5], [6]]})
+    ikjt = InverseKeyedJaggedTensor.from_kjt(features)
+    result = RowWise(look)(ikjt)
+    assert seen == [ikjt.kjt]
+    assert to_lists(seen[0]) == {"a": [[1, 2], [3], []], "b": [[4], [5], [6]]}
+    assert result.kjt is ikjt.kjt
+
+
+def test_padding_rows_stay_empty():
+    ikjt = InverseKeyedJaggedTensor.from_kjt(from_lists({"a": [[1], [1], []], "b": [[], [5], [6]]}))
+    filled = RowWise(fill_empty)(ikjt)
+    assert to_lists(filled.kjt) == {"a": [[1], [99], []], "b": [[99], [5], [6]]}
+
+
+# What a transform says of itself
+
+
+class Rank(nn.Module):
+    """Each id becomes its rank among all ids: depends on the other rows, and says so."""
+
+    row_wise = False
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return with_ids(features, features.values().argsort().argsort())
+
+
+class ScriptedRank(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.row_wise = False
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return features
+
+
+def rank(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    return features
+
+
+rank.row_wise = False  # type: ignore[attr-defined]
+
+FEATURES = from_lists({"a": [[1, 2], [1, 2], [3]], "b": [[4], [4], [4]]})
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [(Rank(), "Rank"), (scripted(ScriptedRank()), "ScriptedRank"), (rank, "rank")],
+)
+def test_what_depends_on_other_rows_is_refused_by_name(transform, name):
+    wrapped = RowWise(transform)
+    for kind in (InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor):
+        with pytest.raises(PluginError, match=rf"{name} says `row_wise = False`.* of b\. Leave"):
+            wrapped(kind.from_kjt(FEATURES), ["b"])
+    assert to_lists(wrapped(FEATURES)) == to_lists(transform(FEATURES))
+    ikjt = InverseKeyedJaggedTensor.from_kjt(FEATURES)
+    assert wrapped(ikjt, ["elsewhere"]) is ikjt
+
+
+class Sum:
+    """Features of a group become one: the ids of all, one after another."""
+
+    changes_keys = True
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        rows = zip(*to_lists(features).values(), strict=True)
+        return from_lists({"+".join(features.keys()): [list(chain(*row)) for row in rows]})
+
+
+def test_declared_keys_replace_those_of_their_group():
+    features = from_lists(
+        {"a": [[1], [1], [2]], "b": [[3], [3], [4]], "c": [[5], [6], [5]], "d": [[7], [7], [7]]}
+    )
+    ikjt = InverseKeyedJaggedTensor.from_kjt(features, [["a", "b"], ["c", "d"]])
+    result = RowWise(Sum())(ikjt, ["a", "b", "c"]).validate()
+    assert result.groups == (("a+b",), ("c", "d"))
+    assert to_lists(result.to_kjt()) == {
+        "a+b": [[1, 3], [1, 3], [2, 4]],
+        "c": [[5], [6], [5]],
+        "d": [[7], [7], [7]],
+    }
+    assert RowWise(Sum())(features, ["a", "b"]).keys() == ["c", "d", "a+b"]
+
+
+class Constant:
+    changes_keys = True
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return from_lists({"one": [[1]] * features.stride()})
+
+
+def test_keys_that_cannot_be_followed():
+    ikjt = InverseKeyedJaggedTensor.from_kjt(FEATURES)
+    with pytest.raises(PluginError, match=r"Constant makes the same key of two feature groups"):
+        RowWise(Constant())(ikjt)
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(FEATURES)
+    with pytest.raises(PluginError, match=r"Constant changes keys, which the partial IKJT of a, b"):
+        RowWise(Constant())(partial)
+
+
+def renamed(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    return from_lists({key + "!": rows for key, rows in to_lists(features).items()})
+
+
+def shorter(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    return from_lists({key: rows[1:] for key, rows in to_lists(features).items()})
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (renamed, r"renamed made the keys \['a!', 'b!'\] of \['a', 'b'\]. Keep them"),
+        (shorter, r"shorter made 1 rows of 2. Keep one row for each"),
+        (to_lists, "to_lists made a dict of a KeyedJaggedTensor"),
+    ],
+)
+def test_results_that_are_none(transform, message):
+    with pytest.raises(PluginError, match=message):
+        RowWise(transform)(InverseKeyedJaggedTensor.from_kjt(FEATURES))
