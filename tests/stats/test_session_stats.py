@@ -290,3 +290,10 @@ def test_a_session_longer_than_a_block_is_still_one(
     assert values["samples_per_session"]["table"]["histogram"] == [[2, 1], [30, 1]]
     # Each stretch begins anew, so of 30 equal lists one in each of four is not a duplicate.
     assert values["features"][0]["exact"] == (32 - 5) / 32
+
+
+def test_little_memory_takes_more_blocks_and_buckets_and_counts_the_same(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "table", interleaved(40))
+    row_bytes = 150
+    little = measured(table, tmp_path, batch_size=16, memory_gb=8 * 60 * row_bytes / 1e9)
+    assert little == measured(table, tmp_path, batch_size=16)

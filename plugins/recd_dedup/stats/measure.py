@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Measured", "SessionStats", "SessionStatsConfig", "build_session_stats"]
 
 BLOCK_ROWS = 1 << 17
-"""Rows that are compared at a time; of a longer session, each such stretch on its own."""
+"""Rows compared at a time, or fewer in little memory; a longer session is so in stretches."""
+BLOCK_SHARE = 8
+"""A block is held about three times, beside what Arrow keeps of memory that it once had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class SessionStatsConfig(Config):
     """Features form a group where, of the samples in which one of two changes, both change in
     this share."""
     memory_gb: Annotated[float, Range(gt=0)] = 1.0
-    """Memory for rows while a table is clustered."""
+    """Memory for rows, in GB; a batch is held whole in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ class SessionStats:
                 step = ClusterBySession(ClusterConfig(memory_gb=self._config.memory_gb))
                 sample = without_dense(step.run(sample, Path(folder) / "clustered", progress))
             told = _told(chunks(sample), "sessions", progress, sample.num_rows)
-            for block in blocks(told, narrow.schema, BLOCK_ROWS):
+            for block in blocks(told, narrow.schema, self._block_rows(sample)):
                 sessions.add(block)
             sessions.close()
             told = _told(chunks(sample), "batches clustered", progress, sample.num_rows)
@@ -129,6 +131,12 @@ class SessionStats:
             start = number * (table.num_rows // wanted)
             yield next(batches(chunks(table, skip=start), table.schema, size))
             progress("batches as stored", number + 1, wanted)
+
+    def _block_rows(self, table: Table) -> int:
+        from recd_dedup.etl.scan import decoded_bytes
+
+        per_row = decoded_bytes(table) / table.num_rows
+        return max(1, min(BLOCK_ROWS, int(self._config.memory_gb * 1e9 / BLOCK_SHARE / per_row)))
 
     def _sample(self, table: Table, folder: Path, progress: Progress) -> Table:
         """The table; or, sampled, the rows of some sessions, each whole."""

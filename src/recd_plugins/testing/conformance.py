@@ -28,6 +28,7 @@ from recd_plugins.testing.contracts.pooling import check_pooling
 from recd_plugins.testing.contracts.preprocess import check_preprocess
 from recd_plugins.testing.contracts.reader import check_reader
 from recd_plugins.testing.contracts.sharding import check_sharding
+from recd_plugins.testing.contracts.stats import check_stats
 from recd_plugins.testing.contracts.subject import ContractBroken, Subject
 from recd_plugins.testing.probe import SCHEMA
 
@@ -41,6 +42,7 @@ __all__ = ["CONTRACTS", "ContractBroken", "check_record"]
 CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
     "dataset": check_dataset,
     "etl": check_etl,
+    "stats": check_stats,
     "reader": check_reader,
     "dedup": check_dedup,
     "preprocess": check_preprocess,

@@ -1,0 +1,74 @@
+"""The `stats` slot: what a table tells of itself."""
+
+from __future__ import annotations
+
+import json
+
+from recd_plugins.data.stats import StatsReport
+from recd_plugins.data.table import Table, silent
+from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.contracts.subject import Subject
+
+__all__ = ["check_stats"]
+
+ROWS = 300
+
+
+def check_stats(subject: Subject) -> None:
+    table = random_table(subject.folder / "table", subject.context.require_schema(), ROWS)
+    before = _bytes(table)
+    report, again = (subject.build().measure(table, silent) for _ in range(2))
+    subject.hold(
+        isinstance(report, StatsReport),
+        f"measure must return a StatsReport, not {report!r}",
+        "Return recd_plugins.data.stats.StatsReport(values=..., tables=[...], figures={...}).",
+    )
+    subject.hold(_bytes(table) == before, "it must leave the table as it is", "Write elsewhere.")
+    subject.hold(
+        _json(report) is not None,
+        "its values must be what JSON takes: texts, finite numbers, lists and mappings",
+        "Convert arrays with .tolist() and numbers with float().",
+    )
+    subject.hold(
+        _json(report) == _json(again),
+        "two measures of the same table must find the same values",
+        "Seed what it draws by its config or context.seed.",
+    )
+    for part in report.tables:
+        subject.hold(
+            all(len(row) == len(part.columns) for row in part.rows)
+            and all(isinstance(text, str) for row in part.rows for text in row),
+            f"each row of its table {part.title!r} must be a text for each of the "
+            f"{len(part.columns)} columns",
+            "Format numbers where the table is made.",
+        )
+    _check_figures(subject, report)
+
+
+def _check_figures(subject: Subject, report: StatsReport) -> None:
+    from matplotlib.figure import Figure
+
+    for name, draw in report.figures.items():
+        subject.hold(
+            name.isidentifier(),
+            f"figure {name!r} must be a word, since it names a file",
+            "Use letters, digits and underscores.",
+        )
+        figure = Figure()
+        draw(figure)
+        subject.hold(
+            bool(figure.axes),
+            f"figure {name!r} draws nothing onto the figure that it is given",
+            "Use figure.subplots(), not pyplot, which has figures of its own.",
+        )
+
+
+def _json(report: StatsReport) -> str | None:
+    try:
+        return json.dumps(report.values, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+
+
+def _bytes(table: Table) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in table.files}
