@@ -117,5 +117,5 @@ class Schema(Config):
         try:
             options: Mapping[str, Any] = json.loads(text)
             return parse(cls, options, f"{where}: schema")
-        except (json.JSONDecodeError, RecdError, AttributeError) as error:
+        except (RecdError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{where}: its schema cannot be read: {error}") from error
