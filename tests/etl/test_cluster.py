@@ -227,10 +227,8 @@ def test_buckets_of_which_there_are_none(tmp_path):
     assert (table.num_rows, table.schema) == (0, SCHEMA)
 
 
-@pytest.mark.parametrize(
-    ("fingerprint", "again"), [("logs of May", {2, 3, 4}), ("", set(range(5)))]
-)
-def test_buckets_that_are_done_are_not_read_again(tmp_path, fingerprint, again):
+@pytest.mark.parametrize(("source", "again"), [("logs of May", {2, 3, 4}), ("", set(range(5)))])
+def test_buckets_that_are_done_are_not_read_again(tmp_path, source, again):
     rows = mixed_rows()
     buckets = in_buckets(rows, 5)
     read_now: set[int] = set()
@@ -247,7 +245,7 @@ def test_buckets_that_are_done_are_not_read_again(tmp_path, fingerprint, again):
 
     def run(*broken):
         shards = [Shard(index, index in broken) for index in range(5)]
-        return cluster_buckets(shards, SCHEMA, tmp_path / "c", fingerprint=fingerprint)
+        return cluster_buckets(shards, SCHEMA, tmp_path / "c", source=source)
 
     with pytest.raises(OSError, match="is gone"):
         run(2)

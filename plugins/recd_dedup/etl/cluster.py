@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from recd_dedup.etl.budget import PART_STRIPES, STRIPE_ROWS, Budget
 from recd_dedup.etl.checksum import Checksum
-from recd_dedup.etl.parts import Bucket, Part, Parts, Workspace
+from recd_dedup.etl.parts import Bucket, Part, Parts, Workspace, fingerprint
 from recd_dedup.etl.scan import decoded_bytes, require_sessions
 from recd_dedup.etl.spills import Spills
 from recd_plugins.config import Config, Range
@@ -24,9 +25,6 @@ from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.slots import Context, Etl
 
 __all__ = ["ClusterBySession", "ClusterConfig", "build_cluster", "cluster_buckets"]
-
-STRIPE_ROWS = 16_384
-PART_STRIPES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,33 +39,6 @@ class ClusterConfig(Config):
     """Where `spark` runs: `local[2]` takes two threads of this machine."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How memory is shared out: at most two copies of a spill or run are held, and a stripe."""
-
-    bytes: int
-
-    @classmethod
-    def of(cls, memory_gb: float) -> Budget:
-        return cls(int(memory_gb * 1e9))
-
-    @property
-    def run(self) -> int:
-        """Of a spill, or of a run: what is sorted at once.
-
-        Below 8 GiB a column of it has fewer than 2^31 ids, as 32-bit offsets ask.
-        """
-        return min(max(self.bytes // 4, 1), 8 << 30)
-
-    @property
-    def bucket(self) -> int:
-        """The mean; half a run, for sessions are of unequal size."""
-        return max(self.run // 2, 1)
-
-    def stripe_rows(self, bytes_per_row: float) -> int:
-        return max(1, min(STRIPE_ROWS, int(self.run / max(bytes_per_row, 1))))
-
-
 class ClusterBySession:
     """The pyarrow engine: a bucket pass, then a pass that sorts bucket by bucket."""
 
@@ -79,7 +50,7 @@ class ClusterBySession:
         require_sessions(table.schema, "cluster_by_session", table.path)
         size = decoded_bytes(table)
         n_buckets = max(1, math.ceil(size / self._budget.bucket))
-        plan = {"source": _fingerprint(table), "budget": self._budget.bytes}
+        plan = {"source": fingerprint(table), "budget": self._budget.bytes}
         with Workspace(folder, plan) as workspace:
             spills = Spills(workspace.path / "spills", table.schema, n_buckets)
             spills.fill(table, self._budget.run, progress, f"bucketing {folder.name}")
@@ -104,18 +75,18 @@ def cluster_buckets(
     folder: Path,
     *,
     memory_gb: float = 1.0,
-    fingerprint: str = "",
+    source: str = "",
     progress: Progress = silent,
 ) -> Table:
     """Cluster rows that are in buckets by session already, as log shards are; a file each.
 
     No session may be in two buckets. A bucket is iterated once, when its turn comes. With a
-    `fingerprint`, which says what is in the buckets, a run that was killed goes on.
+    `source`, which says what is in the buckets, a run that was killed goes on.
     """
     require_sessions(schema, "cluster_by_session", folder)
     budget = Budget.of(memory_gb)
-    plan = {"source": fingerprint, "buckets": len(buckets), "schema": schema.to_json()}
-    with Workspace(folder, plan, resume=bool(fingerprint)) as workspace:
+    plan = {"source": source, "buckets": len(buckets), "schema": schema.to_json()}
+    with Workspace(folder, plan, resume=bool(source)) as workspace:
         parts = Parts(workspace, schema, run_bytes=budget.run, rows_per_stripe=STRIPE_ROWS)
         what = f"sorting {folder.name}"
         progress(what, 0, len(buckets))
@@ -152,10 +123,9 @@ class _Lazy:
         return self.spills.bucket(self.index)
 
 
-def _fingerprint(table: Table) -> list[Any]:
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in table.files]
-    return [str(table.path), table.schema.to_json(), files]
-
-
 def build_cluster(config: ClusterConfig, context: Context) -> Etl:
+    if config.engine == "spark":
+        from recd_dedup.etl.spark import ClusterWithSpark
+
+        return ClusterWithSpark(config.spark_master, config.memory_gb)
     return ClusterBySession(config)

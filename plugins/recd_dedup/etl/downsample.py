@@ -34,6 +34,7 @@ __all__ = [
 
 Mask = NDArray[np.bool_]
 
+
 @dataclass(frozen=True, kw_only=True)
 class DownsampleConfig(Config):
     """The `downsample_sessions` and `downsample_samples` steps."""

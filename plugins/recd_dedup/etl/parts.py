@@ -23,7 +23,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table, TableWriter
 from recd_plugins.errors import DataError
 
-__all__ = ["Bucket", "Part", "Parts", "Workspace"]
+__all__ = ["Bucket", "Part", "Parts", "Workspace", "fingerprint"]
 
 Bucket = Iterable[pa.Table]
 """Rows, in chunks; all rows of its sessions."""
@@ -36,8 +36,16 @@ class Part:
     name: str
     buckets: Sequence[Bucket]
     """Each is sorted on its own; the file holds them one after the other."""
+    in_order: bool = False
+    """The buckets' rows are in order already."""
     before: Checksum | None = None
     """Of its rows in the source; by default it is taken of the buckets as they are read."""
+
+
+def fingerprint(table: Table) -> list[Any]:
+    """What tells a table from another, or from itself with other files."""
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in table.files]
+    return [str(table.path), table.schema.to_json(), files]
 
 
 class Workspace:
@@ -97,8 +105,7 @@ class Parts:
         ) as writer:
             for bucket in part.buckets:
                 rows = self._seen(bucket, part, seen)
-                runs = self._workspace.path / "runs"
-                for piece in clustered(rows, self._schema, self._run_bytes, runs):
+                for piece in rows if part.in_order else self._sorted(rows):
                     writer.write(piece)
         (file,) = fresh.iterdir()
         before, after = part.before or seen[0], self._read_back(file)
@@ -124,6 +131,9 @@ class Parts:
             if part.before is None:
                 seen[0] += Checksum.of(row_hashes(rows))
             yield rows
+
+    def _sorted(self, rows: Bucket) -> Iterator[pa.Table]:
+        return clustered(rows, self._schema, self._run_bytes, self._workspace.path / "runs")
 
     def _read_back(self, file: Path) -> Checksum:
         return checksum(scan(Table.open(file, self._schema), self._run_bytes // 8))

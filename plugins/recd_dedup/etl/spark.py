@@ -1,0 +1,156 @@
+"""The PySpark engine of `cluster_by_session`: the same rows in the same order as pyarrow's.
+
+Spark hashes, shuffles by ranges of hashes and sorts; the files that it leaves are written
+again as a table of ours, under the same check. For tables that outgrow one machine: point
+`spark_master` at a cluster that sees the same folders.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recd_dedup.etl.budget import PART_STRIPES, Budget
+from recd_dedup.etl.checksum import Checksum, checksum
+from recd_dedup.etl.parts import Part, Parts, Workspace, fingerprint
+from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
+from recd_dedup.etl.session_hash import MULTIPLIERS, SHIFTS
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.errors import CapabilityError, DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["ClusterWithSpark", "require_spark"]
+
+
+def require_spark() -> None:
+    """`CapabilityError` unless the package and a Java are here."""
+    who = "etl: cluster_by_session with engine: spark needs"
+    if importlib.util.find_spec("pyspark") is None:
+        raise CapabilityError(
+            f"{who} the package 'pyspark', which is not installed. Install it with pip (about "
+            "500 MB on disk), or take engine: pyarrow."
+        )
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and (Path(home) / "bin" / "java").exists()):
+        raise CapabilityError(
+            f"{who} Java 17 or later, but there is no 'java' on PATH nor under JAVA_HOME. "
+            "Install one, or take engine: pyarrow."
+        )
+
+
+class ClusterWithSpark:
+    """The Spark pass takes the place of the bucket pass; its files are the parts."""
+
+    def __init__(self, master: str, memory_gb: float) -> None:
+        require_spark()
+        self._master = master
+        self._memory_gb = memory_gb
+        self._budget = Budget.of(memory_gb)
+
+    def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
+        """Cluster a table; a run that was killed goes on from what it had finished."""
+        require_sessions(table.schema, "cluster_by_session", table.path)
+        stripe_rows = self._budget.stripe_rows(decoded_bytes(table) / max(1, table.num_rows))
+        n_parts = max(1, math.ceil(table.num_rows / (stripe_rows * PART_STRIPES)))
+        plan = {"source": fingerprint(table), "engine": "spark", "parts": n_parts}
+        with Workspace(folder, plan) as workspace:
+            by_spark = workspace.path / "spark"
+            if not (by_spark / "_SUCCESS").exists():
+                progress(f"Spark: clustering {folder.name}", 0, table.num_rows)
+                self._cluster(table, n_parts, by_spark)
+                progress(f"Spark: clustering {folder.name}", table.num_rows, table.num_rows)
+            parts = Parts(
+                workspace, table.schema, run_bytes=self._budget.run, rows_per_stripe=stripe_rows
+            )
+            after, what = Checksum(), f"writing {folder.name}"
+            progress(what, 0, table.num_rows)
+            # Spark numbers its files by range of hashes; it leaves out those without rows.
+            for index, file in enumerate(sorted(by_spark.glob("part-*.parquet"))):
+                rows = scan(Table.open(file, table.schema), self._budget.run // 4)
+                name = f"part-{index:05}"
+                after += parts.write(Part(name=name, buckets=[rows], in_order=True))
+                progress(what, after.rows, table.num_rows)
+            before = checksum(scan(table, self._budget.run // 4))
+            if before != after:
+                raise DataError(
+                    f"{folder}: Spark made {after} of the source's {before}. Nothing was "
+                    "published. Run the step again, or take engine: pyarrow."
+                )
+            return parts.publish()
+
+    def _cluster(self, table: Table, n_parts: int, folder: Path) -> None:
+        with _session(self._master, self._memory_gb) as session:
+            rows = _read(session, table)
+            by = ["_hash", *(["_time"] if table.schema.timestamp else []), "_file", "_row"]
+            rows = rows.repartitionByRange(n_parts, "_hash").sortWithinPartitions(*by)
+            rows = rows.drop("_hash", "_time", "_file", "_row")
+            rows.write.mode("overwrite").option("compression", "zstd").parquet(str(folder))
+
+
+@contextmanager
+def _session(master: str, memory_gb: float) -> Iterator[SparkSession]:
+    """A session of its own, in the Spark that runs in this process or in one made for it."""
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    session = running or (
+        SparkSession.builder.master(master)
+        .appName("cluster_by_session")
+        .config("spark.driver.memory", f"{max(1024, round(memory_gb * 1000))}m")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    try:
+        own = session.newSession()
+        own.sparkContext.setLogLevel("ERROR")
+        own.conf.set("spark.sql.ansi.enabled", "false")  # the hash's products wrap around
+        yield own
+    finally:
+        if running is None:
+            session.stop()
+
+
+def _read(session: SparkSession, table: Table) -> DataFrame:
+    """The table's columns in our types, with what they are sorted by."""
+    from pyspark.sql import functions as spark
+
+    schema = table.schema
+    columns = [spark.col(f"`{name}`").cast(kind).alias(name) for name, kind in _types(schema)]
+    keys = [
+        _hash(spark.col(f"`{schema.session_id}`").cast("bigint")).alias("_hash"),
+        spark.col("_metadata.file_name").alias("_file"),
+        spark.col("_metadata.row_index").alias("_row"),
+    ]
+    if schema.timestamp is not None:
+        keys.append(spark.col(f"`{schema.timestamp}`").cast("bigint").alias("_time"))
+    files = [str(file) for file in table.files] or [str(table.path)]
+    return session.read.parquet(*files).select(*columns, *keys)
+
+
+def _types(schema: Schema) -> Iterator[tuple[str, str]]:
+    for name in schema.columns:
+        if name in schema.sparse_names:
+            yield name, "array<bigint>"
+        else:
+            keys = (schema.session_id, schema.timestamp)
+            yield name, "bigint" if name in keys else "float"
+
+
+def _hash(x: Column) -> Column:
+    """`session_hashes`, in Spark's signed numbers of the same order: the top bit is flipped."""
+    from pyspark.sql import functions as spark
+
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
+        x = x.bitwiseXOR(spark.shiftrightunsigned(x, shift))
+        x = x * spark.lit(multiplier - (1 << 64))
+    x = x.bitwiseXOR(spark.shiftrightunsigned(x, SHIFTS[-1]))
+    return x.bitwiseXOR(spark.lit(-(1 << 63)))
