@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from recd_plugins.config import Config
-from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.data.dataset import Dataset, Split, Tables
 from recd_plugins.data.messages import LogRoute
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
@@ -77,7 +77,9 @@ class Context:
     fused: Mapping[str, Any] = field(default_factory=dict)
     """The tables' fused optimizer, as TorchRec's `fused_params`."""
     schema: Schema | None = None
-    """The batches' schema; there from the `model` slot on."""
+    """The batches' schema; there for `dedup`, and from the `model` slot on."""
+    tables: Tables | None = None
+    """The prepared tables, as `preprocess` finds them; there for `dedup`."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """What the slots named in the record's `uses` built."""
 
@@ -87,6 +89,14 @@ class Context:
                 "the schema is not known when this slot is built: it follows the dataset."
             )
         return self.schema
+
+    def require_tables(self) -> Tables:
+        if self.tables is None:
+            raise PluginError(
+                "the prepared tables are not known when this slot is built: they follow the "
+                "dataset, and are there for dedup alone."
+            )
+        return self.tables
 
 
 @dataclass(frozen=True, kw_only=True)

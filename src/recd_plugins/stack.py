@@ -26,7 +26,7 @@ from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
-from recd_plugins.slots import SLOTS, Context, Etl, Loader, Planner, Reader
+from recd_plugins.slots import SLOTS, Context, DedupConverter, Etl, Loader, Planner, Reader
 
 if TYPE_CHECKING:
     from torch import nn
@@ -184,12 +184,16 @@ class Stack:
             for choice in self.registry.chosen("preprocess")
         ]
 
+    @cached_property
+    def _dedup(self) -> list[DedupConverter]:
+        context = dataclasses.replace(self._context("dedup", self.schema), tables=self.prepare())
+        return [choice.build(context) for choice in self.registry.chosen("dedup")]
+
     def _transform(self, schema: Schema) -> Callable[[Batch], Batch] | None:
         from recd_plugins.data.transform import BatchTransform
 
         steps = [(_matching(choice, schema), step) for choice, step in self._transforms]
-        dedup = [choice.build(self._context("dedup")) for choice in self.registry.chosen("dedup")]
-        return BatchTransform(steps, dedup) if steps or dedup else None
+        return BatchTransform(steps, self._dedup) if steps or self._dedup else None
 
     def _context(self, slot: str, schema: Schema | None = None) -> Context:
         train = self.registry.train

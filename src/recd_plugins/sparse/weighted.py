@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.sparse.jagged import MAX_INT32
 from recd_plugins.sparse.unique import Unique, group_codes, unique_rows
 
-__all__ = ["Weighted", "unique_samples"]
+__all__ = ["Weighted", "unique_samples", "without"]
 
 
 class Weighted(NamedTuple):
@@ -59,6 +59,12 @@ class Weighted(NamedTuple):
             _joined(weights) if weights else None,
         )
 
+    def head(self, count: int) -> Weighted:
+        """The first `count` rows, as views."""
+        numel = int(self.lengths[:count].sum())
+        weights = None if self.weights is None else self.weights[:numel]
+        return Weighted(self.values[:numel], self.lengths[:count], weights)
+
     def select(self, rows: Tensor) -> Weighted:
         """Rows `rows` [N], in this order, repeats included."""
         lengths = self.lengths
@@ -86,6 +92,19 @@ def unique_samples(features: Sequence[Weighted]) -> Unique:
     if len(codes) == 1:
         return codes[0]
     return group_codes([code.inverse_lookup for code in codes])
+
+
+def without(features: KeyedJaggedTensor, keys: Collection[str]) -> KeyedJaggedTensor:
+    """The samples of the other keys, in their order; uncopied where these lie side by side."""
+    left = {key: rows for key, rows in Weighted.by_key(features).items() if key not in keys}
+    rows = Weighted.joined(list(left.values()) or [Weighted.of(features).head(0)])
+    return KeyedJaggedTensor(
+        keys=list(left),
+        values=rows.values,
+        lengths=rows.lengths,
+        weights=rows.weights,
+        stride=features.stride(),
+    )
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,136 @@
+"""Rung 1 and 4 (values, a loader's run): the exact converter, its groups given or advised."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from dedup_plugin import EXACT, NONE
+
+import recd_plugins
+from recd_dedup.dedup.exact import Exact, ExactConfig, build_exact
+from recd_plugins.config import parse
+from recd_plugins.data.dataset import Tables
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import Table, write_table
+from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.slots import Context
+from recd_plugins.testing.batches import random_batch, to_lists
+from recd_plugins.testing.conformance import check_record
+from recd_plugins.testing.probe import SCHEMA
+
+SESSIONS = Schema(
+    sparse=tuple(
+        SparseFeature(name=name, num_ids=100_000, sequence=True)
+        for name in ("seen", "bought", "item")
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """Sessions of 8 rows, side by side: `seen` and `bought` stay within one, `item` does not."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.arange(2000)
+    first = torch.randint(0, 100_000, (250, 4), generator=draw).repeat_interleave(8, 0)
+    columns = {
+        SESSIONS.session_id: rows // 8,
+        SESSIONS.timestamp: rows,
+        SESSIONS.label: rows % 2.0,
+        "seen": first,
+        "bought": first + 1,
+        "item": torch.randint(0, 100_000, (2000, 2), generator=draw),
+    }
+    arrow = SESSIONS.arrow()
+    chunk = pa.table({name: columns[name].tolist() for name in arrow.names}, schema=arrow)
+    return write_table(tmp_path_factory.mktemp("sessions") / "table", SESSIONS, [chunk])
+
+
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize(
+    "groups", [[["item"]], [["history", "shop"], ["item"]], [["history", "item", "seen", "shop"]]]
+)
+def test_exact_keeps_the_contract(groups, validate):
+    check_record(EXACT, options={"groups": groups, "validate": validate})
+
+
+def test_none_keeps_the_contract_and_the_batch():
+    check_record(NONE, expand=lambda batch: batch.features)
+    batch = random_batch(SCHEMA, 4, seed=0)
+    assert NONE.build(NONE.config(), Context()).convert(batch) is batch
+
+
+def test_what_is_not_in_a_group_stays_a_kjt():
+    batch = random_batch(SCHEMA, 8, seed=0)
+    converted = Exact((("shop", "item"),)).convert(batch)
+    before = to_lists(batch.features)
+    assert list(to_lists(converted.features)) == ["seen", "history"]
+    assert to_lists(converted.features) | to_lists(converted.dedup.to_kjt()) == before
+    assert converted.dedup.groups == (("shop", "item"),)
+    whole = Exact((("history",), ("item", "seen", "shop"))).convert(batch)
+    assert whole.features.keys() == []
+    assert whole.features.stride() == whole.dedup.batch_size == 8
+    assert to_lists(whole.dedup.to_kjt()) == before
+
+
+def test_groups_are_held_against_the_schema():
+    context = Context(schema=SCHEMA)
+    for groups, said in (
+        ((("histry",),), "dedup.groups: .*no feature 'histry'; did you mean 'history'"),
+        ((("shop",), ("shop",)), "dedup.groups: .*'shop' is named twice"),
+        ((), "dedup.groups: .*Name one key at least"),
+    ):
+        with pytest.raises(RegistryError, match=said):
+            build_exact(ExactConfig(groups=groups), context)
+
+
+def test_options_of_a_registry():
+    assert parse(ExactConfig, {}, "dedup").groups == "auto"
+    assert parse(ExactConfig, {"groups": [["a", "b"]]}, "dedup").groups == (("a", "b"),)
+    for options, said in (
+        ({"groups": "every"}, "dedup.groups: expected"),
+        ({"groups": ["a"]}, "dedup.groups: expected"),
+        ({"min_factor": 0.5}, "dedup.min_factor: must be >= 1"),
+    ):
+        with pytest.raises(RegistryError, match=said):
+            parse(ExactConfig, options, "dedup")
+
+
+def test_auto_asks_the_advisor_and_says_why(table, caplog):
+    context = Context(tables=Tables(train=table, test=table), batch_size=512)
+    with caplog.at_level(logging.INFO, logger="recd_dedup"):
+        assert build_exact(ExactConfig(), context).groups == (("seen", "bought"),)
+    assert "item: left as it is" in caplog.text
+    nothing = build_exact(ExactConfig(min_factor=100), context)
+    batch = random_batch(SESSIONS, 4, seed=0)
+    assert nothing.convert(batch) is batch
+
+
+def test_auto_without_a_table_says_so():
+    with pytest.raises(PluginError, match="prepared tables are not known"):
+        build_exact(ExactConfig(), Context(schema=SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("groups", "workers"), [("auto", 0), ([["item"], ["bought", "seen"]], 1)], ids=["auto", "given"]
+)
+def test_a_loader_yields_deduplicated_batches(table, groups, workers):
+    def loaded(dedup):
+        registry = {
+            "plugins": [str(Path(__file__).with_name("dedup_plugin.py"))],
+            "dataset": {"use": "parquet", "train": str(table.path), "test": str(table.path)},
+            "reader": {"use": "local", "workers": workers},
+            "train": {"batch_size": 64, "device": "cpu"},
+            **dedup,
+        }
+        return list(recd_plugins.load(registry).loader(rank=0, world_size=1))
+
+    found, plain = loaded({"dedup": {"use": "exact", "groups": groups}}), loaded({})
+    assert len(found) == len(plain) > 1
+    for batch, whole in zip(found, plain, strict=True):
+        back = to_lists(batch.features) | to_lists(batch.dedup.validate().to_kjt())
+        assert back == to_lists(whole.features)
+        assert torch.equal(batch.labels, whole.labels)
