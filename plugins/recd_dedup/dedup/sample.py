@@ -1,0 +1,124 @@
+"""A sample of a table as batches, and what they tell of each feature and of each group."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recd_dedup.etl.scan import require_sessions
+from recd_dedup.stats.in_batch import BatchRepeats
+from recd_dedup.stats.rows import Rows, batches, chunks, without_dense
+from recd_dedup.stats.together import agreement
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.unique import group_codes
+
+__all__ = ["Sample", "choose_runs", "sample_batches"]
+
+RUNS = 8
+"""A sample comes from so many places of its table, or fewer."""
+
+
+class Sample:
+    """Batches of B rows in the table's order, as a reader that keeps sessions together has them.
+
+    Of each list its code and length are held: 16 bytes a row and feature.
+    """
+
+    def __init__(self, features: Sequence[str], parts: Iterable[Rows]) -> None:
+        self.features = tuple(features)
+        self.repeats = BatchRepeats(features)
+        """l(f), d(f), S, DedupeLen and DedupeFactor."""
+        self._codes: dict[str, list[Tensor]] = {name: [] for name in features}
+        self._lengths: dict[str, list[Tensor]] = {name: [] for name in features}
+        changes = np.zeros((len(features), len(features)), np.int64)
+        for rows in parts:
+            self.repeats.add(rows)
+            changes += self._add(rows)
+        self._at = {name: index for index, name in enumerate(features)}
+        self._agreement = agreement(changes)
+        self.alone = {name: self.factors([name])[name] for name in features}
+        """Each feature's DedupeFactor if it is deduplicated alone, measured."""
+
+    def _add(self, rows: Rows) -> NDArray[np.int64]:
+        """[F, F] how often both features change from one sample of a session to its next."""
+        order = rows.sessions.argsort(kind="stable")
+        sessions = rows.sessions[order]
+        follows = sessions[1:] == sessions[:-1]
+        changed = []
+        for name, lists in rows.features():
+            codes = lists.codes[order]
+            changed.append((codes[1:] != codes[:-1])[follows])
+            self._codes[name].append(torch.from_numpy(lists.codes))
+            self._lengths[name].append(torch.from_numpy(lists.lengths))
+        both = np.array(changed, np.float32).reshape(len(changed), -1)  # exact below 2^24 rows
+        changes: NDArray[np.int64] = np.rint(both @ both.T).astype(np.int64)
+        return changes
+
+    def agreement(self, name: str, group: Sequence[str]) -> float:
+        """Of the samples in which either of two features changes, the share in which both do:
+        with that of the group's features which agrees least."""
+        return min(float(self._agreement[self._at[name], self._at[other]]) for other in group)
+
+    def loss(self, group: Sequence[str]) -> float:
+        """The largest share of its DedupeFactor that a feature loses if these are one group."""
+        factors = self.factors(group)
+        return max(1 - factors[name] / self.alone[name] for name in group)
+
+    def factors(self, group: Sequence[str]) -> dict[str, float]:
+        """Each feature's DedupeFactor if these are deduplicated together, measured."""
+        before, kept = dict.fromkeys(group, 0), dict.fromkeys(group, 0)
+        for batch in range(self.repeats.batches):
+            firsts = group_codes([self._codes[name][batch] for name in group]).firsts
+            for name in group:
+                lengths = self._lengths[name][batch]
+                before[name] += int(lengths.sum())
+                kept[name] += int(lengths[firsts].sum())
+        return {name: before[name] / kept[name] if kept[name] else 1.0 for name in group}
+
+
+def sample_batches(table: Table, *, batch_size: int, sample_rows: int, seed: int) -> Iterator[Rows]:
+    """Batches of consecutive rows from seeded places of a table, about `sample_rows` in all.
+
+    A table of fewer rows than a batch is one batch.
+    """
+    require_sessions(table.schema, "groups: auto", table.path)
+    if not table.num_rows or not table.schema.sparse:
+        raise DataError(
+            f"{table.path}: has {table.num_rows} rows of {len(table.schema.sparse)} sparse "
+            "features, so there is nothing to advise on. Name `dedup.groups` by hand."
+        )
+    runs = choose_runs(
+        [stripe.num_rows for stripe in table.stripes],
+        rows=max(batch_size, sample_rows // RUNS),
+        count=RUNS,
+        seed=seed,
+    )
+    per_run = max(1, sample_rows // (len(runs) * batch_size))
+    for run in runs:
+        part = dataclasses.replace(table, stripes=table.stripes[run.start : run.stop])
+        yield from islice(batches(chunks(without_dense(part)), table.schema, batch_size), per_run)
+
+
+def choose_runs(stripe_rows: Sequence[int], *, rows: int, count: int, seed: int) -> list[range]:
+    """At most `count` runs of consecutive stripes with `rows` rows each, in the table's order.
+
+    Stripes are cut into runs from the first on; the last run takes what is left over.
+    """
+    runs, first, held = [], 0, 0
+    for index, num_rows in enumerate(stripe_rows):
+        held += num_rows
+        if held >= rows:
+            runs.append(range(first, index + 1))
+            first, held = index + 1, 0
+    if first < len(stripe_rows):
+        before = runs.pop().start if runs else 0
+        runs.append(range(before, len(stripe_rows)))
+    chosen = np.random.default_rng(seed).permutation(len(runs))[:count]
+    return [runs[index] for index in sorted(chosen.tolist())]

@@ -1,0 +1,197 @@
+"""Rung 1 and 2 (values, properties): what the advisor finds in tables whose laws are known."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_dedup.dedup.advisor import Advice, advise
+from recd_dedup.dedup.sample import choose_runs
+from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+from recd_dlrm.datasets.sessions.features import FeatureConfig
+from recd_plugins.data.schema import IDS, Schema, SparseFeature
+from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.errors import DataError
+
+BY_SESSION = [("session_id", "ascending"), ("timestamp", "ascending")]
+
+
+def feature(name: str, stay: float, group: str | None = None, **options) -> FeatureConfig:
+    """Ids so many that lists of different sessions differ."""
+    law = {"num_ids": 10**9, "distribution": "uniform", "length": 6, "min_length": 3}
+    return FeatureConfig(name=name, stay=stay, group=group, **(law | options))
+
+
+# Two groups, of which one shifts; lone features; and one too restless, though in a group.
+FEATURES = (
+    feature("topics", 0.95, "profile"),
+    feature("fresh", 0.1),
+    feature("history", 0.9, "history", shift=True, sequence=True),
+    feature("brands", 0.95, "profile"),
+    feature("user", 1.0, length=1, min_length=1),
+    feature("history_seller", 0.9, "history", shift=True, sequence=True),
+    feature("region", 0.9),
+    feature("item", 0.0, "item"),
+    feature("item_seller", 0.0, "item"),
+)
+GROUPS = (("topics", "brands"), ("history", "history_seller"), ("user",), ("region",))
+
+
+def write(folder: Path, schema: Schema, rows: pa.Table, rows_per_stripe: int = 2_048) -> Table:
+    with TableWriter(folder, schema, rows_per_stripe=rows_per_stripe) as writer:
+        writer.write(rows)
+    return Table.open(folder)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> dict[str, Table]:
+    """The same samples in the order of time, and clustered by session."""
+    config = SessionsConfig(
+        samples=24_000, samples_per_session=8, session_sigma=0.5, features=FEATURES, dense=0
+    )
+    dataset = Sessions(dataclasses.replace(config, concurrent_sessions=2_000))
+    rows = pa.concat_tables(list(dataset.chunks("train")))
+    folder = tmp_path_factory.mktemp("tables")
+    return {
+        "in_time": write(folder / "in_time", dataset.schema, rows),
+        "clustered": write(folder / "clustered", dataset.schema, rows.sort_by(BY_SESSION)),
+    }
+
+
+@pytest.fixture(scope="module")
+def advice(tables) -> Advice:
+    return advise(tables["clustered"], batch_size=512)
+
+
+def by_name(advice: Advice) -> dict:
+    return {feature.name: feature for feature in advice.features}
+
+
+def test_it_finds_the_groups_that_the_data_was_made_with(advice: Advice) -> None:
+    assert advice.groups == GROUPS
+
+
+def test_it_measures_what_the_data_was_made_with(advice: Advice) -> None:
+    assert advice.samples_per_session == pytest.approx(8, rel=0.1)  # sessions are cut by batches
+    size = advice.samples_per_session
+    for config, found in zip(FEATURES, advice.features, strict=True):
+        assert found.name == config.name
+        assert found.stay == pytest.approx(config.stay, abs=0.02)
+        assert found.length == pytest.approx(config.length, rel=0.05)
+        # Lists of different sessions differ, so formula and measure agree.
+        formula = 1 / (1 - (size - 1) / size * found.stay)
+        assert found.formula_factor == pytest.approx(formula)
+        assert found.factor == pytest.approx(formula, rel=0.07)
+
+
+def test_no_feature_loses_by_its_group(advice: Advice) -> None:
+    for found in advice.features:
+        if found.group:
+            assert found.name in found.group
+            assert found.group_factor is not None
+            assert (1 - 0.05) * found.factor <= found.group_factor <= found.factor
+        else:
+            assert found.factor < 1.5
+            assert found.group_factor is None
+
+
+def test_it_says_why_for_each_feature(advice: Advice) -> None:
+    _, *lines = advice.lines()
+    said = dict(line.split(": ", 1) for line in lines)
+    assert list(said) == [config.name for config in FEATURES]
+    assert said["fresh"].startswith("left as it is, factor 1.1")
+    assert said["topics"].startswith("deduplicated with brands, factor 5.8")
+    assert said["user"].startswith("deduplicated alone, factor 7.9")
+    assert "% make a group" in said["region"]
+    assert "l 6.0, d 0.90, by the formula" in said["region"]
+
+
+def test_few_samples_of_a_session_in_a_batch_are_not_worth_it(tables) -> None:
+    found = advise(tables["in_time"], batch_size=64)
+    assert found.samples_per_session < 1.3
+    assert found.groups == ()
+    assert by_name(found)["topics"].stay > 0.8  # though it repeats, as few pairs tell
+
+
+def test_a_larger_batch_brings_sessions_together(tables) -> None:
+    factors = [
+        by_name(advise(tables["in_time"], batch_size=size, sample_rows=24_000))["topics"].factor
+        for size in (64, 1_024, 16_384)
+    ]
+    assert factors == sorted(factors)
+    assert factors[-1] > 2
+
+
+def test_the_least_factor_decides(tables) -> None:
+    assert advise(tables["clustered"], batch_size=512, min_factor=9).groups == ()
+    every = advise(tables["clustered"], batch_size=512, min_factor=1).groups
+    assert {name for group in every for name in group} == {config.name for config in FEATURES}
+    assert ("item", "item_seller") in every
+
+
+def test_same_table_and_seed_same_advice(tables) -> None:
+    def sampled(seed: int) -> Advice:
+        return advise(tables["clustered"], batch_size=256, sample_rows=2_048, seed=seed)
+
+    assert sampled(0) == sampled(0)
+    assert sampled(0).groups == sampled(1).groups == GROUPS
+    assert sampled(0) != sampled(1)  # other places of the table
+
+
+def table_of_lists(folder: Path, sessions: list[int], **columns: list[list[int]]) -> Table:
+    schema = Schema(
+        timestamp=None,
+        sparse=tuple(SparseFeature(name=name, num_ids=1_000) for name in columns),
+    )
+    lists = {name: pa.array(rows, IDS) for name, rows in columns.items()}
+    label = pa.array([0.0] * len(sessions), pa.float32())
+    rows = pa.table({"session_id": sessions, "label": label, **lists}, schema=schema.arrow())
+    return write(folder, schema, rows)
+
+
+def test_features_that_agree_but_lose_stay_apart(tmp_path) -> None:
+    """Sessions share one category, so it repeats across them, where their items differ."""
+    sessions = [row // 2 for row in range(64)]
+    table = table_of_lists(
+        tmp_path / "t", sessions, item=[[s] for s in sessions], category=[[7]] * 64
+    )
+    found = advise(table, batch_size=64)
+    assert found.groups == (("item",), ("category",))
+    neighbour = by_name(found)["category"].neighbour
+    assert (neighbour.group, neighbour.agreement) == (("item",), 1.0)  # neither ever changes
+    assert neighbour.loss == pytest.approx(1 - 2 / 64)
+    *_, last = found.lines()
+    assert "together with item one would lose 97% of its factor" in last
+    assert "also repeat across sessions" in last
+
+
+def test_a_table_smaller_than_a_batch_is_one(tmp_path) -> None:
+    table = table_of_lists(tmp_path / "t", [1, 1, 2], a=[[1, 2], [1, 2], []], empty=[[], [], []])
+    found = advise(table, batch_size=512)
+    assert (found.batch_size, found.batches) == (3, 1)
+    assert found.groups == (("a",),)
+    assert by_name(found)["a"].factor == 2
+    assert by_name(found)["empty"].factor == 1
+
+
+def test_what_it_cannot_advise_on(tmp_path, tables) -> None:
+    nameless = dataclasses.replace(tables["in_time"].schema, session_id=None)
+    with pytest.raises(DataError, match="groups: auto"):
+        advise(dataclasses.replace(tables["in_time"], schema=nameless), batch_size=8)
+    with pytest.raises(DataError, match="0 sparse features"):
+        advise(table_of_lists(tmp_path / "t", [1, 1]), batch_size=8)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 80), st.integers(1, 5))
+def test_runs_are_consecutive_and_long_enough(sizes: list[int], rows: int, count: int) -> None:
+    runs = choose_runs(sizes, rows=rows, count=count, seed=0)
+    assert 1 <= len(runs) <= count
+    taken = [index for run in runs for index in run]
+    assert taken == sorted(set(taken))
+    for run in runs:
+        assert sum(sizes[run.start : run.stop]) >= min(rows, sum(sizes))
