@@ -9,10 +9,88 @@ from __future__ import annotations
 
 from typing import Any
 
+from recd_dedup.etl.cluster import ClusterConfig, build_cluster
+from recd_dedup.etl.downsample import (
+    DownsampleConfig,
+    build_downsample_samples,
+    build_downsample_sessions,
+)
+from recd_dedup.log.shards import ZstdShardsConfig, build_zstd_shards
+from recd_dedup.preprocess.clamp import ClampConfig, build_clamp
+from recd_dedup.preprocess.first_x import FirstXConfig, build_first_x
+from recd_dedup.preprocess.sigrid_hash import SigridHashConfig, build_sigrid_hash
+from recd_dedup.stats.measure import SessionStatsConfig, build_session_stats
 from recd_plugins import hookimpl
-from recd_plugins.slots import DedupRecord
+from recd_plugins.slots import EtlRecord, LogRecord, PreprocessRecord, StatsRecord
 
 
 @hookimpl
-def recd_dedup() -> list[DedupRecord[Any]]:
-    return []
+def recd_log() -> list[LogRecord[Any]]:
+    return [
+        LogRecord(
+            name="zstd_shards",
+            summary="Shard files in zstd blocks, routed by session or by message.",
+            config=ZstdShardsConfig,
+            build=build_zstd_shards,
+        ),
+    ]
+
+
+@hookimpl
+def recd_etl() -> list[EtlRecord[Any]]:
+    return [
+        EtlRecord(
+            name="cluster_by_session",
+            summary="A session's samples side by side, in time order; bounded memory.",
+            config=ClusterConfig,
+            build=build_cluster,
+        ),
+        EtlRecord(
+            name="downsample_sessions",
+            summary="Whole sessions, kept with a probability: S stays.",
+            config=DownsampleConfig,
+            build=build_downsample_sessions,
+        ),
+        EtlRecord(
+            name="downsample_samples",
+            summary="Samples, kept with a probability each: S falls.",
+            config=DownsampleConfig,
+            build=build_downsample_samples,
+        ),
+    ]
+
+
+@hookimpl
+def recd_preprocess() -> list[PreprocessRecord[Any]]:
+    return [
+        PreprocessRecord(
+            name="sigrid_hash",
+            summary="Ids hashed into [0, modulo).",
+            config=SigridHashConfig,
+            build=build_sigrid_hash,
+        ),
+        PreprocessRecord(
+            name="first_x",
+            summary="The first n ids of each row.",
+            config=FirstXConfig,
+            build=build_first_x,
+        ),
+        PreprocessRecord(
+            name="clamp",
+            summary="Ids cut to [low, high].",
+            config=ClampConfig,
+            build=build_clamp,
+        ),
+    ]
+
+
+@hookimpl
+def recd_stats() -> list[StatsRecord[Any]]:
+    return [
+        StatsRecord(
+            name="sessions",
+            summary="Samples per session, duplicates, DedupeFactor (RecD, section 3).",
+            config=SessionStatsConfig,
+            build=build_session_stats,
+        ),
+    ]
