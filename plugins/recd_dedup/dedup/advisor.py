@@ -79,8 +79,8 @@ class Advice:
     def lines(self) -> Iterator[str]:
         """The advice in words: what was measured, then each feature with its reason."""
         yield (
-            f"{self.batches:,} batches of {self.batch_size:,} samples, of a session "
-            f"{self.samples_per_session:.2f}: {len(self.groups)} groups"
+            f"{self.batches:,} batches of {self.batch_size:,} samples, "
+            f"{self.samples_per_session:.2f} samples of a session in each: {len(self.groups)} groups"
         )
         for feature in self.features:
             yield f"{feature.name}: {self._verdict(feature)} {_measures(feature)}"
@@ -103,8 +103,8 @@ class Advice:
         names = ", ".join(other.group)
         if other.agreement < self.limits.together:
             return (
-                f"; changes with {names} in {other.agreement:.0%} of cases, and with others less "
-                f"({self.limits.together:.0%} make a group)"
+                f"; changes most like {names}, in {other.agreement:.0%} of cases where "
+                f"{self.limits.together:.0%} are asked for"
             )
         return f"; together with {names} one would lose {other.loss:.0%} of its factor"
 
