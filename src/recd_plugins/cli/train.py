@@ -108,7 +108,7 @@ def _show(summary: dict[str, Any]) -> None:
         if metrics:
             table.add_row(
                 split,
-                *(f"{metrics[name]:.4f}" for name in ("loss", "ne", "auc")),
+                *(_shown(metrics[name]) for name in ("loss", "ne", "auc")),
                 f"{metrics['samples']:,}",
             )
     console = Console()
@@ -120,3 +120,7 @@ def _show(summary: dict[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _shown(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}"

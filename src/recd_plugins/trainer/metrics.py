@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,8 @@ class Metrics:
     loss: float
     """Mean of the ranks' losses over the steps."""
     ne: float
-    """Normalised entropy: cross entropy over that of the mean label; below 1 is learning."""
+    """Normalised entropy: cross entropy over that of the mean label; below 1 is learning. Not a
+    number where only one class was seen."""
     auc: float
     """Area under the ROC curve; 0.5 where only one class was seen."""
     samples: int
@@ -77,7 +79,9 @@ class Window:
         outputs = outputs[:, outputs[2] > 0]
         result = Metrics(
             loss=float(sums[0] / sums[1]),
-            ne=float(compute_ne(entropy, seen, positive, negative, ETA)),
+            ne=float(compute_ne(entropy, seen, positive, negative, ETA))
+            if positive * negative > 0
+            else math.nan,
             auc=float(
                 compute_auc(1, [outputs[:1]], [outputs[1:2]], [outputs[2:]])
                 if outputs.numel()

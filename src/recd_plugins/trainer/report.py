@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from recd_plugins.trainer.metrics import Metrics
 
-__all__ = ["Report"]
+__all__ = ["Report", "defined"]
 
 
 class Report:
@@ -46,7 +47,7 @@ class Report:
         values: dict[str, Any] = dataclasses.asdict(metrics)
         if rate is not None:
             values["samples_per_second"] = rate
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.write(json.dumps({"kind": kind, "step": step, **defined(values)}) + "\n")
         for name, value in values.items():
             self._board.add_scalar(f"{kind}/{name}", value, step)
         tail = ""
@@ -66,6 +67,14 @@ class Report:
         self._file.close()
         self._board.close()
         sys.stdout.flush()
+
+
+def defined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no NaN: what is not a number becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 def _lines_before(file: Path, step: int) -> list[str]:

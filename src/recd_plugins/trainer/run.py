@@ -20,7 +20,7 @@ from recd_plugins.trainer.assemble import Job, assemble
 from recd_plugins.trainer.checkpoint import Checkpoints
 from recd_plugins.trainer.metrics import Metrics, Window
 from recd_plugins.trainer.positions import Positions
-from recd_plugins.trainer.report import Report
+from recd_plugins.trainer.report import Report, defined
 from recd_plugins.trainer.runs import check_resumable, set_aside
 from recd_plugins.trainer.stop import StopSignal
 
@@ -125,8 +125,8 @@ class _Loop:
             "step": step,
             "world_size": dist.get_world_size(),
             "batch_size": settings.batch_size,
-            "train": metrics and dataclasses.asdict(metrics),
-            "test": test and dataclasses.asdict(test),
+            "train": metrics and defined(dataclasses.asdict(metrics)),
+            "test": test and defined(dataclasses.asdict(test)),
             "samples_per_second": sorted(self._rates)[len(self._rates) // 2] if self._rates else 0,
             "peak_memory_mib": _peak_memory(self._job.device) / 2**20,
             "run": str(settings.run),
