@@ -80,7 +80,8 @@ class Advice:
         """The advice in words: what was measured, then each feature with its reason."""
         yield (
             f"{self.batches:,} batches of {self.batch_size:,} samples, "
-            f"{self.samples_per_session:.2f} samples of a session in each: {len(self.groups)} groups"
+            f"{self.samples_per_session:.2f} samples of a session in each: "
+            f"{len(self.groups)} groups"
         )
         for feature in self.features:
             yield f"{feature.name}: {self._verdict(feature)} {_measures(feature)}"
