@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -97,6 +97,7 @@ SOME = st.sampled_from([None, ("b",), ("a", "c"), ("b", "c"), ("a", "b", "c", "d
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=named)
+@settings(max_examples=30)
 @given(features=samples(), groups=st.sampled_from(GROUPINGS), some=SOME)
 def test_on_unique_samples_as_on_all(transform, features, groups, some):
     wrapped = RowWise(transform)
@@ -114,6 +115,7 @@ def test_on_unique_samples_as_on_all(transform, features, groups, some):
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=named)
+@settings(max_examples=30)
 @given(features=samples(), groups=st.sampled_from(GROUPINGS), some=SOME)
 def test_on_shared_values_as_on_all(transform, features, groups, some):
     wrapped = RowWise(transform)
@@ -241,6 +243,13 @@ def test_keys_that_cannot_be_followed():
     partial = PartialInverseKeyedJaggedTensor.from_kjt(FEATURES)
     with pytest.raises(PluginError, match=r"Constant changes keys, which the partial IKJT of a, b"):
         RowWise(Constant())(partial)
+
+
+def test_an_elementwise_transform_keeps_lengths():
+    truncating = FirstX(1)
+    truncating.elementwise = True
+    with pytest.raises(PluginError, match="FirstX says `elementwise = True`, but changes how many"):
+        RowWise(truncating)(PartialInverseKeyedJaggedTensor.from_kjt(FEATURES))
 
 
 def renamed(features: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -87,6 +87,8 @@ class Modulo:
 
     modulo: int = 5
     break_: str = ""
+    row_wise: bool = True
+    elementwise: bool = True
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         lists = to_lists(features)
@@ -96,6 +98,8 @@ class Modulo:
                 [i for i in row if not (i in seen or seen.add(i))]  # type: ignore[func-returns-value]
                 for row in lists["item"]
             ]
+        if self.break_ == "elementwise":
+            lists["item"] = [row[::-1] for row in lists["item"]]
         if self.break_ == "keys":
             lists.pop("item")
         if self.break_ == "in place":
@@ -120,10 +124,16 @@ def test_a_correct_transform_passes() -> None:
         ("in place", "must leave its input as it is"),
         ("schema", "must be int64 in [0, 4)"),
         ("rows", "must not depend on the other rows, but that of 'item' does"),
+        ("elementwise", "on the shared values of a partial IKJT it must give"),
     ],
 )
 def test_a_transform_that_breaks_a_rule_is_told_which(break_: str, rule: str) -> None:
     assert rule in broken(record(PreprocessRecord, lambda: Modulo(break_=break_)))
+
+
+def test_a_transform_may_say_what_it_is() -> None:
+    check_record(record(PreprocessRecord, lambda: Modulo(break_="rows", row_wise=False)))
+    check_record(record(PreprocessRecord, lambda: Modulo(break_="elementwise", elementwise=False)))
 
 
 # dedup

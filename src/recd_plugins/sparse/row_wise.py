@@ -104,7 +104,13 @@ class RowWise:
         self, features: PartialInverseKeyedJaggedTensor, chosen: Collection[str]
     ) -> PartialInverseKeyedJaggedTensor:
         if self._elementwise:
-            return dataclasses.replace(features, kjt=self._on_kjt(features.kjt, chosen))
+            kjt = self._on_kjt(features.kjt, chosen)
+            if not torch.equal(kjt.lengths(), features.kjt.lengths()):
+                raise PluginError(
+                    f"preprocess: {self.name} says `elementwise = True`, but changes how many ids "
+                    "a row has. Take that attribute away."
+                )
+            return dataclasses.replace(features, kjt=kjt)
         expanded = self._on_kjt(features.to_kjt(), chosen)
         if expanded.keys() != features.kjt.keys():
             raise PluginError(

@@ -7,6 +7,9 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.schema import Schema
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.row_wise import KjtTransform, RowWise
 from recd_plugins.testing.batches import from_lists, random_batch, to_lists
 from recd_plugins.testing.contracts.subject import Subject
 
@@ -38,15 +41,40 @@ def check_preprocess(subject: Subject) -> None:
         _check_ids(subject, result, after)
         rows = to_lists(result)
         subject.hold(to_lists(transform(features)) == rows, "it must be repeatable", "Seed it.")
-        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
-        for chosen in (order, order[:1]):
-            part = to_lists(transform(_take(features, chosen)))
-            for key, expected in rows.items():
-                subject.hold(
-                    part[key] == [expected[row] for row in chosen.tolist()],
-                    f"a row's result must not depend on the other rows, but that of {key!r} does",
-                    "Transform each row by itself: deduplication runs it on unique rows alone.",
-                )
+        if getattr(transform, "row_wise", True):
+            _check_rows(subject, transform, features, seed)
+
+
+def _check_rows(
+    subject: Subject, transform: KjtTransform, features: KeyedJaggedTensor, seed: int
+) -> None:
+    """Each row's result is the same in any order, among fewer rows, and as a unique sample."""
+    rows, draw = to_lists(transform(features)), torch.Generator().manual_seed(seed)
+    order = torch.randperm(ROWS, generator=draw)
+    repeated = torch.randint(0, ROWS // 2, (2 * ROWS,), generator=draw)
+    on_unique = RowWise(transform)
+    for chosen in (order, order[:1], repeated):
+        part = _take(features, chosen)
+        expected = {key: [ids[row] for row in chosen.tolist()] for key, ids in rows.items()}
+        for key, found in to_lists(transform(part)).items():
+            subject.hold(
+                found == expected[key],
+                f"a row's result must not depend on the other rows, but that of {key!r} does",
+                "Transform each row by itself, or let it say `row_wise = False`: dedup then "
+                "refuses it, since it runs transforms on unique samples alone.",
+            )
+        exact = on_unique(InverseKeyedJaggedTensor.from_kjt(part))
+        subject.hold(
+            to_lists(exact.to_kjt()) == expected,
+            "on the unique samples of an IKJT it must give what it gives on all samples",
+            "Mind the rows of length 0 that an IKJT may end in.",
+        )
+        shared = on_unique(PartialInverseKeyedJaggedTensor.from_kjt(part))
+        subject.hold(
+            to_lists(shared.to_kjt()) == expected,
+            "on the shared values of a partial IKJT it must give what it gives on all samples",
+            "`elementwise = True` is for what takes each id by itself and keeps rows' lengths.",
+        )
 
 
 def _check_shape(subject: Subject, features: KeyedJaggedTensor, result: object) -> None:
