@@ -22,7 +22,7 @@ from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups
 from recd_plugins.sparse.invariants import check_ikjt, check_lookup
 from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.unique import unique_numbers
-from recd_plugins.sparse.weighted import Weighted, unique_samples
+from recd_plugins.sparse.weighted import Weighted, select_each, unique_samples
 
 __all__ = ["InverseKeyedJaggedTensor"]
 
@@ -300,13 +300,12 @@ class InverseKeyedJaggedTensor(Pipelineable):
 def _deduped(
     groups: Groups, rows: Mapping[str, Weighted], validate: bool
 ) -> InverseKeyedJaggedTensor:
-    kept: dict[str, Weighted] = {}
-    lookups = []
-    for group in groups:
-        lookup, firsts = unique_samples([rows[key] for key in group])
-        lookups.append(lookup)
-        kept |= {key: rows[key].select(firsts) for key in group}
-    ikjt = InverseKeyedJaggedTensor.from_parts(groups, kept, torch.stack(lookups))
+    unique = [unique_samples([rows[key] for key in group]) for group in groups]
+    firsts = {key: part.firsts for group, part in zip(groups, unique, strict=True) for key in group}
+    kept = select_each([rows[key] for key in firsts], list(firsts.values()))
+    lookups = torch.stack([part.inverse_lookup for part in unique])
+    parts = dict(zip(firsts, kept, strict=True))
+    ikjt = InverseKeyedJaggedTensor.from_parts(groups, parts, lookups)
     return ikjt.validate() if validate else ikjt
 
 
