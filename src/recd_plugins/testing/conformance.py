@@ -23,6 +23,7 @@ from recd_plugins.slots import SLOTS, Context, Record
 from recd_plugins.testing.contracts.dataset import check_dataset
 from recd_plugins.testing.contracts.dedup import check_dedup
 from recd_plugins.testing.contracts.etl import check_etl
+from recd_plugins.testing.contracts.log import check_log
 from recd_plugins.testing.contracts.model import check_model
 from recd_plugins.testing.contracts.pooling import check_pooling
 from recd_plugins.testing.contracts.preprocess import check_preprocess
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["CONTRACTS", "ContractBroken", "check_record"]
 
 CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
+    "log": check_log,
     "dataset": check_dataset,
     "etl": check_etl,
     "stats": check_stats,
@@ -50,7 +52,7 @@ CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
     "pooling": check_pooling,
     "model": check_model,
 }
-"""How a slot's record is tried. Those of `log`, `tier` and `cache` are built, and no more."""
+"""How a slot's record is tried. Those of `tier` and `cache` are built, and no more."""
 
 
 def check_record(

@@ -1,0 +1,162 @@
+"""Rung 1 (values, on librdkafka's in-process brokers): a Kafka topic is a log like any other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from raw_messages import everything, messages_of, numbered, rows_of
+
+from recd_dedup.log.join import JoinConfig, join_log
+from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
+from recd_dedup.log.replay import Replay
+from recd_dedup.log.routing import session_shards
+from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.slots import Context
+
+kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka (extra `kafka`)")
+
+SHARDS = 4
+"""What these brokers give a topic when somebody asks for it."""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    """Brokers that live as long as the client that they are part of."""
+    client = kafka.Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "none"})
+    brokers = client.list_topics(timeout=10).brokers.values()
+    yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+    del client
+
+
+def opened(servers, topic, **options) -> KafkaLog:
+    client = kafka.Producer({"bootstrap.servers": servers})
+    assert len(client.list_topics(topic, timeout=10).topics[topic].partitions) == SHARDS
+    options = {"shards": SHARDS, "linger_ms": 5, "timeout_s": 10} | options
+    return build_kafka(KafkaConfig(servers=servers, topic=topic, **options), Context())
+
+
+def test_each_partition_holds_its_sessions_in_order(servers):
+    rows = numbered(300)
+    with opened(servers, "sessions") as log:
+        for start in range(0, 300, 70):
+            log.append(messages_of(rows[start : start + 70]))
+    assert log.route == "session"
+    for shard in range(SHARDS):
+        expected = [row for row in rows if shard == session_shards(ids(row), SHARDS)[0]]
+        assert rows_of(log.read(shard)) == expected
+    assert everything(opened(servers, "sessions")) == everything(log)
+
+
+def test_nothing_was_dropped_and_keys_are_sessions(servers):
+    """The brokers keep 100k messages or 5 MiB a partition and drop the oldest without a word."""
+    with opened(servers, "keys") as log:
+        log.append(messages_of(numbered(200)))
+    consumer = kafka.Consumer({"bootstrap.servers": servers, "group.id": "test"})
+    total = 0
+    for shard in range(SHARDS):
+        partition = kafka.TopicPartition("keys", shard, 0)
+        low, high = consumer.get_watermark_offsets(partition, timeout=10)
+        assert low == 0
+        total += high
+        consumer.assign([partition])
+        for message in consumer.consume(high, timeout=10) if high else ():
+            (session,) = KEY.unpack(message.key())
+            assert session_shards(ids((session,)), SHARDS) == [shard]
+    consumer.close()
+    assert total == 200
+
+
+def test_flush_makes_it_readable_and_more_follows(servers):
+    log = opened(servers, "flush")
+    log.append(messages_of(numbered(20)))
+    log.flush()
+    reading = [log.read(shard) for shard in range(SHARDS)]
+    assert sorted(everything(opened(servers, "flush"))) == sorted(numbered(20))
+    assert sorted(row for shard in reading for row in rows_of(shard)) == sorted(numbered(20))
+    log.append(messages_of(numbered(20, first=20)))
+    log.close()
+    assert sorted(everything(log)) == sorted(numbered(40))
+
+
+@pytest.mark.parametrize(
+    "message", [b"", "Grüße, 世界".encode(), bytes(range(256)), b"x" * 900_000], ids=len
+)
+def test_any_bytes_are_a_message(servers, message):
+    row = (-(2**63), 2**40, message)
+    with opened(servers, f"bytes-{len(message)}") as log:
+        log.append(messages_of([row]))
+    assert everything(log) == [row]
+
+
+def test_a_topic_of_nothing(servers):
+    with opened(servers, "nothing") as log:
+        log.append(messages_of([]))
+    assert everything(log) == []
+
+
+def test_logs_join_from_kafka_too(servers, tmp_path):
+    config = SessionsConfig(samples=800, concurrent_sessions=50)
+    rows = next(Sessions(config).chunks("train"))
+    with opened(servers, "join") as log:
+        for messages in Replay(config.schema).messages([rows]):
+            log.append(messages)
+    table, report = join_log(log, config.schema, tmp_path / "table", JoinConfig(window_ms=600_000))
+    assert table.num_rows == report.samples == rows.num_rows
+    assert report.positives == report.events == rows["label"].to_numpy().sum()
+
+
+def test_what_cannot_be_sent_is_told(servers):
+    log = opened(servers, "large", client={"message.max.bytes": 2000})
+    with pytest.raises(DataError, match=r"5,000 bytes .*MSG_SIZE_TOO_LARGE.*`message\.max\.bytes`"):
+        log.append(messages_of([(1, 1, b"x" * 5000)]))
+    with pytest.raises(DataError, match="Kafka has no timestamp -5"):
+        log.append(messages_of([(1, -5, b"")]))
+    with pytest.raises(DataError, match="has shards 0 to 3, not 4"):
+        list(log.read(4))
+
+
+def test_brokers_that_are_not_there():
+    quiet = {"log_level": 0}
+    log = KafkaLog(KafkaConfig(servers="127.0.0.1:1", topic="t", timeout_s=0.2, client=quiet))
+    said = r"Kafka topic 't' at 127\.0\.0\.1:1: .*Check `log\.servers`"
+    with pytest.raises(CapabilityError, match=said):
+        log.append(messages_of(numbered(1)))
+    with pytest.raises(CapabilityError, match=said):
+        list(log.read(0))
+
+
+@pytest.mark.parametrize(("topic", "there"), [("sessions", 4), ("missing", 0)])
+def test_a_topic_of_other_partitions(servers, topic, there):
+    opened(servers, "sessions")
+    log = KafkaLog(KafkaConfig(servers=servers, topic=topic, shards=8))
+    with pytest.raises(DataError, match=rf"'{topic}' has {there} partitions.*--partitions 8"):
+        log.append(messages_of(numbered(1)))
+
+
+def test_messages_that_were_deleted(servers):
+    """A mock broker keeps 5 MiB a partition: the oldest of 8 MB are gone."""
+    log = opened(servers, "deleted")
+    log.append(messages_of([(1, n, bytes([n]) + os.urandom(800_000)) for n in range(10)]))
+    log.flush()
+    shard = int(session_shards(ids((1,)), SHARDS)[0])
+    with pytest.raises(DataError, match=r"its first \d messages are deleted.*`may_lack: true`"):
+        list(log.read(shard))
+    left = rows_of(opened(servers, "deleted", may_lack=True).read(shard))
+    assert [row[1] for row in left] == list(range(10 - len(left), 10))
+    assert 0 < len(left) < 10
+
+
+def test_messages_of_others(servers):
+    other = kafka.Producer({"bootstrap.servers": servers})
+    other.produce("others", b"hello", key=b"me", partition=0)
+    assert other.flush(10) == 0
+    with pytest.raises(DataError, match="so they are not ours"):
+        list(opened(servers, "others").read(0))
+
+
+def ids(row):
+    return np.array(row[:1])
