@@ -117,13 +117,13 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def to_kjt(self, keys: Sequence[str] | None = None) -> KeyedJaggedTensor:
         """All B samples of `keys`, in this order; by default all, in the order of the groups."""
         chosen = self.kjt.keys() if keys is None else list(keys)
-        parts, group_of = self.parts(), self._group_of()
-        for key in chosen:
-            self._check(key)
-        dtype = self.kjt.lengths().dtype
-        rows = Weighted.joined(
-            [parts[key].spread(self.inverse_lookup[group_of[key]], dtype) for key in chosen]
-        )
+        firsts = dict(zip(self.kjt.keys(), self.kjt.offset_per_key(), strict=False))
+        spans = [
+            rows + rows.new_tensor([firsts[key], 0])
+            for key, rows in zip(chosen, self._rows(chosen), strict=True)
+        ]
+        every = SharedRows(self.kjt.values(), self.kjt.weights_or_none(), torch.cat(spans))
+        rows = every.spread(self.kjt.lengths().dtype)
         return KeyedJaggedTensor(
             keys=chosen,
             values=rows.values,
@@ -134,11 +134,8 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
 
     def to_ikjt(self) -> InverseKeyedJaggedTensor:
         """The same unique samples, each with values of its own; nothing is compared."""
-        dtype, device = self.kjt.lengths().dtype, self.spans.device
-        rows = {
-            key: shared.spread(torch.arange(len(shared.spans), device=device), dtype)
-            for key, shared in self.parts().items()
-        }
+        dtype = self.kjt.lengths().dtype
+        rows = {key: shared.spread(dtype) for key, shared in self.parts().items()}
         return InverseKeyedJaggedTensor.from_parts(self.groups, rows, self.inverse_lookup)
 
     @property
@@ -147,8 +144,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
 
     def rows(self, key: str) -> Tensor:
         """[B, 2]: each sample's [offset, length] in the key's shared values: the paper's form."""
-        self._check(key)
-        return self.parts()[key].spans[self.inverse_lookup[self._group_of()[key]]]
+        return self._rows([key])[0]
 
     def values_kept(self, key: str | None = None) -> int:
         """Shared values, of one key or of all together."""
@@ -161,7 +157,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         """Ids of the B samples over values kept, of one key or of all together; 1 without ids."""
         keys = self.kjt.keys() if key is None else [key]
         kept = self.values_kept(key)
-        return sum(int(self.rows(name)[:, 1].sum()) for name in keys) / kept if kept else 1.0
+        return sum(int(rows[:, 1].sum()) for rows in self._rows(keys)) / kept if kept else 1.0
 
     def select(self, samples: Tensor) -> PartialInverseKeyedJaggedTensor:
         """Samples [N], in this order, repeats included; values that none of them needs go."""
@@ -256,6 +252,13 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def _group_of(self) -> dict[str, int]:
         """Key to group, keys in the order of the groups."""
         return {key: index for index, group in enumerate(self.groups) for key in group}
+
+    def _rows(self, keys: Sequence[str]) -> list[Tensor]:
+        """[B, 2] per key."""
+        for key in keys:
+            self._check(key)
+        parts, group_of = self.parts(), self._group_of()
+        return [parts[key].spans[self.inverse_lookup[group_of[key]]] for key in keys]
 
     def _check(self, key: str) -> None:
         keys: list[str] = self.kjt.keys()

@@ -66,11 +66,11 @@ class SharedRows(NamedTuple):
             torch.stack([before[starts], spans[:, 1]], dim=1),
         )
 
-    def spread(self, rows: Tensor, dtype: torch.dtype) -> Weighted:
-        """Rows [N] in full, in this order, repeats included; lengths in `dtype`."""
-        starts, lengths = self.spans[rows].unbind(1)
-        weights = None if self.weights is None else _spread(self.weights, starts, lengths)
-        return Weighted(_spread(self.values, starts, lengths), lengths.to(dtype), weights)
+    def spread(self, lengths: torch.dtype) -> Weighted:
+        """Each row in full, one after another."""
+        starts, counts = (column.contiguous() for column in self.spans.unbind(1))
+        weights = None if self.weights is None else _spread(self.weights, starts, counts)
+        return Weighted(_spread(self.values, starts, counts), counts.to(lengths), weights)
 
     @staticmethod
     def concat(parts: Sequence[SharedRows]) -> SharedRows:
