@@ -99,6 +99,13 @@ def test_features_not_yet_joined(batch):
     assert same(ikjt.kjt, IKJT.from_kjt(kjt(lists), groups).kjt)
 
 
+def test_features_of_two_integer_types_meet_in_the_larger():
+    small, large = torch.tensor([1, 1], dtype=torch.int32), torch.tensor([2**40, -1])
+    lengths = torch.tensor([1, 1])
+    ikjt = IKJT.from_jagged({"a": Jagged(small, lengths), "b": Jagged(large, lengths)})
+    assert to_lists(ikjt.to_kjt()) == {"a": [[1], [1]], "b": [[2**40], [-1]]}
+
+
 def test_the_papers_example():
     ikjt = IKJT.from_kjt(from_lists(PAPER), [["b"], ["c", "d"]], validate=True)
     assert ikjt.inverse_lookup.tolist() == [[0, 1, 0], [0, 0, 1]]

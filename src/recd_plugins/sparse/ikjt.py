@@ -244,11 +244,11 @@ class InverseKeyedJaggedTensor(Pipelineable):
 
     def to_arrow(self) -> dict[str, pa.DictionaryArray]:
         """Each key as a column dictionary<list<integer>>, on the values of `kjt`."""
-        return wire.to_columns(self.groups, self.parts(), list(self.inverse_lookup))
+        return wire.to_columns(*self._on_cpu())
 
     def to_record_batch(self) -> pa.RecordBatch:
         """A column dictionary<struct> per group, weights included: what travels."""
-        return wire.to_record_batch(self.groups, self.parts(), list(self.inverse_lookup))
+        return wire.to_record_batch(*self._on_cpu())
 
     def to_bytes(self) -> pa.Buffer:
         """The record batch as an Arrow IPC stream: nothing pickled, no sample expanded."""
@@ -291,6 +291,10 @@ class InverseKeyedJaggedTensor(Pipelineable):
     def record_stream(self, stream: torch.Stream) -> None:
         self.kjt.record_stream(stream)
         self.inverse_lookup.record_stream(stream)
+
+    def _on_cpu(self) -> tuple[Groups, dict[str, Weighted], list[Tensor]]:
+        here = self.to(torch.device("cpu"))
+        return here.groups, here.parts(), list(here.inverse_lookup)
 
     @property
     def group_of(self) -> dict[str, int]:
