@@ -13,7 +13,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_dedup.preprocess.clamp import Clamp, ClampConfig, build_clamp
 from recd_dedup.preprocess.first_x import FirstX, FirstXConfig, build_first_x
-from recd_dedup.preprocess.sigrid_hash import SigridHash, SigridHashConfig, build_sigrid_hash
+from recd_dedup.preprocess.sigrid_hash import (
+    SigridHash,
+    SigridHashConfig,
+    build_sigrid_hash,
+    fmix64,
+)
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import PreprocessRecord
@@ -26,7 +31,7 @@ ROWS = st.lists(st.lists(IDS, max_size=5), min_size=1, max_size=6)
 SCHEMA = Schema(sparse=(SparseFeature(name="a", num_ids=50, kind="user", table="t"),))
 
 
-def fmix64(h: int) -> int:
+def finalizer(h: int) -> int:
     """MurmurHash3's finalizer, as it is published."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         h = (h ^ (h >> 33)) * factor % 2**64
@@ -34,7 +39,7 @@ def fmix64(h: int) -> int:
 
 
 def sigrid(id_: int, modulo: int, salt: int) -> int:
-    h = fmix64((id_ % 2**64) ^ fmix64(salt))
+    h = finalizer((id_ % 2**64) ^ finalizer(salt))
     return (h - 2**64 if h >= 2**63 else h) % modulo
 
 
@@ -91,6 +96,13 @@ def test_sigrid_hash_is_its_formula(rows, modulo, salt):
     hashed = to_lists(SigridHash(modulo, salt)(one(rows, torch.int64)))["a"]
     assert hashed == [[sigrid(id_, modulo, salt) for id_ in row] for row in rows]
     assert all(0 <= id_ < modulo for id_ in chain(*hashed))
+
+
+@given(st.lists(IDS, min_size=1))
+def test_fmix64_is_the_finalizer_on_every_device(ids):
+    """The way that CUDA takes, run on CPU."""
+    mixed = fmix64(torch.tensor(ids)).tolist()
+    assert [id_ % 2**64 for id_ in mixed] == [finalizer(id_ % 2**64) for id_ in ids]
 
 
 def test_sigrid_hash_is_stable():

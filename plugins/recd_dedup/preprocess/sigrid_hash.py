@@ -6,6 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
+import numba
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -15,14 +18,14 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.slots import Context
 from recd_plugins.sparse.keyed import with_ids
 
-__all__ = ["SigridHash", "SigridHashConfig", "build_sigrid_hash", "mix"]
+__all__ = ["SigridHash", "SigridHashConfig", "build_sigrid_hash", "fmix64"]
 
-# MurmurHash3's finalizer, its constants as int64: products wrap alike.
-FIRST = 0xFF51AFD7ED558CCD - 2**64
-SECOND = 0xC4CEB9FE1A85EC53 - 2**64
-LOW_31 = 2**31 - 1
-IN_CACHE = 2**15
-"""Ids that are mixed at a time, so that the passes over them stay in the cache."""
+Words = npt.NDArray[np.uint64]
+
+# MurmurHash3's finalizer.
+FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+FIRST, SECOND = (np.uint64(factor) for factor in FACTORS)
+SHIFT = np.uint64(33)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +53,22 @@ class SigridHash(nn.Module):
         super().__init__()
         self.modulo = modulo
         self.salt = salt
-        self._key = int(mix(torch.tensor([salt])))
+        self._key = int(fmix64(torch.tensor([salt])))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         ids = features.values()
-        hashed = ids.long() ^ self._key
-        for part in hashed.split(IN_CACHE if hashed.is_cpu else max(1, hashed.numel())):
-            mix(part).remainder_(self.modulo)
+        hashed = self._hashed(ids.long())
         fits = self.modulo - 1 <= torch.iinfo(ids.dtype).max
         return with_ids(features, hashed.to(ids.dtype) if fits else hashed)
+
+    def _hashed(self, ids: Tensor) -> Tensor:
+        """[N] int64 ids, hashed; on CPU in one pass, on the thread that calls it."""
+        if not ids.is_cpu:
+            return fmix64(ids ^ self._key).remainder_(self.modulo)
+        hashed = torch.empty_like(ids)
+        words = ids.contiguous().numpy().view(np.uint64)
+        _hash(words, np.int64(self._key), np.int64(self.modulo), hashed.numpy())
+        return hashed
 
     def schema(self, schema: Schema) -> Schema:
         return schema.replace(
@@ -69,11 +79,21 @@ class SigridHash(nn.Module):
         return f"modulo={self.modulo}, salt={self.salt}"
 
 
-def mix(ids: Tensor) -> Tensor:
-    """fmix64 of int64 ids, in place."""
-    for factor in (FIRST, SECOND):
-        ids.bitwise_xor_((ids >> 33).bitwise_and_(LOW_31)).mul_(factor)
-    return ids.bitwise_xor_((ids >> 33).bitwise_and_(LOW_31))
+def fmix64(ids: Tensor) -> Tensor:
+    """fmix64 of int64 ids, on any device."""
+    low = 2**31 - 1  # what a shift by 33 leaves, without the sign that it drags along
+    for factor in FACTORS:
+        ids = ((ids >> 33) & low ^ ids) * (factor - 2**64)  # products wrap as unsigned ones do
+    return (ids >> 33) & low ^ ids
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _hash(ids: Words, key: np.int64, modulo: np.int64, hashed: npt.NDArray[np.int64]) -> None:
+    for i in range(ids.size):
+        h = ids[i] ^ np.uint64(key)
+        h = (h ^ (h >> SHIFT)) * FIRST
+        h = (h ^ (h >> SHIFT)) * SECOND
+        hashed[i] = np.int64(h ^ (h >> SHIFT)) % modulo  # as Python's: in [0, modulo)
 
 
 def build_sigrid_hash(config: SigridHashConfig, context: Context) -> SigridHash:

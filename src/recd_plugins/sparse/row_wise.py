@@ -142,6 +142,8 @@ class RowWise:
 def _trimmed(features: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
     """Without the ids that a transform put into rows behind a group's unique samples."""
     kjt, stride = features.kjt, features.kjt.stride()
+    if all(count == stride for count in features.unique_counts):
+        return features
     lengths = kjt.lengths()
     counts = [
         count
