@@ -88,10 +88,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     if not isinstance(values, dict):
         raise RegistryError(f"{path}: must hold a mapping of slots, as `model: {{use: dlrm}}`.")
     assert node is not None  # safe_load found values in it
-    lines: dict[str, int] = {}
-    for where, line in _walk(node, "", path):
-        lines.setdefault(where, line)
-    return values, lines
+    return values, dict(_walk(node, "", path))
 
 
 def _walk(

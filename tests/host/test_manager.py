@@ -165,10 +165,10 @@ def test_a_distribution_that_is_listed_twice_counts_once(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_distribution(site, "pkg-a", "1.0", "editable_twin")
-    points = site / "pkg_a-1.0.dist-info/entry_points.txt"
-    points.write_text(points.read_text() + "editable_twin = editable_twin\n")
     other = tmp_path / "editable"
     write_distribution(other, "pkg-a", "1.0", "editable_twin")
+    points = other / "pkg_a-1.0.dist-info/entry_points.txt"
+    points.write_text(points.read_text() + "editable_twin = editable_twin\n")
     monkeypatch.syspath_prepend(other)
     assert len(available()["editable_twin"]) == 1
     assert names(Catalog(["editable_twin"], Path())) == ["exact"]

@@ -217,11 +217,14 @@ def test_a_slot_set_to_nothing_is_not_set(plugin: str) -> None:
     assert Registry.load({"plugins": None, "train": None, "topology": None}).plugins == ()
 
 
-def test_a_topology_is_a_preset_with_changes() -> None:
+def test_a_topology_is_a_preset_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Registry.load({"topology": "local"}).topology == PRESETS["local"]
     assert Registry.load({"topology": {"host_memory_gb": 4}}).topology == Topology(host_memory_gb=4)
     changed = Registry.load({"topology": "local"}, ["topology.ranks_per_node=2"]).topology
     assert changed == Topology(ranks_per_node=2)
+    monkeypatch.setitem(PRESETS, "ours", Topology(ranks_per_node=8, host_memory_gb=4))
+    changed = Registry.load({"topology": {"use": "ours", "host_memory_gb": 2}}).topology
+    assert changed == Topology(ranks_per_node=8, host_memory_gb=2)
 
 
 def test_every_slot_has_its_key() -> None:
