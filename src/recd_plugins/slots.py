@@ -135,6 +135,9 @@ class LogStore(Protocol):
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
         """What a shard holds so far: a writer's messages in its order, writers merged by time."""
 
+    def fingerprint(self) -> str:
+        """Changes with what can be read, so that a stale table is never reused."""
+
 
 class Etl(Protocol):
     """A step from table to table."""

@@ -25,7 +25,7 @@ from recd_plugins.data.schema import IDS, Schema
 from recd_plugins.data.table import Progress, Table, TableWriter, silent
 from recd_plugins.slots import LogStore
 
-__all__ = ["Join", "JoinConfig", "join_log", "samples_of", "streams_of"]
+__all__ = ["Join", "JoinConfig", "join_log", "joined", "samples_of", "streams_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +179,16 @@ def samples_of(
     yield from join.finish()
 
 
+def joined(
+    store: LogStore, schema: Schema, config: JoinConfig, report: JoinReport
+) -> list[Iterator[pa.Table]]:
+    """The samples of each stream of a log, joined as they are iterated.
+
+    No session is in two of them, so each can be clustered by itself (O2 without a bucket pass).
+    """
+    return [samples_of(stream, schema, config, report) for stream in streams_of(store)]
+
+
 def join_log(
     store: LogStore,
     schema: Schema,
@@ -189,8 +199,8 @@ def join_log(
     """All samples of a log as a table, one stream after the other."""
     report = JoinReport()
     with TableWriter(folder, schema) as writer:
-        for stream in streams_of(store):
-            for samples in samples_of(stream, schema, config or JoinConfig(), report):
+        for stream in joined(store, schema, config or JoinConfig(), report):
+            for samples in stream:
                 writer.write(samples)
                 progress("joining requests and events", report.samples, None)
     progress("joining requests and events", report.samples, report.samples)

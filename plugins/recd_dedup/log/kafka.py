@@ -106,16 +106,9 @@ class KafkaLog:
         """What the partition holds when reading begins, in its order."""
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.config.topic}: has shards 0 to {self.shards - 1}, not {shard}.")
-        from confluent_kafka import Consumer, TopicPartition
+        from confluent_kafka import TopicPartition
 
-        options = {
-            **self._common,
-            "group.id": "recd-log",  # never joined: partitions are assigned, nothing is committed
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
-        }
-        consumer = Consumer(options)
+        consumer = self._consumer()
         try:
             where = TopicPartition(self.config.topic, shard)
             low, high = self._watermarks(consumer, where)
@@ -128,6 +121,16 @@ class KafkaLog:
             where.offset = low
             consumer.assign([where])
             yield from self._read(consumer, shard, low, high)
+        finally:
+            consumer.close()
+
+    def fingerprint(self) -> str:
+        from confluent_kafka import TopicPartition
+
+        consumer = self._consumer()
+        try:
+            partitions = [TopicPartition(self.config.topic, shard) for shard in range(self.shards)]
+            return repr([self._watermarks(consumer, where) for where in partitions])
         finally:
             consumer.close()
 
@@ -177,6 +180,19 @@ class KafkaLog:
         ]
         arrays = [pa.array(c, kind) for c, kind in zip(columns, MESSAGES.types, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
+
+    def _consumer(self) -> Consumer:
+        from confluent_kafka import Consumer
+
+        return Consumer(
+            {
+                **self._common,
+                "group.id": "recd-log",  # never joined: partitions are assigned
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
+            }
+        )
 
     def _producer(self) -> Producer:
         if self._made is None:

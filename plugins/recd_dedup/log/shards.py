@@ -7,6 +7,7 @@ the time of their blocks, and sees whole blocks only.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import os
 import uuid
@@ -100,6 +101,11 @@ class ZstdShards:
             messages = read_block(frame, damaged) if frame.messages else None
             if messages is not None:
                 yield messages
+
+    def fingerprint(self) -> str:
+        files = [file for shard in range(self.shards) for file in shard_files(self.folder, shard)]
+        stats = [(file.parent.name, file.name, file.stat().st_size) for file in files]
+        return hashlib.sha256(repr(stats).encode()).hexdigest()
 
     def __enter__(self) -> ZstdShards:
         return self

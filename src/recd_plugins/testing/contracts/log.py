@@ -32,11 +32,23 @@ def check_log(subject: Subject) -> None:
     store.append(_batch(EDGES))
     store.append(_batch(FIRST))
     store.flush()
-    _hold_messages(subject, subject.build(), EDGES + FIRST, "flushed and opened anew")
+    flushed: LogStore = subject.build()
+    _hold_messages(subject, flushed, EDGES + FIRST, "flushed and opened anew")
+    before = store.fingerprint()
+    subject.hold(
+        before == flushed.fingerprint(),
+        "its fingerprint must be the same for the same messages",
+        "Derive it from names and sizes of files, or from offsets.",
+    )
     store.append(_batch(MORE))
     store.close()
     store.close()
     again: LogStore = subject.build()
+    subject.hold(
+        again.fingerprint() != before,
+        "its fingerprint must change when messages were added",
+        "Derive it from names and sizes of files, or from offsets.",
+    )
     _hold_messages(subject, again, EDGES + FIRST + MORE, "closed and opened anew")
     again.append(_batch(LAST))
     again.close()

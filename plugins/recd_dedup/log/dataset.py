@@ -1,0 +1,76 @@
+"""The `logged` dataset: what the `log` slot holds, joined into samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+
+from recd_dedup.log.hashing import uniforms
+from recd_dedup.log.join import JoinConfig, joined
+from recd_dedup.log.report import JoinReport
+from recd_plugins.config import Config, Range
+from recd_plugins.data.dataset import Dataset, Split, Tables
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Progress, silent
+from recd_plugins.errors import RegistryError
+from recd_plugins.slots import Context, LogStore
+
+__all__ = ["LoggedConfig", "LoggedSamples", "build_logged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedConfig(Config):
+    """Samples from raw logs."""
+
+    schema: Schema
+    """The columns of the samples; the log's messages carry their features."""
+    join: JoinConfig = field(default_factory=JoinConfig)
+    """How long requests and events look for each other."""
+    test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
+    """Share of sessions, drawn by their ids, that make the test split; no session is in both."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.schema.session_id is None or self.schema.timestamp is None:
+            raise RegistryError("must name session_id and timestamp: logs have both.", "schema")
+
+
+class LoggedSamples(Dataset):
+    """Joins anew for each split; `reports` says what each of the joins met."""
+
+    def __init__(self, config: LoggedConfig, log: LogStore) -> None:
+        self.config = config
+        self.reports: dict[Split, JoinReport] = {}
+        self._log = log
+
+    @property
+    def schema(self) -> Schema:
+        return self.config.schema
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        report = self.reports[split] = JoinReport()
+        for stream in joined(self._log, self.schema, self.config.join, report):
+            for samples in stream:
+                sessions = samples[self.schema.session_id].to_numpy()
+                held_out = uniforms(0, "test", sessions) < self.config.test_fraction
+                yield samples.filter(pa.array(held_out == (split == "test")))
+
+    def fingerprint(self) -> str:
+        return self._log.fingerprint()
+
+    def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
+        """The splits as tables, and join.json beside them: the report on the whole log."""
+        tables = super().prepare(folder, progress)
+        if self.reports:
+            report = next(iter(self.reports.values()))  # both splits join the whole log
+            (folder / "join.json").write_text(json.dumps(report.to_dict(), indent=2))
+        return tables
+
+
+def build_logged(config: LoggedConfig, context: Context) -> LoggedSamples:
+    return LoggedSamples(config, context.neighbours["log"])

@@ -1,0 +1,85 @@
+"""Rung 1 (values): a log in registry.yaml is a dataset, and a bucket per shard for clustering."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from recd_dedup.etl.cluster import cluster_buckets
+from recd_dedup.etl.session_hash import bucket_of, session_hashes
+from recd_dedup.log.dataset import LoggedConfig, build_logged
+from recd_dedup.log.join import JoinConfig, joined
+from recd_dedup.log.replay import Replay, chunks_of
+from recd_dedup.log.report import JoinReport
+from recd_dedup.log.routing import session_shards
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
+from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+from recd_plugins.data.dataset import SPLITS
+from recd_plugins.data.schema import Schema
+from recd_plugins.errors import RegistryError
+from recd_plugins.slots import Context, DatasetRecord
+from recd_plugins.testing.conformance import check_record
+
+ROWS = 3000
+SESSIONS = SessionsConfig(samples=ROWS, concurrent_sessions=50)
+BY_TIME = [("session_id", "ascending"), ("timestamp", "ascending"), ("dense_0", "ascending")]
+RECORD = DatasetRecord(
+    name="logged",
+    summary="Requests and events of the log slot, joined into samples.",
+    config=LoggedConfig,
+    build=build_logged,
+    uses=("log",),
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    return pa.concat_tables(Sessions(SESSIONS).chunks("train"))
+
+
+@pytest.fixture
+def log(tmp_path, rows) -> ZstdShards:
+    with ZstdShards(ZstdShardsConfig(shards=4, fsync="never"), tmp_path / "log") as log:
+        for messages in Replay(SESSIONS.schema).messages([rows]):
+            log.append(messages)
+    return log
+
+
+def test_its_splits_are_the_rows_and_share_no_session(tmp_path, log, rows):
+    dataset = build_logged(LoggedConfig(schema=SESSIONS.schema), Context(neighbours={"log": log}))
+    tables = dataset.prepare(tmp_path / "logged")
+    train, test = (pa.concat_tables(chunks_of(tables[split])) for split in SPLITS)
+    assert pa.concat_tables([train, test]).sort_by(BY_TIME).equals(rows.sort_by(BY_TIME))
+    sessions = [set(part["session_id"].to_pylist()) for part in (train, test)]
+    assert not sessions[0] & sessions[1]
+    assert 0.02 < len(sessions[1]) / (len(sessions[0]) + len(sessions[1])) < 0.25
+    assert json.loads((tmp_path / "logged" / "join.json").read_text())["samples"] == ROWS
+
+
+def test_it_keeps_a_datasets_contract(log):
+    options = {"schema": SESSIONS.schema}
+    check_record(RECORD, options=options, context=Context(neighbours={"log": log}))
+
+
+def test_a_schema_without_sessions():
+    with pytest.raises(RegistryError, match="must name session_id and timestamp"):
+        LoggedConfig(schema=Schema(session_id=None))
+
+
+def test_log_shards_cluster_without_a_bucket_pass(tmp_path, log, rows):
+    buckets = joined(log, SESSIONS.schema, JoinConfig(), JoinReport())
+    table = cluster_buckets(buckets, SESSIONS.schema, tmp_path / "clustered")
+    assert len(table.files) == 4
+    found = pa.concat_tables(chunks_of(table))
+    assert found.sort_by(BY_TIME).equals(rows.sort_by(BY_TIME))
+    hashes = session_hashes(found["session_id"].to_numpy())
+    assert (hashes[1:] >= hashes[:-1]).all()  # sessions together, shard after shard
+
+
+def test_log_shards_are_the_buckets_of_clustering(rows):
+    """One hash, one way to cut it: so shards, one after the other, are in order of hash."""
+    sessions = rows["session_id"].to_numpy()
+    expected = bucket_of(session_hashes(sessions), 64)
+    assert session_shards(sessions, 64).tolist() == expected.tolist()
