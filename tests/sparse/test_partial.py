@@ -17,8 +17,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.overlap import overlap_rows
+from recd_plugins.sparse.overlap import overlap_rows, spread_rows
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor as Partial
+from recd_plugins.sparse.shared_rows import gather_rows
 
 Columns = dict[str, list[list[int]]]
 
@@ -172,6 +173,18 @@ def test_rows_that_begin_anew_share_nothing_with_those_before() -> None:
     assert found.rows.tolist() == [[0, 2], [2, 2], [3, 2]]
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=8))
+def test_rows_are_gathered_alike_on_any_device(rows: list[tuple[int, int]]) -> None:
+    starts, lengths = torch.tensor(rows, dtype=torch.int64).view(-1, 2).unbind(1)
+    values = torch.arange(100, 114)
+    expected = [
+        value for start, length in rows for value in range(100 + start, 100 + start + length)
+    ]
+    assert gather_rows(values, starts, lengths).tolist() == expected
+    arrays = (values.numpy(), starts.contiguous().numpy(), lengths.contiguous().numpy())
+    assert spread_rows(*arrays).tolist() == expected
+
+
 def test_many_equal_ids_take_linear_time() -> None:
     half = 1 << 19  # whose square would take minutes
     values = np.zeros(4 * half, dtype=np.int64)
@@ -193,6 +206,33 @@ def test_it_travels() -> None:
     ):
         assert travelled.groups == partial.groups
         assert_same(travelled.validate().to_kjt(), features)
+
+
+@given(tables(), st.sampled_from([torch.int32, torch.int64]))
+def test_it_travels_as_bytes(drawn, lengths: torch.dtype) -> None:
+    columns, groups = drawn
+    partial = Partial.from_kjt(kjt(columns, lengths=lengths), groups)
+    travelled = Partial.from_bytes(partial.to_bytes())
+    assert (travelled.groups, travelled.unique_counts) == (partial.groups, partial.unique_counts)
+    assert torch.equal(travelled.spans, partial.spans)
+    assert torch.equal(travelled.inverse_lookup, partial.inverse_lookup)
+    assert_same(travelled.kjt, partial.kjt)
+
+
+def test_weights_travel_as_bytes() -> None:
+    features = kjt(PAPER, ids=torch.int32, weights=[float(n) for n in range(9)])
+    assert_same(Partial.from_bytes(Partial.from_kjt(features).to_bytes()).to_kjt(), features)
+
+
+def test_bytes_of_something_else_are_told() -> None:
+    partial = Partial.from_kjt(kjt(PAPER))
+    with pytest.raises(DataError, match="is no partial IKJT"):
+        Partial.from_bytes(partial.to_ikjt().to_bytes())
+    with pytest.raises(DataError, match="no Arrow stream"):
+        Partial.from_bytes(b"b: 3 4 5")
+    broken = dataclasses.replace(partial, spans=torch.tensor([[0, 3], [2, 3]]))
+    with pytest.raises(DataError, match="damaged"):
+        Partial.from_bytes(broken.to_bytes())
 
 
 def test_a_batch_without_samples_is_one_too() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -17,6 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.sparse import list_views, wire
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.shared_rows import SharedRows
@@ -137,6 +139,18 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         dtype = self.kjt.lengths().dtype
         rows = {key: shared.spread(dtype) for key, shared in self.parts().items()}
         return InverseKeyedJaggedTensor.from_parts(self.groups, rows, self.inverse_lookup)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | pa.Buffer) -> PartialInverseKeyedJaggedTensor:
+        """What `to_bytes` was given, on the same memory; checked always."""
+        return cls._of(*list_views.from_record_batch(wire.from_bytes(data))).validate()
+
+    def to_bytes(self) -> pa.Buffer:
+        """An Arrow IPC stream: a dictionary of list views per group, nothing pickled."""
+        here = self.to(torch.device("cpu"))
+        parts, dtype = here.parts(), here.kjt.lengths().dtype
+        batch = list_views.to_record_batch(here.groups, parts, here.inverse_lookup, dtype)
+        return wire.to_bytes(batch)
 
     @property
     def batch_size(self) -> int:

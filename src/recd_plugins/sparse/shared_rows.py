@@ -13,7 +13,7 @@ from recd_plugins.sparse.overlap import overlap_rows, spread_rows
 from recd_plugins.sparse.unique import unique_rows
 from recd_plugins.sparse.weighted import Weighted
 
-__all__ = ["SharedRows"]
+__all__ = ["SharedRows", "gather_rows"]
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -87,11 +87,15 @@ class SharedRows(NamedTuple):
         )
 
 
-def _spread(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another."""
-    if not values.is_cuda:
-        spread = spread_rows(values.contiguous().numpy(), starts.numpy(), lengths.numpy())
-        return torch.from_numpy(spread)
+def gather_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    """As `spread_rows`, on any device."""
     # Value n of the result lies as far behind its row's start as n behind its row's begin.
     where = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
     return values[where + torch.arange(where.numel(), device=where.device)]
+
+
+def _spread(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    if values.device.type != "cpu":
+        return gather_rows(values, starts, lengths)
+    spread = spread_rows(values.contiguous().numpy(), starts.numpy(), lengths.numpy())
+    return torch.from_numpy(spread)
