@@ -12,6 +12,8 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_dedup.dedup.exact import Exact
+from recd_dedup.dedup.partial import Partial
 from recd_dedup.preprocess.clamp import Clamp
 from recd_dedup.preprocess.first_x import FirstX
 from recd_dedup.preprocess.sigrid_hash import SigridHash
@@ -22,7 +24,6 @@ from recd_plugins.data.table import Table, TableWriter
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import PluginError
 from recd_plugins.slots import Context
-from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.batches import to_lists
 from recd_plugins.testing.resume import assert_same_batch, check_resume
 
@@ -42,21 +43,8 @@ STEPS = [
 ]
 
 
-@dataclass(frozen=True)
-class Exact:
-    """The converter, in short: `groups` go to `dedup`."""
-
-    groups: tuple[tuple[str, ...], ...] = (("history", "times"),)
-
-    def convert(self, batch: Batch) -> Batch:
-        keys = batch.features.keys()
-        gone = {key for group in self.groups for key in group}
-        left = [index for index, key in enumerate(keys) if key not in gone]
-        return dataclasses.replace(
-            batch,
-            features=batch.features.permute(left),
-            dedup=InverseKeyedJaggedTensor.from_kjt(batch.features, self.groups),
-        )
+GROUPS = (("history", "times"),)
+EXACT, PARTIAL = Exact(GROUPS, validate=True), Partial(GROUPS, validate=True)
 
 
 def write(folder: Path, order: np.ndarray) -> Table:
@@ -100,22 +88,23 @@ def open_loader(table, transform, **options):
 
 def factors(table: Table, **options) -> list[float]:
     """DedupeFactor of each batch."""
-    loader = open_loader(table, BatchTransform([], [Exact()]), **options)
+    loader = open_loader(table, BatchTransform([], [EXACT]), **options)
     return [batch.dedup.dedupe_factor() for batch in loader]
 
 
 def test_dedup_holds_what_repeats_and_features_the_rest(clustered):
-    loader = open_loader(clustered, BatchTransform([], [Exact()]), sessions="whole")
+    loader = open_loader(clustered, BatchTransform([], [EXACT]), sessions="whole")
     for batch in loader:
         assert batch.features.keys() == ["item"]
-        assert batch.dedup.groups == (("history", "times"),)
-        assert batch.dedup.validate().inverse_lookup.shape == (1, BATCH_SIZE)
+        assert batch.dedup.groups == GROUPS
+        assert batch.dedup.inverse_lookup.shape == (1, BATCH_SIZE)
 
 
 @pytest.mark.parametrize("steps", [[], STEPS])
-def test_batches_hold_what_they_hold_without_dedup(clustered, steps):
+@pytest.mark.parametrize("converter", [EXACT, PARTIAL], ids=["exact", "partial"])
+def test_batches_hold_what_they_hold_without_dedup(clustered, converter, steps):
     plain = open_loader(clustered, BatchTransform(steps), sessions="whole")
-    deduped = open_loader(clustered, BatchTransform(steps, [Exact()]), sessions="whole")
+    deduped = open_loader(clustered, BatchTransform(steps, [converter]), sessions="whole")
     for expected, found in zip(plain, deduped, strict=True):
         lists = to_lists(found.features) | to_lists(found.dedup.to_kjt())
         assert lists == to_lists(expected.features)
@@ -161,13 +150,14 @@ def test_whole_sessions_meet_the_papers_factor(tmp_path):
     assert measured == pytest.approx(1 / (1 - (SAMPLES - 1) / SAMPLES * d), rel=0.1)
 
 
-def test_resuming_is_exact(clustered):
-    transform = BatchTransform(STEPS, [Exact()])
+@pytest.mark.parametrize("converter", [EXACT, PARTIAL], ids=["exact", "partial"])
+def test_resuming_is_exact(clustered, converter):
+    transform = BatchTransform(STEPS, [converter])
     check_resume(lambda: open_loader(clustered, transform, sessions="whole"))
 
 
 def test_a_worker_sends_and_resumes_deduplicated_batches(clustered):
-    transform = BatchTransform(STEPS, [Exact()])
+    transform = BatchTransform(STEPS, [EXACT])
 
     def loader():
         return open_loader(clustered, transform, sessions="whole", workers=1)
@@ -214,8 +204,8 @@ class Shuffled:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_transform_of_more_than_a_row_is_refused_where_deduplicated(clustered, workers):
-    refused = BatchTransform([(["history", "item"], Shuffled())], [Exact()])
+    refused = BatchTransform([(["history", "item"], Shuffled())], [EXACT])
     with pytest.raises(PluginError, match=r"Shuffled says `row_wise = False`.* of history"):
         next(iter(open_loader(clustered, refused, workers=workers)))
-    allowed = BatchTransform([(["item"], Shuffled())], [Exact()])
+    allowed = BatchTransform([(["item"], Shuffled())], [EXACT])
     assert len(next(iter(open_loader(clustered, allowed, workers=workers)))) == BATCH_SIZE

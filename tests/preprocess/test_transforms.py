@@ -11,17 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_dedup.preprocess.clamp import Clamp, ClampConfig, build_clamp
-from recd_dedup.preprocess.first_x import FirstX, FirstXConfig, build_first_x
-from recd_dedup.preprocess.sigrid_hash import (
-    SigridHash,
-    SigridHashConfig,
-    build_sigrid_hash,
-    fmix64,
-)
+from recd_dedup import recd_preprocess
+from recd_dedup.preprocess.clamp import Clamp, ClampConfig
+from recd_dedup.preprocess.first_x import FirstX, FirstXConfig
+from recd_dedup.preprocess.sigrid_hash import SigridHash, SigridHashConfig, fmix64
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import RegistryError
-from recd_plugins.slots import PreprocessRecord
 from recd_plugins.testing.batches import from_lists, to_lists
 from recd_plugins.testing.conformance import check_record
 
@@ -54,41 +49,16 @@ def one(rows: list[list[int]], dtype: torch.dtype, weighted: bool = False) -> Ke
     )
 
 
-RECORDS = {
-    "sigrid_hash": (
-        PreprocessRecord(
-            name="sigrid_hash",
-            summary="Ids of any range hashed into [0, modulo).",
-            config=SigridHashConfig,
-            build=build_sigrid_hash,
-        ),
-        {"modulo": 23, "salt": 4},
-    ),
-    "first_x": (
-        PreprocessRecord(
-            name="first_x",
-            summary="The first n ids of each row.",
-            config=FirstXConfig,
-            build=build_first_x,
-        ),
-        {"n": 2},
-    ),
-    "clamp": (
-        PreprocessRecord(
-            name="clamp",
-            summary="Ids below low and above high become low and high.",
-            config=ClampConfig,
-            build=build_clamp,
-        ),
-        {"low": 3, "high": 20},
-    ),
+OPTIONS = {
+    "sigrid_hash": {"modulo": 23, "salt": 4},
+    "first_x": {"n": 2},
+    "clamp": {"low": 3, "high": 20},
 }
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_the_record_keeps_the_contract(name):
-    record, options = RECORDS[name]
-    check_record(record, options=options)
+@pytest.mark.parametrize("record", recd_preprocess(), ids=lambda record: record.name)
+def test_the_record_keeps_the_contract(record):
+    check_record(record, options=OPTIONS[record.name])
 
 
 @given(rows=ROWS, modulo=st.integers(1, 2**62), salt=st.integers(0, 2**62))
