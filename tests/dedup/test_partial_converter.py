@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from recd_dedup.dedup.advisor import advise
 from recd_dedup.dedup.exact import Exact
 from recd_dedup.dedup.partial import Partial, PartialConfig, build_partial
 from recd_dlrm.datasets.movielens import MovieLens, MovieLensConfig
@@ -96,6 +97,16 @@ def test_groups_are_checked_against_the_schema() -> None:
         build_partial(config, Context(schema=SCHEMA))
     with pytest.raises(RegistryError, match="min_factor"):
         parse(PartialConfig, {"min_factor": 0.5}, "dedup")
+
+
+def test_groups_are_advised_for_the_training_table(tmp_path) -> None:
+    config = SessionsConfig(samples=2_048, samples_per_session=16, concurrent_sessions=50)
+    tables = Sessions(config).prepare(tmp_path)
+    context = Context(tables=tables, schema=tables.schema, batch_size=1_024)
+    groups = build_partial(PartialConfig(), context).groups
+    assert groups == advise(tables.train, batch_size=1_024).groups
+    assert ("history", "history_category") in groups
+    assert build_partial(PartialConfig(min_factor=1_000), context).groups == ()
 
 
 def test_shifted_histories_keep_fewer_values() -> None:
