@@ -127,6 +127,24 @@ def test_clustered_batches_are_those_of_the_clustered_table(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("sessions", "clustered"),
+    [
+        ([1, 1, 2, 2, 2, 3, 3], True),
+        ([1, 1, 2, 2, 1, 1, 2, 2], False),  # in order within each stripe of four rows
+        ([2, 2, 1, 1], False),
+    ],
+)
+def test_whether_a_table_is_clustered_is_seen_across_stripes(
+    sessions: list[int], clustered: bool, tmp_path: Path
+) -> None:
+    lists = {"likes": [1], "shares": [2], "item": [3]}
+    table = table_of(tmp_path / "table", [(one, lists) for one in sessions], rows_per_stripe=4)
+    values = measured(table, tmp_path)
+    assert values["is_clustered"] is clustered
+    assert values["samples_per_session"]["table"]["sessions"] == len(set(sessions))
+
+
 def test_the_formula_is_the_papers(tmp_path: Path) -> None:
     """B = S = 3, l = 3, d = 0.5: DedupeLen 6, DedupeFactor 1.5."""
     likes = [[3, 4, 5], [3, 4, 5], [4, 5, 6]]

@@ -15,7 +15,7 @@ __all__ = ["report"]
 
 PAPER = {
     "samples a session, in the table": "16.5",
-    "the most that a session has": "> 1,000",
+    "the most that a session has": "1,000+",
     "samples a session, in a batch": "1.15",
     "exact duplicates, mean of the features": "80.0%",
     "exact duplicates, by bytes": "81.6%",
@@ -29,7 +29,7 @@ def report(measured: Measured) -> StatsReport:
     values = _values(measured)
     return StatsReport(
         values=values,
-        tables=[_summary(values), _features(values), _groups(values)],
+        tables=[_summary(values), _duplicates(values), _dedupe(values), _groups(values)],
         figures={
             "samples_per_session": partial(draw_samples_per_session, values),
             "duplicates": partial(draw_duplicates, values),
@@ -97,10 +97,7 @@ def _summary(values: Mapping[str, Any]) -> StatsTable:
             for share in ("exact", "exact_by_bytes", "partial", "partial_by_bytes", "most")
         ),
     ]
-    notes = [
-        "exact: samples with a list that an earlier sample of their session has, empty ones too; "
-        "partial: ids that one has. By bytes: ids of all features."
-    ]
+    notes = []
     if values["measured_rows"] < values["rows"]:
         notes.append(
             f"Of {values['rows']:,} rows, {values['measured_rows']:,} were measured: whole "
@@ -117,12 +114,11 @@ def _summary(values: Mapping[str, Any]) -> StatsTable:
     )
 
 
-def _features(values: Mapping[str, Any]) -> StatsTable:
-    rows = []
-    for feature in values["features"]:
-        clustered, stored = feature["clustered"], feature["stored"]["dedupe_factor"]
-        length, factor = clustered["dedupe_len"], clustered["dedupe_factor"]
-        rows.append(
+def _duplicates(values: Mapping[str, Any]) -> StatsTable:
+    return StatsTable(
+        title="features: what repeats within a session",
+        columns=["feature", "kind", "l(f)", "d(f)", "exact", "partial"],
+        rows=[
             [
                 feature["name"],
                 feature["kind"],
@@ -130,6 +126,25 @@ def _features(values: Mapping[str, Any]) -> StatsTable:
                 f"{feature['stay']:.3f}",
                 f"{feature['exact']:.1%}",
                 f"{feature['partial']:.1%}",
+            ]
+            for feature in values["features"]
+        ],
+        notes=[
+            "l(f): ids a sample. d(f): lists that stay, from sample to sample of a session.",
+            "exact: samples whose list an earlier one of their session has, empty ones too.",
+            "partial: ids that an earlier sample of the session has.",
+        ],
+    )
+
+
+def _dedupe(values: Mapping[str, Any]) -> StatsTable:
+    rows = []
+    for feature in values["features"]:
+        clustered, stored = feature["clustered"], feature["stored"]["dedupe_factor"]
+        length, factor = clustered["dedupe_len"], clustered["dedupe_factor"]
+        rows.append(
+            [
+                feature["name"],
                 f"{length['formula']:,.0f}",
                 f"{length['measured']:,.0f}",
                 f"{factor['formula']:.2f}",
@@ -140,38 +155,22 @@ def _features(values: Mapping[str, Any]) -> StatsTable:
         )
     state = "is" if values["is_clustered"] else "is not"
     return StatsTable(
-        title="features",
-        columns=[
-            "feature",
-            "kind",
-            "l(f)",
-            "d(f)",
-            "exact",
-            "partial",
-            "len",
-            "measured",
-            "factor",
-            "measured",
-            "stored",
-            "measured",
-        ],
+        title="features: what an IKJT of a batch keeps, by the paper's formula and measured",
+        columns=["feature", "len", "measured", "factor", "measured", "stored", "measured"],
         rows=rows,
         notes=[
-            "len, factor: DedupeLen and DedupeFactor of a batch clustered by session, by the "
-            "paper's formula and measured.",
-            f"stored: DedupeFactor of a batch as the table has it, which {state} clustered.",
-            "Measured factors also count equal lists of different sessions.",
+            "len, factor: DedupeLen (ids kept) and DedupeFactor, clustered by session.",
+            f"stored: DedupeFactor in the table's own order, which {state} clustered.",
+            "Measured ones count equal lists of different sessions too.",
         ],
     )
 
 
 def _groups(values: Mapping[str, Any]) -> StatsTable:
+    found = [group for group in values["together"]["groups"] if len(group) > 1]
     return StatsTable(
-        title="features that change together",
+        title="features that change together, from sample to sample",
         columns=["group", "features"],
-        rows=[
-            [str(number), ", ".join(group)]
-            for number, group in enumerate(values["together"]["groups"], start=1)
-            if len(group) > 1
-        ],
+        rows=[[str(number), ", ".join(group)] for number, group in enumerate(found, start=1)],
+        notes=[] if found else ["None do."],
     )

@@ -91,12 +91,16 @@ def _print(part: StatsTable) -> None:
     from rich.console import Console
     from rich.table import Table as Drawn
 
-    drawn = Drawn(title=part.title, title_justify="left", box=SIMPLE)
+    drawn = Drawn(box=SIMPLE)
     for index, column in enumerate(part.columns):
-        drawn.add_column(column, justify="right" if index else "left")
+        numbers = all(row[index][:1].isdigit() for row in part.rows)
+        drawn.add_column(column, justify="right" if numbers else "left")
     for row in part.rows:
         drawn.add_row(*row)
-    console = Console()
-    console.print(drawn)
+    console = Console(highlight=False)
+    console.print(part.title)
+    if part.rows:
+        console.print(drawn)
     for note in part.notes:
-        console.print(f"  {note}", highlight=False)
+        console.print(f"  {note}")
+    console.print()
