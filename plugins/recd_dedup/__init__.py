@@ -9,19 +9,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from recd_dedup.dedup.exact import ExactConfig, build_exact
+from recd_dedup.dedup.none import NoneConfig, build_none
+from recd_dedup.dedup.partial import PartialConfig, build_partial
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
 from recd_dedup.etl.downsample import (
     DownsampleConfig,
     build_downsample_samples,
     build_downsample_sessions,
 )
+from recd_dedup.log.dataset import LoggedConfig, build_logged
+from recd_dedup.log.kafka import KafkaConfig, build_kafka
 from recd_dedup.log.shards import ZstdShardsConfig, build_zstd_shards
 from recd_dedup.preprocess.clamp import ClampConfig, build_clamp
 from recd_dedup.preprocess.first_x import FirstXConfig, build_first_x
 from recd_dedup.preprocess.sigrid_hash import SigridHashConfig, build_sigrid_hash
 from recd_dedup.stats.measure import SessionStatsConfig, build_session_stats
 from recd_plugins import hookimpl
-from recd_plugins.slots import EtlRecord, LogRecord, PreprocessRecord, StatsRecord
+from recd_plugins.slots import (
+    DatasetRecord,
+    DedupRecord,
+    EtlRecord,
+    LogRecord,
+    PreprocessRecord,
+    StatsRecord,
+)
 
 
 @hookimpl
@@ -32,6 +44,13 @@ def recd_log() -> list[LogRecord[Any]]:
             summary="Shard files in zstd blocks, routed by session or by message.",
             config=ZstdShardsConfig,
             build=build_zstd_shards,
+        ),
+        LogRecord(
+            name="kafka",
+            summary="A Kafka topic, keyed by session, in zstd.",
+            config=KafkaConfig,
+            build=build_kafka,
+            needs=("import:confluent_kafka",),
         ),
     ]
 
@@ -56,6 +75,43 @@ def recd_etl() -> list[EtlRecord[Any]]:
             summary="Samples, kept with a probability each: S falls.",
             config=DownsampleConfig,
             build=build_downsample_samples,
+        ),
+    ]
+
+
+@hookimpl
+def recd_dataset() -> list[DatasetRecord[Any]]:
+    return [
+        DatasetRecord(
+            name="logged",
+            summary="What the log slot holds: requests and their events, joined.",
+            config=LoggedConfig,
+            build=build_logged,
+            uses=("log",),
+        ),
+    ]
+
+
+@hookimpl
+def recd_dedup() -> list[DedupRecord[Any]]:
+    return [
+        DedupRecord(
+            name="exact",
+            summary="Equal samples of a group share their lists, as an IKJT.",
+            config=ExactConfig,
+            build=build_exact,
+        ),
+        DedupRecord(
+            name="partial",
+            summary="Equal and shifted samples share their values, as a partial IKJT.",
+            config=PartialConfig,
+            build=build_partial,
+        ),
+        DedupRecord(
+            name="none",
+            summary="Every feature stays a plain KJT.",
+            config=NoneConfig,
+            build=build_none,
         ),
     ]
 
