@@ -121,7 +121,7 @@ def test_group_codes_tell_combinations_apart(pairs, count):
     assert [part.tolist() for part in found] == [*by_dict(zip(*features, strict=True))]
 
 
-def test_group_codes_past_what_one_number_holds():
+def test_group_codes_past_what_one_number_of_all_codes_would_hold():
     """Ten features of 5,000 codes: 5,000^10 combinations, of which 5,000 occur."""
     draw = torch.Generator().manual_seed(0)
     features = [torch.randperm(5000, generator=draw).repeat(2) for _ in range(10)]

@@ -208,7 +208,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
             for key in group
         }
         return {
-            key: rows._replace(lengths=rows.lengths[: counts[key]])
+            key: replace(rows, lengths=rows.lengths[: counts[key]])
             for key, rows in Weighted.by_key(self.kjt).items()
         }
 

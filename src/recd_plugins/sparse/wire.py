@@ -6,6 +6,7 @@ once, and each field of the struct is a key's unique rows (then its weights, whe
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -166,5 +167,5 @@ def _shared(dictionary: pa.Array, name: str, seen: dict[int, Tensor]) -> Weighte
         whole = seen.setdefault(ids.buffers()[1].address, torch.from_dlpack(ids))
         first = (rows.values.data_ptr() - whole.data_ptr()) // whole.element_size()
         if 0 <= first <= whole.numel() - rows.values.numel():
-            rows = rows._replace(values=whole[first : first + rows.values.numel()])
+            rows = dataclasses.replace(rows, values=whole[first : first + rows.values.numel()])
     return rows
