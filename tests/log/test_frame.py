@@ -117,6 +117,15 @@ def test_flipped_in_the_last_block_of_an_open_file_is_a_torn_tail(file):
         assert read(file) == joined(range(3))
 
 
+def test_what_is_skipped_is_logged(file, caplog):
+    second, third = list(frames(file, 0))[1:3]
+    file.write_bytes(flipped(file.read_bytes(), second.offset + FRAME_BYTES))
+    read(file, damaged="skip")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file}: bytes {second.offset} to {third.offset} are damaged and left out"
+    ]
+
+
 @pytest.mark.parametrize("offset", range(FILE_BYTES))
 def test_a_damaged_head(file, offset):
     file.write_bytes(flipped(file.read_bytes(), offset))

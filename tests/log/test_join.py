@@ -35,19 +35,19 @@ def event(request_id, time):
 
 
 def joined(*blocks, config=CONFIG):
-    """Labels by timestamp, and the report."""
+    """How many samples have a timestamp and a label, and the report."""
     join = Join(SCHEMA, config)
     tables = [table for block in blocks for table in join.add(pa.concat_batches(block))]
     tables += join.finish()
     assert all(table.schema.equals(SCHEMA.arrow()) for table in tables)
     rows = [row for table in tables for row in table.to_pylist()]
     assert join.report.samples == len(rows)
-    return {row["timestamp"]: row["label"] for row in rows}, join.report
+    return Counter((row["timestamp"], row["label"]) for row in rows), join.report
 
 
 def test_a_sample_is_positive_if_an_event_came_in_its_window():
-    labels, report = joined([request(1, 0), request(2, 1), request(3, 2), event(2, 101)])
-    assert labels == {0: 0, 1: 1, 2: 0}
+    samples, report = joined([request(1, 0), request(2, 1), request(3, 2), event(2, 101)])
+    assert samples == {(0, 0): 1, (1, 1): 1, (2, 0): 1}
     assert report == JoinReport(requests=3, samples=3, events=1, positives=1, most_waiting=3)
 
 
@@ -64,17 +64,17 @@ def test_a_sample_is_positive_if_an_event_came_in_its_window():
 @pytest.mark.parametrize("first", ["request", "event"])
 def test_the_edges_of_the_window(time, became, first):
     blocks = [[request(1, 1000)], [event(1, time)]]
-    labels, report = joined(*(blocks if first == "request" else reversed(blocks)))
-    assert labels == {1000: float(became == "positives")}
+    samples, report = joined(*(blocks if first == "request" else reversed(blocks)))
+    assert samples == {(1000, became == "positives"): 1}
     assert getattr(report, became) == report.events == 1
 
 
 def test_every_event_is_told_for_what_it_is():
-    labels, report = joined(
+    samples, report = joined(
         [request(1, 0), request(1, 0), event(1, 5), event(1, 5), event(1, 6)],
         [event(9, 20), event(1, 101), request(1, 120)],
     )
-    assert labels == {0: 1}
+    assert samples == {(0, 1): 1}
     assert report == JoinReport(
         requests=3,
         samples=1,
@@ -156,7 +156,7 @@ def test_like_a_join_that_holds_everything(drawn, cuts):
         if cut:
             blocks.append(block)
             block = []
-    labels, report = joined(*blocks, *([block] if block else []))
+    samples, report = joined(*blocks, *([block] if block else []))
 
     first: dict[int, int] = {}
     for is_request, key, time, _ in drawn:
@@ -173,9 +173,7 @@ def test_like_a_join_that_holds_everything(drawn, cuts):
             late += 1
         else:
             inside[key] += 1
-    positive = {time for key, time in first.items() if inside[key]}
-    assert {time for time, label in labels.items() if label} == positive
-    assert labels.keys() == set(first.values())
+    assert samples == Counter((time, bool(inside[key])) for key, time in first.items())
     assert report.requests == sum(row[0] for row in drawn)
     assert report.samples == report.requests - report.duplicate_requests == len(first)
     assert report.late_events == late

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -146,40 +147,45 @@ def test_writers_are_merged_by_time(tmp_path):
     assert everything(logs[0]) == rows
 
 
-WRITER = """
-import sys
+SETUP = f"""
+import os, sys
 from pathlib import Path
-sys.path[:0] = {path!r}
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 from raw_messages import messages_of, numbered
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 log = ZstdShards(ZstdShardsConfig(shards=4, block_bytes=2000), Path(sys.argv[1]))
-first, last = int(sys.argv[2]), int(sys.argv[3])
-for n in range(first, last, 5):
-    log.append(messages_of(numbered(min(5, last - n), first=n)))
-    if n == first:
-        print("writing", flush=True)
+def write(first, last):
+    for n in range(first, last, 5):
+        log.append(messages_of(numbered(5, first=n)))
+"""
+FORKS = """
+write(0, 500)
+log.flush()
+write(500, 505)  # waits in memory
+children = []
+for first in (1000, 2000, 3000):
+    children.append(os.fork())
+    if not children[-1]:
+        write(first, first + 1000)
+        log.close()
+        os._exit(0)
+write(505, 1000)
 log.close()
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 
 
-def writer(folder, first, last) -> subprocess.Popen[bytes]:
-    code = WRITER.format(path=[os.path.dirname(__file__)])
-    arguments = [sys.executable, "-c", code, str(folder), str(first), str(last)]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE)
-
-
-def test_processes_write_at_once(tmp_path):
-    writers = [writer(tmp_path, first, first + 1000) for first in (0, 1000, 2000)]
-    for process in writers:
-        process.communicate(timeout=60)
-    assert [process.returncode for process in writers] == [0, 0, 0]
+def test_processes_write_at_once_and_a_fork_leaves_what_waits_to_its_parent(tmp_path):
+    subprocess.run([sys.executable, "-c", SETUP + FORKS, str(tmp_path)], check=True, timeout=300)
     log = opened(tmp_path)
-    assert sorted(everything(log), key=lambda row: row[1]) == numbered(3000)
-    assert all(len(shard_files(tmp_path, shard)) in (0, 3) for shard in range(4))
+    assert sorted(everything(log), key=lambda row: row[1]) == numbered(4000)
+    assert all(len(shard_files(tmp_path, shard)) in (0, 4) for shard in range(4))
 
 
 def test_a_killed_writer_leaves_whole_blocks(tmp_path):
-    process = writer(tmp_path, 0, 10**9)
+    code = SETUP + "write(0, 5)\nprint('writing', flush=True)\nwrite(5, 10**9)"
+    arguments = [sys.executable, "-c", code, str(tmp_path)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout:
         process.stdout.readline()
@@ -196,30 +202,6 @@ def test_a_killed_writer_leaves_whole_blocks(tmp_path):
     after = numbered(100, first=10**9)
     log = written(tmp_path, after)
     assert sorted(everything(log)) == sorted(left + after)
-
-
-FORK = """
-import os, sys
-from pathlib import Path
-sys.path[:0] = {path!r}
-from raw_messages import messages_of, numbered
-from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
-log = ZstdShards(ZstdShardsConfig(shards=4), Path(sys.argv[1]))
-log.append(messages_of(numbered(10)))
-log.flush()
-log.append(messages_of(numbered(10, first=10)))
-child = os.fork()
-log.append(messages_of(numbered(10, first=20 if child else 30)))
-log.close()
-if child:
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_fork_does_not_write_what_waits_with_its_parent(tmp_path):
-    code = FORK.format(path=[os.path.dirname(__file__)])
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
-    assert sorted(everything(opened(tmp_path))) == sorted(numbered(40))
 
 
 def test_a_full_disk_leaves_the_log_whole(tmp_path, monkeypatch):

@@ -13,9 +13,11 @@ still going on. What cannot be read before a whole frame is damage.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Iterator
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 from zlib import crc32
@@ -27,6 +29,7 @@ __all__ = ["Damaged", "Frame", "file_head", "frame_bytes", "frames", "read_paylo
 Damaged = Literal["raise", "skip"]
 """What a reader does with damage: an error that names file and offset, or only what is whole."""
 
+LOG = logging.getLogger(__name__)
 MAGIC = b"RBLK"
 FILE = struct.Struct("<8sI")
 FRAME = struct.Struct("<4sIIIqI")
@@ -110,15 +113,15 @@ def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
 
 def _after_damage(file: Path, offset: int, damaged: Damaged) -> int | None:
     """Where the next whole frame begins; None if the damage is a torn tail."""
-    data = file.read_bytes()
-    found = data.find(MAGIC, offset + 1)
-    while found >= 0:
-        frame = _parsed(file, found, data[found : found + FRAME_BYTES])
-        if frame is not None:
-            payload = data[found + FRAME_BYTES : frame.end]
-            if len(payload) == frame.stored and crc32(payload) == frame.checksum:
-                break
-        found = data.find(MAGIC, found + 1)
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
+        found = data.find(MAGIC, offset + 1)
+        while found >= 0:
+            frame = _parsed(file, found, data[found : found + FRAME_BYTES])
+            if frame is not None:
+                payload = data[found + FRAME_BYTES : frame.end]
+                if len(payload) == frame.stored and crc32(payload) == frame.checksum:
+                    break
+            found = data.find(MAGIC, found + 1)
     if found < 0:
         return None
     if damaged == "raise":
@@ -127,6 +130,7 @@ def _after_damage(file: Path, offset: int, damaged: Damaged) -> int | None:
             f"{found:,}. Take the file from a copy, or read with `damaged: skip` to go without "
             "what is lost."
         )
+    LOG.warning("%s: bytes %d to %d are damaged and left out", file, offset, found)
     return found
 
 
