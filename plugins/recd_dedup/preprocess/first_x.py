@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
 import torch
 from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.schema import Schema
 from recd_plugins.slots import Context
 from recd_plugins.sparse.keyed import with_ids
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = ["FirstX", "FirstXConfig", "build_first_x"]
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.schema import Schema
 from recd_plugins.slots import Context
 from recd_plugins.sparse.keyed import with_ids
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = ["SigridHash", "SigridHashConfig", "build_sigrid_hash", "fmix64"]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = ["with_ids"]
 
@@ -19,9 +23,10 @@ def with_ids(
 
     Weights stay as they are, unless the lengths change: then those given count.
     """
+    kind = type(features)  # not imported: plugins that use this are imported by `recd plugins` too
     kept = lengths is None
     ragged = features.variable_stride_per_key()
-    return KeyedJaggedTensor(
+    return kind(
         keys=features.keys(),
         values=values,
         weights=features.weights_or_none() if kept else weights,
