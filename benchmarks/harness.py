@@ -48,13 +48,17 @@ class Figure:
     """The other side's value, in the same unit."""
     target: float | None = None
     """What `value` should reach."""
+    at_most: bool = False
+    """Whether `value` should not exceed its target: a time, say."""
     spread: float | None = None
     """The interquartile range over the rounds, as a share of the median."""
     note: str = ""
 
     @property
     def met(self) -> bool | None:
-        return None if self.target is None else self.value >= self.target
+        if self.target is None:
+            return None
+        return self.value <= self.target if self.at_most else self.value >= self.target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +140,7 @@ def _print(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure])
             one.name,
             f"{one.value:,.4g} {one.unit}",
             "" if one.baseline is None else f"{one.baseline:,.4g}",
-            "" if one.target is None else f"{one.target:,.4g}",
+            "" if one.target is None else f"{'≤' if one.at_most else '≥'} {one.target:,.4g}",
             {None: "", True: "yes", False: "no"}[one.met],
             "" if one.spread is None else f"{one.spread:.1%}",
             one.note,

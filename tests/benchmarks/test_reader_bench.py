@@ -62,6 +62,7 @@ def test_json_is_one_object_and_nothing_else():
         "unit": "s",
         "baseline": 1,
         "target": 0.6,
+        "at_most": False,
         "spread": pytest.approx(1 / 3),
         "note": "",
         "met": False,

@@ -1,0 +1,111 @@
+"""All rows of RecD's data side, on a generated table like the paper's RM1.
+
+    python -m benchmarks.recd_data [--quick] [--json]
+
+A quick run has fewer sessions than a partition of an hour, so it measures files on a quarter
+of the features: then a page of the time-ordered baseline repeats sessions as little.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import Report, main
+from benchmarks.recd_data.batches import conversions, preprocessing, wire
+from benchmarks.recd_data.reading import reader
+from benchmarks.recd_data.storage import clustering, file_sizes, logs
+from benchmarks.rm1 import rm1_like
+from recd_dedup.dedup.advisor import advise
+from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
+from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+from recd_plugins.data.table import Table, write_table
+
+SEED = 0
+BATCH_SIZE = 4096
+QUICK_SAMPLES, SAMPLES = 98_304, 655_360
+QUICK_SHARE = 4
+"""A quick run measures files on every fourth feature, and on as many times the samples."""
+
+
+def measure(quick: bool) -> Report:
+    config = rm1_like(QUICK_SAMPLES if quick else SAMPLES, SEED)
+    with tempfile.TemporaryDirectory(prefix="recd-bench-") as name:
+        return compare(
+            config,
+            narrow(config) if quick else config,
+            Path(name),
+            rounds=3 if quick else 5,
+        )
+
+
+def compare(
+    config: SessionsConfig,
+    stored: SessionsConfig,
+    folder: Path,
+    rounds: int,
+    batch_size: int = BATCH_SIZE,
+) -> Report:
+    """All figures on the table of `config`, but file sizes on that of `stored`."""
+    by_time = _generated(config, folder / "by_time")
+    by_session = _clustered(by_time, folder / "by_session")
+    figures = [
+        *file_sizes(*_stored(stored, config, by_time, by_session, folder)),
+        *logs(by_time),
+        *clustering(by_time, folder, rounds),
+    ]
+    advice = advise(by_session, batch_size=batch_size)
+    groups = advice.groups
+    figures += reader(by_time, by_session, groups, batch_size, rounds)
+    figures += conversions(by_session, groups, batch_size, rounds)
+    figures += preprocessing(by_session, groups, batch_size, rounds)
+    figures += wire(by_session, groups, batch_size)
+    settings = {
+        "table": "RM1-like: 16 sequence features in 5 groups, 24 user and 12 item features",
+        "samples": config.samples,
+        "samples, for file sizes": stored.samples,
+        "features, for file sizes": len(stored.features),
+        "samples_per_session": config.samples_per_session,
+        "batch_size": batch_size,
+        "groups": f"{len(groups)} of {sum(map(len, groups))} features, as advised",
+        "files": "zstd 1, 1 MiB pages, but for the strong baseline; all in the page cache",
+        "rounds": rounds,
+        "torch_threads": torch.get_num_threads(),
+    }
+    return Report(figures=figures, settings=settings, seed=SEED)
+
+
+def narrow(config: SessionsConfig) -> SessionsConfig:
+    """Every fourth feature, dense too, and four times the samples: as many bytes."""
+    return dataclasses.replace(
+        config,
+        samples=config.samples * QUICK_SHARE,
+        features=config.features[::QUICK_SHARE],
+        dense=config.dense // QUICK_SHARE,
+    )
+
+
+def _generated(config: SessionsConfig, folder: Path) -> Table:
+    dataset = Sessions(config)
+    return write_table(folder, dataset.schema, dataset.chunks("train"))
+
+
+def _clustered(table: Table, folder: Path) -> Table:
+    return ClusterBySession(ClusterConfig()).run(table, folder)
+
+
+def _stored(
+    stored: SessionsConfig, config: SessionsConfig, by_time: Table, by_session: Table, folder: Path
+) -> tuple[Table, Table]:
+    """The tables, by time and by session, whose files are measured."""
+    if stored == config:
+        return by_time, by_session
+    narrow_table = _generated(stored, folder / "stored_by_time")
+    return narrow_table, _clustered(narrow_table, folder / "stored_by_session")
+
+
+if __name__ == "__main__":
+    main("recd_data", measure)

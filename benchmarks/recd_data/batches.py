@@ -1,0 +1,232 @@
+"""What becomes of one batch (O3, O4): conversion, preprocessing, bytes to the trainer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from benchmarks.harness import Figure, Round, alternate
+from benchmarks.recd_data.quotient import quotient
+from benchmarks.recd_data.reading import batches, steps
+from benchmarks.rm1 import GROUPS
+from recd_plugins.data.table import Table
+from recd_plugins.sparse.arrow import jagged_to_arrow
+from recd_plugins.sparse.groups import Groups
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import Jagged, to_kjt
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.sparse.wire import to_bytes
+
+__all__ = ["conversions", "padded_unique", "preprocessing", "wire"]
+
+Columns = Mapping[str, Jagged]
+BATCHES = 4
+PAD = -1
+
+
+def conversions(table: Table, groups: Groups, batch_size: int, rounds: int) -> list[Figure]:
+    """Batches of columns in memory, each in a place of its own, as a file's are, to tensors."""
+    inputs = _columns(table, groups, batch_size)
+    copies = [
+        {key: torch.empty_like(one.values) for key, one in columns.items()} for columns in inputs
+    ]
+    shifted = _shifted(table, groups)
+    moving = [to_kjt({key: [columns[key]] for key in chain(*shifted)}) for columns in inputs]
+    sides = {
+        "exact": _each(
+            inputs, lambda columns: InverseKeyedJaggedTensor.from_jagged(columns, groups)
+        ),
+        "cat": _each(inputs, _cat),
+        "concatenate": _each(inputs, _concatenate),
+        "memcpy": lambda: [_copy(*pair) for pair in zip(copies, inputs, strict=True)],
+        "unique": _each(
+            inputs, lambda columns: [padded_unique(columns, group) for group in groups]
+        ),
+        "exact, shifted": _each(
+            moving, lambda kjt: InverseKeyedJaggedTensor.from_kjt(kjt, shifted)
+        ),
+        "partial, shifted": _each(
+            moving, lambda kjt: PartialInverseKeyedJaggedTensor.from_kjt(kjt, shifted)
+        ),
+    }
+    measured = alternate(sides, rounds * 3)
+    cheapest = min(("cat", "concatenate"), key=lambda name: _median(measured[name]))
+    exact, partial = (measured[f"{name}, shifted"] for name in ("exact", "partial"))
+    kept = [sum(ikjt.kjt.values().numel() for ikjt in side[-1].result) for side in (exact, partial)]
+    factor = statistics.mean(ikjt.dedupe_factor() for ikjt in measured["exact"][-1].result)
+    return [
+        quotient(
+            "IKJT conversion, time over the cheapest plain KJT conversion's",
+            measured["exact"],
+            measured[cheapest],
+            target=1.25,
+            at_most=True,
+            note=f"DedupeFactor {factor:.2f}; the cheapest is by {cheapest}",
+        ),
+        quotient(
+            "IKJT conversion, speed over memcpy's",
+            measured["memcpy"],
+            measured["exact"],
+            target=0.5,
+            note="of the input's bytes, into memory that is there",
+        ),
+        quotient(
+            "conversion vs padded torch.unique(dim=0)",
+            measured["unique"],
+            measured["exact"],
+            target=15,
+            unit="x faster",
+            note="the same unique samples",
+        ),
+        quotient(
+            "partial conversion, time over exact conversion's",
+            partial,
+            exact,
+            target=4,
+            at_most=True,
+            note=f"{len(shifted)} groups whose lists shift",
+        ),
+        Figure(
+            name="partial conversion, fewer values kept than exact",
+            value=100 * (1 - kept[1] / kept[0]),
+            unit="%",
+            baseline=0.0,
+            target=5,
+            note=f"{kept[1]:,} and {kept[0]:,}, of {len(shifted)} groups whose lists shift",
+        ),
+    ]
+
+
+def preprocessing(table: Table, groups: Groups, batch_size: int, rounds: int) -> list[Figure]:
+    """SigridHash and FirstX on the deduplicated features of batches."""
+    keys = list(chain(*groups))
+    transforms = [
+        (RowWise(transform), [name for name in names if name in keys])
+        for names, transform in steps(table.schema)
+    ]
+    ikjts = [
+        InverseKeyedJaggedTensor.from_jagged(columns, groups)
+        for columns in _columns(table, groups, batch_size)
+    ]
+    factor = statistics.mean(ikjt.dedupe_factor() for ikjt in ikjts)
+
+    def run(features: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> None:
+        for transform, names in transforms:
+            features = transform(features, names)
+
+    sides = {
+        "kjt": _each([ikjt.to_kjt() for ikjt in ikjts], run),
+        "ikjt": _each(ikjts, run),
+    }
+    measured = alternate(sides, rounds * 3)
+    return [
+        quotient(
+            "preprocessing on unique samples",
+            measured["kjt"],
+            measured["ikjt"],
+            target=0.8 * factor,
+            unit="x faster",
+            note=f"target: 0.8 x DedupeFactor {factor:.2f}",
+        )
+    ]
+
+
+def wire(table: Table, groups: Groups, batch_size: int) -> list[Figure]:
+    """Arrow IPC streams of the deduplicated features: lists, and an IKJT."""
+    plain = ours = 0
+    factors = []
+    for columns in _columns(table, groups, batch_size):
+        lists = {key: jagged_to_arrow(column) for key, column in columns.items()}
+        plain += to_bytes(pa.record_batch(lists)).size
+        ikjt = InverseKeyedJaggedTensor.from_jagged(columns, groups)
+        ours += ikjt.to_bytes().size
+        factors.append(ikjt.dedupe_factor())
+    factor = statistics.mean(factors)
+    return [
+        Figure(
+            name="bytes from reader to trainer",
+            value=plain / ours,
+            unit="x fewer",
+            baseline=1.0,
+            target=0.9 * factor,
+            note=f"target: 0.9 x DedupeFactor {factor:.2f}; {plain / len(factors) / 1e6:,.2f} and "
+            f"{ours / len(factors) / 1e6:,.2f} MB a batch, as Arrow",
+        )
+    ]
+
+
+def _columns(table: Table, groups: Groups, batch_size: int) -> list[Columns]:
+    """The features of the groups of some batches, each column in memory of its own."""
+    found = []
+    for batch in batches(table, batch_size, BATCHES):
+        features = batch.features.to_dict()
+        found.append(
+            {
+                key: Jagged(features[key].values().clone(), features[key].lengths().clone())
+                for key in chain(*groups)
+            }
+        )
+    return found
+
+
+def _shifted(table: Table, groups: Groups) -> Groups:
+    """The groups of RM1's sequences that a change shifts."""
+    shift = {name for name, (_, _, shift) in GROUPS.items() if shift}
+    return tuple(group for group in groups if group[0].rpartition("_")[0] in shift)
+
+
+def _each(inputs: Sequence[object], convert: Callable[..., object]) -> Callable[[], list[object]]:
+    return lambda: [convert(one) for one in inputs]
+
+
+def _median(side: Sequence[Round]) -> float:
+    return statistics.median(one.wall for one in side)
+
+
+def _cat(columns: Columns) -> KeyedJaggedTensor:
+    parts = list(columns.values())
+    return KeyedJaggedTensor(
+        keys=list(columns),
+        values=torch.cat([part.values for part in parts]),
+        lengths=torch.cat([part.lengths for part in parts]),
+    )
+
+
+def _concatenate(columns: Columns) -> KeyedJaggedTensor:
+    return to_kjt({key: [column] for key, column in columns.items()})
+
+
+def _copy(copies: Mapping[str, Tensor], columns: Columns) -> None:
+    for key, column in columns.items():
+        np.copyto(copies[key].numpy(), column.values.numpy())
+
+
+def padded_unique(columns: Columns, group: Sequence[str]) -> tuple[list[Jagged], Tensor]:
+    """A group's unique samples, and the inverse lookup, by the way that torch has."""
+    widths = [int(columns[key].lengths.max()) for key in group]
+    rows = torch.cat(
+        [
+            torch.ops.fbgemm.jagged_to_padded_dense(
+                columns[key].values,
+                [torch.ops.fbgemm.asynchronous_complete_cumsum(columns[key].lengths)],
+                [width],
+                PAD,
+            )
+            for key, width in zip(group, widths, strict=True)
+        ],
+        dim=1,
+    )
+    unique, inverse_lookup = torch.unique(rows, dim=0, return_inverse=True)
+    kept = []
+    for part in unique.split(widths, dim=1):
+        held = part != PAD
+        kept.append(Jagged(part[held], held.sum(dim=1)))
+    return kept, inverse_lookup

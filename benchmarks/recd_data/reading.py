@@ -1,0 +1,91 @@
+"""The reader's rows/s, from files to preprocessed batches: RecD's way and the plain one."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from benchmarks.harness import Figure, alternate, spread
+from recd_dedup.dedup.exact import Exact
+from recd_dedup.preprocess.first_x import FirstX
+from recd_dedup.preprocess.sigrid_hash import SigridHash
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Table
+from recd_plugins.data.transform import BatchTransform
+from recd_plugins.slots import Context, Loader, Preprocess
+from recd_plugins.sparse.groups import Groups
+
+__all__ = ["batches", "reader", "steps"]
+
+Steps = list[tuple[tuple[str, ...], Preprocess]]
+
+
+def steps(schema: Schema) -> Steps:
+    """Every id is hashed; sequences keep their first 50."""
+    sequences = tuple(feature.name for feature in schema.sparse if feature.sequence)
+    return [(schema.sparse_names, SigridHash(100_000)), (sequences, FirstX(50))]
+
+
+def reader(
+    by_time: Table, by_session: Table, groups: Groups, batch_size: int, rounds: int
+) -> list[Figure]:
+    transforms = steps(by_time.schema)
+    plain, recd = BatchTransform(transforms), BatchTransform(transforms, [Exact(groups)])
+    sides = {
+        "plain": _epoch_of(_loader(by_time, "split", batch_size, plain)),
+        "clustered": _epoch_of(_loader(by_session, "whole", batch_size, plain)),
+        "recd": _epoch_of(_loader(by_session, "whole", batch_size, recd)),
+    }
+    measured = alternate(sides, rounds)
+    rates = {name: [one.result / one.wall for one in side] for name, side in measured.items()}
+    median = {name: statistics.median(values) for name, values in rates.items()}
+
+    def gain(side: str) -> list[float]:
+        return [ours / theirs for ours, theirs in zip(rates[side], rates["plain"], strict=True)]
+
+    return [
+        Figure(
+            name="reader rows/s, clustered + IKJT + preprocessing",
+            value=statistics.median(gain("recd")),
+            unit="x",
+            baseline=1.0,
+            target=1.79,
+            spread=spread(gain("recd")),
+            note=f"{median['recd']:,.0f} rows/s; {median['plain']:,.0f} of time-ordered + KJT",
+        ),
+        Figure(
+            name="reader rows/s, clustered + KJT + preprocessing",
+            value=statistics.median(gain("clustered")),
+            unit="x",
+            baseline=1.0,
+            spread=spread(gain("clustered")),
+            note="O2 alone",
+        ),
+    ]
+
+
+def batches(table: Table, batch_size: int, count: int) -> Iterator[Batch]:
+    """The first batches of an epoch, sessions whole, every feature in the KJT."""
+    yield from islice(_loader(table, "whole", batch_size, None), count)
+
+
+def _loader(
+    table: Table, sessions: str, batch_size: int, transform: BatchTransform | None
+) -> Loader:
+    config = dataclasses.replace(LocalReaderConfig(), sessions=sessions)
+    return build_local_reader(config, Context()).loader(
+        table,
+        rank=0,
+        world_size=1,
+        batch_size=batch_size,
+        split="train",
+        transform=transform,
+    )
+
+
+def _epoch_of(loader: Loader) -> Callable[[], int]:
+    return lambda: sum(len(batch) for batch in loader)

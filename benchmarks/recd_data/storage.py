@@ -1,0 +1,134 @@
+"""What logs and tables take on disk (O1, O2), and what clustering costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from benchmarks.harness import ALLOCATOR, Figure, alternate
+from benchmarks.recd_data.quotient import quotient
+from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
+from recd_dedup.log.compression import compression
+from recd_dedup.log.replay import Replay, chunks_of
+from recd_dedup.log.shards import ZstdShardsConfig
+from recd_plugins.data.table import Table, write_table
+
+__all__ = ["clustering", "file_sizes", "logs"]
+
+
+def file_sizes(by_time: Table, by_session: Table) -> list[Figure]:
+    """The clustered table against the same rows by time, well packed and as we pack ours."""
+    ours, strong = _size(by_session), _strongly_packed(by_time)
+    return [
+        Figure(
+            name="clustered vs time-ordered file size",
+            value=strong / ours,
+            unit="x smaller",
+            baseline=1.0,
+            target=3.71,
+            note=f"time-ordered at zstd 3, 8 MiB pages, no dictionary: {_mb(strong)}, {_mb(ours)}",
+        ),
+        Figure(
+            name="clustered vs time-ordered file size, both zstd 1, 1 MiB pages",
+            value=_size(by_time) / ours,
+            unit="x smaller",
+            baseline=1.0,
+            note=f"{_mb(_size(by_time))}, {_mb(ours)}",
+        ),
+    ]
+
+
+def logs(by_time: Table) -> list[Figure]:
+    """The table replayed as requests and events, in as many shards by either route."""
+    replay = Replay(by_time.schema)
+    by_session, by_message = (
+        compression(replay.messages(chunks_of(by_time)), ZstdShardsConfig(route=route))
+        for route in ("session", "message")
+    )
+    return [
+        Figure(
+            name="O1 shard compression",
+            value=by_session.ratio / by_message.ratio,
+            unit="x better",
+            baseline=1.0,
+            target=1.5,
+            note=f"{by_session.ratio:.2f}x by session, {by_message.ratio:.2f}x by message hash; "
+            f"{by_session.shards} shards of zstd 3 in 4 MiB blocks",
+        )
+    ]
+
+
+def clustering(by_time: Table, folder: Path, rounds: int) -> list[Figure]:
+    """The default memory; each side reads and writes whole tables, verified in clustering."""
+    step, copied, clustered = ClusterBySession(ClusterConfig()), folder / "copy", folder / "again"
+    sides: dict[str, Callable[[], object]] = {
+        "copy": lambda: write_table(copied, by_time.schema, chunks_of(by_time)),
+        "cluster": lambda: _anew(clustered, lambda: step.run(by_time, clustered)),
+    }
+    measured = alternate(sides, rounds)
+    return [
+        quotient(
+            "clustering, time over reading and writing the same table unsorted",
+            measured["cluster"],
+            measured["copy"],
+            target=3,
+            at_most=True,
+        ),
+        Figure(
+            name="clustering, peak memory",
+            value=_peak_mb(by_time, folder / "peak"),
+            unit="MB",
+            target=1500,
+            at_most=True,
+            note=f"a process of its own, memory_gb {ClusterConfig().memory_gb:g}, default malloc",
+        ),
+    ]
+
+
+def _anew(folder: Path, run: Callable[[], object]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    run()
+
+
+def _peak_mb(table: Table, folder: Path) -> float:
+    environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+    command = [sys.executable, "-m", "benchmarks.recd_data.peak", str(table.path), str(folder)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout)
+
+
+def _strongly_packed(table: Table) -> int:
+    """Bytes of the same stripes at zstd 3 in pages of 8 MiB, without dictionaries."""
+    total = 0
+    for file in table.files:
+        packed = file.with_suffix(".strong")
+        with pq.ParquetFile(file) as source:
+            writer = pq.ParquetWriter(
+                packed,
+                source.schema_arrow,
+                compression="zstd",
+                compression_level=3,
+                use_dictionary=False,
+                data_page_size=8 << 20,
+            )
+            with writer:
+                for group in range(source.num_row_groups):
+                    rows = source.read_row_group(group)
+                    writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        total += packed.stat().st_size
+        packed.unlink()
+    return total
+
+
+def _size(table: Table) -> int:
+    return sum(file.stat().st_size for file in table.files)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,86 @@
+"""Rung 1 and 4 (values, a run): RecD's data suite on a small table has every row of its targets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.recd_data.batches import padded_unique
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.testing.batches import to_lists
+
+ROOT = Path(__file__).parents[2]
+
+SMALL = """
+import sys
+from pathlib import Path
+from benchmarks.harness import main
+from benchmarks.recd_data.__main__ import compare
+from benchmarks.rm1 import rm1_like
+
+folder, config = Path(sys.argv.pop()), rm1_like(4096)
+main("recd_data", lambda quick: compare(config, config, folder, rounds=1, batch_size=512))
+"""
+
+TARGETS = {
+    "clustered vs time-ordered file size": (3.71, False),
+    "O1 shard compression": (1.5, False),
+    "reader rows/s, clustered + IKJT + preprocessing": (1.79, False),
+    "IKJT conversion, time over the cheapest plain KJT conversion's": (1.25, True),
+    "IKJT conversion, speed over memcpy's": (0.5, False),
+    "conversion vs padded torch.unique(dim=0)": (15, False),
+    "partial conversion, time over exact conversion's": (4, True),
+    "partial conversion, fewer values kept than exact": (5, False),
+    "preprocessing on unique samples": (None, False),
+    "clustering, time over reading and writing the same table unsorted": (3, True),
+    "clustering, peak memory": (1500, True),
+    "bytes from reader to trainer": (None, False),
+}
+"""Issue rows; where the target follows the DedupeFactor, it is not named here."""
+
+
+def test_the_suite_on_a_small_table(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL, "--json", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    figures = {figure["name"]: figure for figure in printed["figures"]}
+    for name, (target, at_most) in TARGETS.items():
+        figure = figures[name]
+        assert figure["value"] > 0
+        assert figure["at_most"] == at_most
+        assert figure["target"] == target or target is None
+        beyond = figure["value"] - figure["target"]
+        assert figure["met"] == (beyond <= 0 if at_most else beyond >= 0)
+        assert figure["note"]
+    assert figures["bytes from reader to trainer"]["target"] == pytest.approx(
+        9 / 8 * figures["preprocessing on unique samples"]["target"]  # 0.9 and 0.8 of one factor
+    )
+    # What no load of the machine changes.
+    assert figures["O1 shard compression"]["met"]
+    assert figures["partial conversion, fewer values kept than exact"]["met"]
+    assert printed["conditions"]["settings"]["samples"] == 4096
+
+
+def test_the_padded_baseline_finds_the_same_unique_samples() -> None:
+    columns = {
+        "c": Jagged(torch.tensor([7, 8, 7, 8, 10]), torch.tensor([2, 2, 1])),
+        "d": Jagged(torch.tensor([9, 9, 11]), torch.tensor([1, 1, 1])),
+    }
+    (c, d), inverse_lookup = padded_unique(columns, ["c", "d"])
+    ikjt = InverseKeyedJaggedTensor.from_jagged(columns, [["c", "d"]])
+    assert inverse_lookup.tolist() == ikjt.inverse_lookup[0].tolist() == [0, 0, 1]
+    assert to_lists(ikjt.kjt) == {"c": [[7, 8], [10]], "d": [[9], [11]]}
+    assert [c.values.tolist(), c.lengths.tolist()] == [[7, 8, 10], [2, 1]]
+    assert [d.values.tolist(), d.lengths.tolist()] == [[9, 11], [1, 1]]
