@@ -13,7 +13,11 @@ PART_STRIPES = 16
 
 @dataclass(frozen=True)
 class Budget:
-    """How memory is shared out: at most two copies of a spill or run are held, and a stripe."""
+    """How memory is shared out.
+
+    At the worst, where one session is the whole table, a spill is held in four copies: as
+    read (in buffers with room to spare), in one piece, as its only bucket and compressed.
+    """
 
     bytes: int
 
@@ -27,7 +31,7 @@ class Budget:
 
         Below 8 GiB a column of it has fewer than 2^31 ids, as 32-bit offsets ask.
         """
-        return min(max(self.bytes // 4, 1), 8 << 30)
+        return min(max(self.bytes // 6, 1), 8 << 30)
 
     @property
     def bucket(self) -> int:

@@ -81,12 +81,19 @@ class Parts:
     """Makes the parts of one table in a workspace."""
 
     def __init__(
-        self, workspace: Workspace, schema: Schema, *, run_bytes: int, rows_per_stripe: int
+        self,
+        workspace: Workspace,
+        schema: Schema,
+        *,
+        run_bytes: int,
+        rows_per_stripe: int,
+        compression_level: int,
     ) -> None:
         self._workspace = workspace
         self._schema = schema
         self._run_bytes = run_bytes
         self._rows_per_stripe = rows_per_stripe
+        self._compression_level = compression_level
         self._done = workspace.path / "parts"
         self._done.mkdir(exist_ok=True)
 
@@ -102,6 +109,7 @@ class Parts:
             self._schema,
             rows_per_stripe=self._rows_per_stripe,
             stripes_per_file=sys.maxsize,
+            compression_level=self._compression_level,
         ) as writer:
             for bucket in part.buckets:
                 rows = self._seen(bucket, part, seen)

@@ -20,7 +20,10 @@ from recd_plugins.data.schema import Schema
 
 __all__ = ["clustered"]
 
-PIECE_BYTES = 16 << 20
+PIECE_SHARE = 16
+"""Rows leave in pieces of a 16th of a run."""
+HEAD_SHARE = 128
+"""Of a run on disk a 128th is held: up to 128 runs take no more memory than one does."""
 
 
 class Keys(NamedTuple):
@@ -52,17 +55,21 @@ def clustered(
     """
     runs: list[Path] = []
     held: list[pa.Table] = []
+
+    def spill() -> None:
+        path = scratch / f"run-{len(runs):05}.arrow"
+        _write_run(_sorted(held, schema, run_bytes // HEAD_SHARE), schema, path)
+        runs.append(path)
+
     for chunk in chunks:
         if held and _size(held) + chunk.nbytes > run_bytes:
-            runs.append(_write_run(held, schema, scratch / f"run-{len(runs):05}.arrow"))
-            held = []
+            spill()
         held.append(chunk)
     if not runs:
-        yield from _sorted(held, schema)
+        yield from _sorted(held, schema, run_bytes // PIECE_SHARE)
         return
-    runs.append(_write_run(held, schema, scratch / f"run-{len(runs):05}.arrow"))
-    del held
-    yield from _merge(runs, schema)
+    spill()
+    yield from _merge(runs, schema, run_bytes // PIECE_SHARE)
     for run in runs:
         run.unlink()
 
@@ -78,31 +85,27 @@ def _keys(rows: pa.Table, schema: Schema) -> Keys:
     return Keys(hashes, rows[schema.timestamp].to_numpy())
 
 
-def _sorted(held: list[pa.Table], schema: Schema, pieces: int = 1) -> Iterator[pa.Table]:
-    """The rows of all chunks, which it takes out of `held`, in order.
-
-    A piece has `PIECE_BYTES`, or that over `pieces` if many runs are to share the memory.
-    """
+def _sorted(held: list[pa.Table], schema: Schema, piece_bytes: int) -> Iterator[pa.Table]:
+    """The rows of all chunks, which it takes out of `held`, in order and in pieces."""
     if not held:
         return
     rows = pa.concat_tables(held).combine_chunks()
     held.clear()
     order = _keys(rows, schema).order()
-    step = max(1, rows.num_rows * PIECE_BYTES // (pieces * max(1, rows.nbytes)))
+    step = max(1, rows.num_rows * piece_bytes // max(1, rows.nbytes))
     for first in range(0, rows.num_rows, step):
         yield rows.take(pa.array(order[first : first + step]))
 
 
-def _write_run(held: list[pa.Table], schema: Schema, path: Path) -> Path:
+def _write_run(rows: Iterator[pa.Table], schema: Schema, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with (
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_stream(sink, schema.arrow(), options=options) as stream,
     ):
-        for piece in _sorted(held, schema, pieces=16):
+        for piece in rows:
             stream.write_table(piece)
-    return path
 
 
 @dataclass
@@ -126,7 +129,7 @@ class _Run:
         return int(self.keys.hashes[-1]), int(self.keys.times[-1])
 
     def cut(self, rows: int) -> pa.Table:
-        """Take the head's first rows; a head that is empty is read anew."""
+        """Take the head's first rows; a head that is then empty is read anew."""
         piece, self.head = self.head.slice(0, rows), self.head.slice(rows)
         self.keys = Keys(self.keys.hashes[rows:], self.keys.times[rows:])
         while not self.head.num_rows:
@@ -142,7 +145,7 @@ class _Run:
 _NO_KEYS = Keys(np.empty(0, np.uint64), np.empty(0, np.int64))
 
 
-def _merge(paths: list[Path], schema: Schema) -> Iterator[pa.Table]:
+def _merge(paths: list[Path], schema: Schema, piece_bytes: int) -> Iterator[pa.Table]:
     """The rows of all runs in order; of equal keys, an earlier run's come first."""
     with ExitStack() as files:
         runs = [_Run.open(path, schema, files) for path in paths]
@@ -156,4 +159,4 @@ def _merge(paths: list[Path], schema: Schema) -> Iterator[pa.Table]:
                 run.cut(run.keys.before(*least, or_at=index <= leader))
                 for index, run in enumerate(runs)
             ]
-            yield from _sorted([piece for piece in pieces if piece.num_rows], schema)
+            yield from _sorted([piece for piece in pieces if piece.num_rows], schema, piece_bytes)

@@ -50,10 +50,11 @@ def require_spark() -> None:
 class ClusterWithSpark:
     """The Spark pass takes the place of the bucket pass; its files are the parts."""
 
-    def __init__(self, master: str, memory_gb: float) -> None:
+    def __init__(self, master: str, memory_gb: float, compression_level: int) -> None:
         require_spark()
         self._master = master
         self._memory_gb = memory_gb
+        self._compression_level = compression_level
         self._budget = Budget.of(memory_gb)
 
     def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
@@ -69,7 +70,11 @@ class ClusterWithSpark:
                 self._cluster(table, n_parts, by_spark)
                 progress(f"Spark: clustering {folder.name}", table.num_rows, table.num_rows)
             parts = Parts(
-                workspace, table.schema, run_bytes=self._budget.run, rows_per_stripe=stripe_rows
+                workspace,
+                table.schema,
+                run_bytes=self._budget.run,
+                rows_per_stripe=stripe_rows,
+                compression_level=self._compression_level,
             )
             after, what = Checksum(), f"writing {folder.name}"
             progress(what, 0, table.num_rows)

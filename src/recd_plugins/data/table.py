@@ -1,6 +1,6 @@
 """A table: a folder of Parquet files with one schema, written and read by stripes.
 
-A stripe is a Parquet row group, the unit of reading. Files are zstd 1 with 1 MiB
+A stripe is a Parquet row group, the unit of reading. Files are zstd (1 by default) with 1 MiB
 pages and no dictionary on lists (measured: dictionaries make list columns 52% larger).
 """
 
@@ -101,6 +101,7 @@ class TableWriter:
         *,
         rows_per_stripe: int = 16_384,
         stripes_per_file: int = 16,
+        compression_level: int = 1,
     ) -> None:
         self.folder = folder
         self.schema = schema
@@ -108,6 +109,7 @@ class TableWriter:
         self._arrow = schema.arrow()
         self._rows_per_stripe = rows_per_stripe
         self._stripes_per_file = stripes_per_file
+        self._compression_level = compression_level
         self._part = folder.with_name(folder.name + ".part")
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
@@ -163,7 +165,7 @@ class TableWriter:
                 self._part / name,
                 self._arrow,
                 compression="zstd",
-                compression_level=1,
+                compression_level=self._compression_level,
                 use_dictionary=False,
                 data_page_size=1 << 20,
                 write_statistics=True,
