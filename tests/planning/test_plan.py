@@ -184,6 +184,21 @@ def test_a_slower_link_costs_more() -> None:
     assert told[1] > 100 * max(told[0], 1e-3)
 
 
+def test_a_larger_batch_costs_more_and_takes_more_memory() -> None:
+    told = []
+    for batch_size in (64, 6400):
+        made = planner(batch_size, constraints={"*": {"sharding_types": ["table_wise"]}})
+        made.propose(Probe(), Topology(), 2)
+        (line,) = [line for line in made.explain().splitlines() if line.startswith("item ")]
+        told.append(float(line.split()[-2]))
+    assert told[1] > 10 * told[0]
+    # TorchRec keeps 20 copies of a batch's ids: 512 samples x 3 tables x 8 bytes of them.
+    little = Topology(host_memory_gb=20 * 512 * 3 * 8 / 2**30)
+    planner(64).propose(Probe(), little, 2)
+    with pytest.raises(CapabilityError, match=r"lower train\.batch_size"):
+        planner(512).propose(Probe(), little, 2)
+
+
 def test_the_explanation_has_a_line_for_every_table() -> None:
     made = planner(constraints={"history": {"sharding_types": ["row_wise"]}})
     assert made.explain() == "No plan has been made yet."
