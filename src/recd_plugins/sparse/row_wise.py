@@ -86,7 +86,8 @@ class RowWise:
     ) -> InverseKeyedJaggedTensor:
         if not self._changes_keys:
             kjt = self._on_kjt(features.kjt, chosen)
-            return _trimmed(dataclasses.replace(features, kjt=kjt))
+            result = dataclasses.replace(features, kjt=kjt)
+            return result if kjt.lengths() is features.kjt.lengths() else _trimmed(result)
         parts = []
         for part in features.kjt.split([len(group) for group in features.groups]):
             ours = [key for key in part.keys() if key in chosen]  # noqa: SIM118  # no mapping
