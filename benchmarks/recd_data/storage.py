@@ -35,7 +35,7 @@ def file_sizes(by_time: Table, by_session: Table) -> list[Figure]:
             note=f"time-ordered at zstd 3, 8 MiB pages, no dictionary: {_mb(strong)}, {_mb(ours)}",
         ),
         Figure(
-            name="clustered vs time-ordered file size, both zstd 1, 1 MiB pages",
+            name="clustered vs time-ordered file size, by time at zstd 1, 1 MiB pages",
             value=_size(by_time) / ours,
             unit="x smaller",
             baseline=1.0,
