@@ -34,6 +34,7 @@ def test_columns_stand_in_the_order_of_the_file() -> None:
 
 def test_a_table_is_as_large_as_its_largest_feature() -> None:
     assert SCHEMA.table_sizes() == {"item": 300, "shop": 7}
+    assert SCHEMA.replace([SparseFeature(name="item", num_ids=900)]).table_sizes()["item"] == 900
     assert list(SCHEMA.table_sizes()) == ["item", "shop"]  # in the order of the features
     assert [feature.table_name for feature in SCHEMA.sparse] == ["item", "item", "shop"]
 

@@ -87,13 +87,12 @@ def test_each_rank_knows_its_place(
     program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    command = program("tell(env=dict(os.environ), argv=sys.argv[1:], stdin=sys.stdin.read())")
+    command = program("tell(env=dict(os.environ), argv=sys.argv[1:])")
     assert launch(command, 3, threads=2) is None
     ports = set()
     for rank in range(3):
         said = told(rank)
         assert said["argv"] == ["an", "argument"]
-        assert said["stdin"] == ""
         env = said["env"]
         assert isinstance(env, dict)
         expected = {
@@ -109,6 +108,19 @@ def test_each_rank_knows_its_place(
         ports.add(env["MASTER_PORT"])
     assert len(ports) == 1
     assert "RANK" not in os.environ
+
+
+def test_what_is_typed_is_for_the_launcher(program: Callable[[str], list[str]]) -> None:
+    typed, before = Path("typed"), os.dup(0)
+    typed.write_text("something")
+    with typed.open() as file:
+        os.dup2(file.fileno(), 0)
+    try:
+        assert launch(program("tell(read=sys.stdin.read())"), 1, threads=1) is None
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+    assert told(0) == {"read": ""}
 
 
 def test_an_interface_of_the_users_choice_stays(
