@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_dedup.etl.session_hash import session_hashes
+from recd_dedup.hashing import mix
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter
 
@@ -65,7 +65,7 @@ def read(table: Table) -> pa.Table:
 
 def expected(rows: pa.Table) -> pa.Table:
     """The rows clustered, by Python's own stable sort."""
-    hashes = session_hashes(rows["session_id"].to_numpy()).tolist()
+    hashes = mix(rows["session_id"].to_numpy()).tolist()
     times = rows["timestamp"].to_pylist()
     order = sorted(range(rows.num_rows), key=lambda row: (hashes[row], times[row]))
     return rows.take(pa.array(order, pa.int64())).combine_chunks()

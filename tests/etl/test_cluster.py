@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, table_of
 
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster, cluster_buckets
-from recd_dedup.etl.session_hash import bucket_of, session_hashes
+from recd_dedup.hashing import bucket_of, mix
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table, TableWriter, silent
 from recd_plugins.errors import DataError
@@ -207,7 +207,7 @@ def test_another_source_under_the_same_name_is_not_mixed_with_the_one_before(tmp
 
 def in_buckets(rows, n_buckets):
     """As log shards are: each with all rows of its sessions, in chunks."""
-    bucket = bucket_of(session_hashes(rows["session_id"].to_numpy()), n_buckets)
+    bucket = bucket_of(mix(rows["session_id"].to_numpy()), n_buckets)
     parts = [rows.filter(pa.array(bucket == index)) for index in range(n_buckets)]
     return [[part.slice(at, 100) for at in range(0, part.num_rows, 100)] for part in parts]
 

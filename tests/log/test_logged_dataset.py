@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from recd_dedup.etl.cluster import cluster_buckets
-from recd_dedup.etl.session_hash import bucket_of, session_hashes
+from recd_dedup.hashing import bucket_of, mix
 from recd_dedup.log.dataset import LoggedConfig, build_logged
 from recd_dedup.log.join import JoinConfig, joined
 from recd_dedup.log.replay import Replay, chunks_of
@@ -74,12 +74,12 @@ def test_log_shards_cluster_without_a_bucket_pass(tmp_path, log, rows):
     assert len(table.files) == 4
     found = pa.concat_tables(chunks_of(table))
     assert found.sort_by(BY_TIME).equals(rows.sort_by(BY_TIME))
-    hashes = session_hashes(found["session_id"].to_numpy())
+    hashes = mix(found["session_id"].to_numpy())
     assert (hashes[1:] >= hashes[:-1]).all()  # sessions together, shard after shard
 
 
 def test_log_shards_are_the_buckets_of_clustering(rows):
     """One hash, one way to cut it: so shards, one after the other, are in order of hash."""
     sessions = rows["session_id"].to_numpy()
-    expected = bucket_of(session_hashes(sessions), 64)
+    expected = bucket_of(mix(sessions), 64)
     assert session_shards(sessions, 64).tolist() == expected.tolist()

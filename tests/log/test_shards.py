@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_messages import everything, messages_of, numbered, rows_of
 
-from recd_dedup.log.hashing import mix
+from recd_dedup.hashing import mix
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, build_zstd_shards, shard_files
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context

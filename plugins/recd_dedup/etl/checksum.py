@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from recd_dedup.etl.session_hash import U64, salt
+from recd_dedup.hashing import U64, salt
 
 __all__ = ["Checksum", "checksum", "row_hashes"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recd_dedup.etl.scan import require_sessions, scan
 from recd_dedup.etl.session_count import Population, SessionCount
-from recd_dedup.etl.session_hash import salt, session_hashes
+from recd_dedup.hashing import mix, salt
 from recd_plugins.config import Config, Range
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table, silent, write_table
@@ -91,7 +91,7 @@ class _Downsample(ABC):
         """[N] which rows stay; the chunk's first row is the table's row `first`."""
 
     def _draw(self, subjects: NDArray[np.int64]) -> Mask:
-        return session_hashes(subjects, salt(self._config.seed, self.name)) <= self._last
+        return mix(subjects, salt(self._config.seed, self.name)) <= self._last
 
 
 class DownsampleSessions(_Downsample):

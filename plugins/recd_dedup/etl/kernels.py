@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numba import njit
 
-from recd_dedup.etl.session_hash import I64, U64
+from recd_dedup.hashing import I64, U64
 
 __all__ = ["add_lists", "add_values", "finish"]
 

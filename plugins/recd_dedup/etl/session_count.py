@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from recd_dedup.etl.session_hash import U64, salt, session_hashes
+from recd_dedup.hashing import U64, mix, salt
 from recd_plugins.data.schema import Schema
 
 __all__ = ["Population", "SessionCount"]
@@ -50,7 +50,7 @@ class SessionCount:
         self.samples += chunk.num_rows
         if self._session_id is None:
             return
-        hashes = session_hashes(chunk[self._session_id].to_numpy(), self._salt)
+        hashes = mix(chunk[self._session_id].to_numpy(), self._salt)
         new = np.unique(hashes[hashes <= np.uint64(self._limit)])
         self._held = np.union1d(self._held, new)
         while self._held.size > self._most:

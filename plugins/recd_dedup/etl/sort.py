@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recd_dedup.etl.session_hash import I64, U64, session_hashes
+from recd_dedup.hashing import I64, U64, mix
 from recd_plugins.data.schema import Schema
 
 __all__ = ["clustered"]
@@ -79,7 +79,7 @@ def _size(chunks: list[pa.Table]) -> int:
 
 
 def _keys(rows: pa.Table, schema: Schema) -> Keys:
-    hashes = session_hashes(rows[schema.session_id].to_numpy())
+    hashes = mix(rows[schema.session_id].to_numpy())
     if schema.timestamp is None:
         return Keys(hashes, np.zeros(rows.num_rows, np.int64))
     return Keys(hashes, rows[schema.timestamp].to_numpy())

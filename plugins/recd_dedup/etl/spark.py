@@ -20,7 +20,7 @@ from recd_dedup.etl.budget import PART_STRIPES, Budget
 from recd_dedup.etl.checksum import Checksum, checksum
 from recd_dedup.etl.parts import Part, Parts, Workspace, fingerprint
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
-from recd_dedup.etl.session_hash import MULTIPLIERS, SHIFTS
+from recd_dedup.hashing import MULTIPLIERS, SHIFTS
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, DataError
@@ -151,7 +151,7 @@ def _types(schema: Schema) -> Iterator[tuple[str, str]]:
 
 
 def _hash(x: Column) -> Column:
-    """`session_hashes`, in Spark's signed numbers of the same order: the top bit is flipped."""
+    """`mix`, in Spark's signed numbers of the same order: the top bit is flipped."""
     from pyspark.sql import functions as spark
 
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from recd_dedup.etl.checksum import Checksum, row_hashes
 from recd_dedup.etl.scan import scan
-from recd_dedup.etl.session_hash import bucket_of, session_hashes
+from recd_dedup.hashing import bucket_of, mix
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import DataError
@@ -77,7 +77,7 @@ class Spills:
         held.clear()
         assert self._schema.session_id is not None  # checked before any row is read
         sessions = rows[self._schema.session_id].to_numpy()
-        buckets = bucket_of(session_hashes(sessions), self._n_buckets)
+        buckets = bucket_of(mix(sessions), self._n_buckets)
         order = buckets.argsort(kind="stable")
         bounds = buckets[order].searchsorted(np.arange(self._n_buckets + 1))
         hashes = row_hashes(rows)[order]

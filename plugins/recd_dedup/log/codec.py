@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_dedup.log.hashing import I64
+from recd_dedup.hashing import I64
 from recd_plugins.data.messages import MESSAGES
 from recd_plugins.data.schema import IDS, Schema
 from recd_plugins.errors import DataError

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import pyarrow as pa
 
-from recd_dedup.log.hashing import uniforms
+from recd_dedup.hashing import uniforms
 from recd_dedup.log.join import JoinConfig, joined
 from recd_dedup.log.report import JoinReport
 from recd_plugins.config import Config, Range

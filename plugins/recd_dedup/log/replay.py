@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recd_dedup.hashing import F64, I64, mix, salt, uniforms
 from recd_dedup.log.codec import MessageCodec
-from recd_dedup.log.hashing import F64, I64, mix, salt, uniforms
 from recd_plugins.config import Config, Range
 from recd_plugins.data.messages import MESSAGES
 from recd_plugins.data.schema import Schema
@@ -77,7 +77,7 @@ class Replay:
     def request_ids(self, first: int, rows: int) -> I64:
         """Ids of the rows from number `first` on: all different, and without order, as in life."""
         numbers = np.arange(first, first + rows).astype(np.uint64)
-        return mix(numbers + salt(self.config.seed, "request")).view(np.int64)
+        return mix(numbers, salt(self.config.seed, "request")).view(np.int64)
 
     def drawn(self, purpose: str, ids: I64) -> F64:
         """The draw that decides `purpose` (an option of the config) for each request; [N]."""

@@ -7,7 +7,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from recd_dedup.log.hashing import I64, U64, mix
+from recd_dedup.hashing import I64, bucket_of, mix
 from recd_plugins.data.messages import LogRoute
 
 __all__ = ["message_shards", "routed", "session_shards"]
@@ -19,7 +19,7 @@ def session_shards(session_ids: I64, shards: int) -> I64:
     Shard i holds the sessions whose hash lies in the i-th of equal ranges, so a table that
     is sorted by hash takes the shards one after the other.
     """
-    return _range_of(mix(session_ids), shards)
+    return bucket_of(mix(session_ids), shards)
 
 
 def message_shards(messages: pa.Array, shards: int) -> I64:
@@ -29,7 +29,7 @@ def message_shards(messages: pa.Array, shards: int) -> I64:
     offsets = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :].tolist()
     data = memoryview(messages.buffers()[2] or b"")
     checksums = [crc32(data[offsets[i] : offsets[i + 1]]) for i in range(len(messages))]
-    return _range_of(mix(np.array(checksums, np.uint64)), shards)
+    return bucket_of(mix(np.array(checksums, np.uint64)), shards)
 
 
 def routed(
@@ -50,8 +50,3 @@ def routed(
         (int(target[start]), together.slice(start, end - start))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
-
-
-def _range_of(hashes: U64, shards: int) -> I64:
-    high = hashes >> np.uint64(32)
-    return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)

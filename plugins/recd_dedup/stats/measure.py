@@ -140,7 +140,7 @@ class SessionStats:
 
     def _sample(self, table: Table, folder: Path, progress: Progress) -> Table:
         """The table; or, sampled, the rows of some sessions, each whole."""
-        from recd_dedup.etl.session_hash import salt, session_hashes
+        from recd_dedup.hashing import mix, salt
         from recd_dedup.stats.rows import chunks
 
         limit, column = self._config.max_rows, table.schema.session_id
@@ -150,7 +150,7 @@ class SessionStats:
 
         def drawn() -> Iterator[pa.Table]:
             for chunk in _told(chunks(table), "drawing sessions", progress, table.num_rows):
-                hashes = session_hashes(chunk[column].to_numpy(), salt(0, "stats"))
+                hashes = mix(chunk[column].to_numpy(), salt(0, "stats"))
                 yield chunk.filter(pa.array(hashes < bound))
 
         sample = write_table(folder, table.schema, drawn())
@@ -177,7 +177,7 @@ def _is_clustered(table: Table) -> bool:
 
     A table clustered in another order is clustered again: slower, and no worse.
     """
-    from recd_dedup.etl.session_hash import session_hashes
+    from recd_dedup.hashing import mix
 
     last: list[tuple[int, int]] = []
     by_id = by_hash = True
@@ -185,7 +185,7 @@ def _is_clustered(table: Table) -> bool:
         with pq.ParquetFile(stripe.file) as file:
             rows = file.read_row_group(stripe.group, columns=[table.schema.session_id])
         ids = rows[0].to_numpy()
-        hashes = session_hashes(ids)
+        hashes = mix(ids)
         by_id &= bool((ids[1:] >= ids[:-1]).all())
         by_hash &= bool((hashes[1:] >= hashes[:-1]).all())
         if last:
