@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -312,6 +313,40 @@ def test_all_ranks_hear_why_there_is_no_plan(gloo_pool: GlooPool) -> None:
     for kind, said in gloo_pool.run(plan_on_a_rank, wrong):
         assert kind == "RegistryError"
         assert "no table is named 'itm'; did you mean 'item'?" in said
+
+
+def plan_of_a_real_model(folder: str, constraints: dict[str, Any]) -> dict[str, str] | str:
+    """On a rank: table to sharding type for sequence_dlrm on generated sessions."""
+    stack = rp.load(
+        {
+            "plugins": ["recd_dlrm"],
+            "folder": folder,
+            "dataset": {"use": "sessions", "samples": 256},
+            "model": {"use": "sequence_dlrm", "embedding_dim": 8, "bottom": [8], "top": [8]},
+            "pooling": {"*": "sum"},
+            **REGISTRY,
+            "sharding": {**REGISTRY["sharding"], "constraints": constraints},
+        }
+    )
+    try:
+        plan = stack.plan(stack.model())
+    except RecdError as error:
+        return str(error)
+    names = [name for tables in plan.plan.values() for name in tables]
+    if dist.get_rank() == 0:
+        assert all(f"\n{name} " in stack.explain() for name in names)
+    return {name: how.sharding_type for m in plan.plan.values() for name, how in m.items()}
+
+
+def test_a_real_models_tables_are_constrained_by_name(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    folder = str(tmp_path / "data")
+    kinds = {"t_*": {"sharding_types": ["table_wise"]}, "t_items": {"sharding_types": ["row_wise"]}}
+    for found in gloo_pool.run(plan_of_a_real_model, folder, kinds):
+        assert isinstance(found, dict)
+        assert len(found) > 4
+        assert found == {**dict.fromkeys(found, "table_wise"), "t_items": "row_wise"}
+    for found in gloo_pool.run(plan_of_a_real_model, folder, {"items": {}}):
+        assert "no table is named 'items'; did you mean 't_items'?" in found
 
 
 def plan_alone() -> list[str]:

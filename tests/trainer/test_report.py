@@ -1,4 +1,4 @@
-"""Value tests: the console, metrics.jsonl, TensorBoard and the summary say the same."""
+"""Value tests, and one run: console, metrics.jsonl, TensorBoard and summary say the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from probe_plugin import probe_registry
 
+from recd_plugins.stack import load
+from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.probe import SCHEMA
 from recd_plugins.trainer.metrics import Metrics
 from recd_plugins.trainer.report import Report
 
@@ -66,6 +72,26 @@ def test_a_line_is_written_when_it_is_told(tmp_path: Path) -> None:
     told.metrics("train", 5, metrics(5), 1.0)
     assert [line["step"] for line in lines(tmp_path / "run")] == [5]
     told.close({})
+
+
+def train_on_a_rank(registry: dict[str, Any]) -> dict[str, Any]:
+    from recd_plugins.trainer.run import train
+
+    return train(load(registry), torch.device("cpu"))
+
+
+def test_an_empty_test_split_is_told_and_not_evaluated(
+    tmp_path: Path, gloo_pool: GlooPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    registry = probe_registry(tmp_path, steps=2, eval_every=1, log_every=1, checkpoint_every=0)
+    random_table(tmp_path / "test", SCHEMA, 0)
+    for summary in gloo_pool.run(train_on_a_rank, registry):
+        assert summary["finished"]
+        assert summary["test"] is None
+        assert summary["train"]["samples"] == 16
+    said = capfd.readouterr().out
+    assert said.count("the test split is empty: nothing to evaluate") == 2
+    assert [line["kind"] for line in lines(tmp_path / "run")] == ["train", "train"]
 
 
 def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
