@@ -219,7 +219,7 @@ def test_workers_of_a_killed_rank_end_too(table):
     rank.join()
     assert rank.exitcode == -signal.SIGKILL
     assert len(workers) == 2
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30  # they end within a second, but the machine may be busy
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.02)
