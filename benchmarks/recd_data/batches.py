@@ -190,8 +190,8 @@ def wire(table: Table, groups: Groups, batch_size: int) -> list[Figure]:
             baseline=1.0,
             target=0.9 * factor,
             note=f"target: 0.9 x DedupeFactor {factor:.2f}; {plain / len(factors) / 1e6:,.2f} and "
-            f"{ours / len(factors) / 1e6:,.2f} MB a batch, as Arrow; the {len(groups)} inverse lookups "
-            "and the lists' lengths are what keeps it from the DedupeFactor",
+            f"{ours / len(factors) / 1e6:,.2f} MB a batch, as Arrow; {len(groups)} inverse lookups "
+            "and lists' lengths keep it below the DedupeFactor",
         )
     ]
 
