@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from recd_dedup.dedup.exact import ExactConfig, build_exact
+from recd_dedup.dedup.exact import build_exact
+from recd_dedup.dedup.groups import GroupsConfig
 from recd_dedup.dedup.none import NoneConfig, build_none
-from recd_dedup.dedup.partial import PartialConfig, build_partial
+from recd_dedup.dedup.partial import build_partial
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
 from recd_dedup.etl.downsample import (
     DownsampleConfig,
@@ -98,13 +99,13 @@ def recd_dedup() -> list[DedupRecord[Any]]:
         DedupRecord(
             name="exact",
             summary="Equal samples of a group share their lists, as an IKJT.",
-            config=ExactConfig,
+            config=GroupsConfig,
             build=build_exact,
         ),
         DedupRecord(
             name="partial",
             summary="Equal and shifted samples share their values, as a partial IKJT.",
-            config=PartialConfig,
+            config=GroupsConfig,
             build=build_partial,
         ),
         DedupRecord(

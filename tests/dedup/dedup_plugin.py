@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from recd_dedup.dedup.exact import ExactConfig, build_exact
+from recd_dedup.dedup.exact import build_exact
+from recd_dedup.dedup.groups import GroupsConfig
 from recd_dedup.dedup.none import NoneConfig, build_none
 from recd_plugins import hookimpl
 from recd_plugins.slots import DedupRecord
@@ -12,7 +13,7 @@ from recd_plugins.slots import DedupRecord
 EXACT: DedupRecord[Any] = DedupRecord(
     name="exact",
     summary="Equal samples of a feature group are kept once, as an IKJT.",
-    config=ExactConfig,
+    config=GroupsConfig,
     build=build_exact,
 )
 NONE: DedupRecord[Any] = DedupRecord(

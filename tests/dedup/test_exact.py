@@ -11,7 +11,8 @@ import torch
 from dedup_plugin import EXACT, NONE
 
 import recd_plugins
-from recd_dedup.dedup.exact import Exact, ExactConfig, build_exact
+from recd_dedup.dedup.exact import Exact, build_exact
+from recd_dedup.dedup.groups import GroupsConfig
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -84,34 +85,34 @@ def test_groups_are_held_against_the_schema():
         ((), "dedup.groups: .*Name one key at least"),
     ):
         with pytest.raises(RegistryError, match=said):
-            build_exact(ExactConfig(groups=groups), context)
+            build_exact(GroupsConfig(groups=groups), context)
 
 
 def test_options_of_a_registry():
-    assert parse(ExactConfig, {}, "dedup").groups == "auto"
-    assert parse(ExactConfig, {"groups": [["a", "b"]]}, "dedup").groups == (("a", "b"),)
+    assert parse(GroupsConfig, {}, "dedup").groups == "auto"
+    assert parse(GroupsConfig, {"groups": [["a", "b"]]}, "dedup").groups == (("a", "b"),)
     for options, said in (
         ({"groups": "every"}, "dedup.groups: expected"),
         ({"groups": ["a"]}, "dedup.groups: expected"),
         ({"min_factor": 0.5}, "dedup.min_factor: must be >= 1"),
     ):
         with pytest.raises(RegistryError, match=said):
-            parse(ExactConfig, options, "dedup")
+            parse(GroupsConfig, options, "dedup")
 
 
 def test_auto_asks_the_advisor_and_says_why(table, caplog):
     context = Context(tables=Tables(train=table, test=table), batch_size=512)
     with caplog.at_level(logging.INFO, logger="recd_dedup"):
-        assert build_exact(ExactConfig(), context).groups == (("seen", "bought"),)
+        assert build_exact(GroupsConfig(), context).groups == (("seen", "bought"),)
     assert "item: left as it is" in caplog.text
-    nothing = build_exact(ExactConfig(min_factor=100), context)
+    nothing = build_exact(GroupsConfig(min_factor=100), context)
     batch = random_batch(SESSIONS, 4, seed=0)
     assert nothing.convert(batch) is batch
 
 
 def test_auto_without_a_table_says_so():
     with pytest.raises(PluginError, match="prepared tables are not known"):
-        build_exact(ExactConfig(), Context(schema=SCHEMA))
+        build_exact(GroupsConfig(), Context(schema=SCHEMA))
 
 
 @pytest.mark.parametrize(

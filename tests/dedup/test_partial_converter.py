@@ -13,7 +13,8 @@ import torch
 
 from recd_dedup.dedup.advisor import advise
 from recd_dedup.dedup.exact import Exact
-from recd_dedup.dedup.partial import Partial, PartialConfig, build_partial
+from recd_dedup.dedup.groups import GroupsConfig
+from recd_dedup.dedup.partial import Partial, build_partial
 from recd_dlrm.datasets.movielens import MovieLens, MovieLensConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.yoochoose import Yoochoose, YoochooseConfig
@@ -32,7 +33,7 @@ from recd_plugins.testing.probe import SCHEMA
 RECORD = DedupRecord(
     name="partial",
     summary="Equal and shifted samples share their values, as a partial IKJT.",
-    config=PartialConfig,
+    config=GroupsConfig,
     build=build_partial,
 )
 GROUPS = (("history",),)
@@ -92,21 +93,21 @@ def test_the_record_keeps_the_contract(groups: list[list[str]]) -> None:
 
 
 def test_groups_are_checked_against_the_schema() -> None:
-    config = parse(PartialConfig, {"groups": [["histroy"]]}, "dedup")
+    config = parse(GroupsConfig, {"groups": [["histroy"]]}, "dedup")
     with pytest.raises(RegistryError, match="did you mean 'history'"):
         build_partial(config, Context(schema=SCHEMA))
     with pytest.raises(RegistryError, match="min_factor"):
-        parse(PartialConfig, {"min_factor": 0.5}, "dedup")
+        parse(GroupsConfig, {"min_factor": 0.5}, "dedup")
 
 
 def test_groups_are_advised_for_the_training_table(tmp_path) -> None:
     config = SessionsConfig(samples=2_048, samples_per_session=16, concurrent_sessions=50)
     tables = Sessions(config).prepare(tmp_path)
     context = Context(tables=tables, schema=tables.schema, batch_size=1_024)
-    groups = build_partial(PartialConfig(), context).groups
+    groups = build_partial(GroupsConfig(), context).groups
     assert groups == advise(tables.train, batch_size=1_024).groups
     assert ("history", "history_category") in groups
-    assert build_partial(PartialConfig(min_factor=1_000), context).groups == ()
+    assert build_partial(GroupsConfig(min_factor=1_000), context).groups == ()
 
 
 def test_shifted_histories_keep_fewer_values() -> None:

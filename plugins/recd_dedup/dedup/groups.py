@@ -1,0 +1,76 @@
+"""What the converters share: which features they take, and the way from `features` to `dedup`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from recd_plugins.config import Config, Range
+from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.slots import Context
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.sparse.groups import Groups
+
+__all__ = ["GroupConverter", "GroupsConfig", "chosen_groups"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsConfig(Config):
+    """Which features are deduplicated, and which of them together."""
+
+    groups: tuple[tuple[str, ...], ...] | Literal["auto"] = "auto"
+    """Lists of features (the paper's dedup_sparse_features); `auto`: as the advisor finds."""
+    min_factor: Annotated[float, Range(ge=1)] = 1.5
+    """With `auto`, the DedupeFactor from which on a feature is deduplicated, counting exact
+    copies alone."""
+    validate: bool = False
+    """Check the rules of every tensor made; slow, to find defects."""
+
+
+class GroupConverter(ABC):
+    """Moves the features of its groups from `batch.features` to `batch.dedup`."""
+
+    def __init__(self, groups: Groups, *, validate: bool = False) -> None:
+        self.groups = groups
+        """None: batches stay as they are."""
+        self._validate = validate
+        self._keys = frozenset(key for group in groups for key in group)
+
+    @abstractmethod
+    def deduplicated(self, features: KeyedJaggedTensor) -> Any:
+        """The groups' features of a batch, each value kept once."""
+
+    def convert(self, batch: Batch) -> Batch:
+        from recd_plugins.sparse.weighted import without
+
+        if not self.groups:
+            return batch
+        dedup = self.deduplicated(batch.features)
+        return dataclasses.replace(batch, features=without(batch.features, self._keys), dedup=dedup)
+
+
+def chosen_groups(config: GroupsConfig, context: Context) -> Groups:
+    """The groups as given, checked against the schema, or as advised for the training table."""
+    if config.groups == "auto":
+        from recd_dedup.dedup.advisor import advise
+
+        table = context.require_tables().train
+        advice = advise(table, batch_size=context.batch_size, min_factor=config.min_factor)
+        for line in advice.lines():
+            logger.info(line)
+        return advice.groups
+    from recd_plugins.sparse.groups import check_groups
+
+    try:
+        return check_groups(config.groups, context.require_schema().sparse_names)
+    except DataError as error:
+        raise RegistryError(str(error), "dedup.groups") from None
