@@ -17,9 +17,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.overlap import overlap_rows, spread_rows
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor as Partial
-from recd_plugins.sparse.shared_rows import gather_rows
+from recd_plugins.sparse.rows.overlap import overlap_rows, spread_rows
+from recd_plugins.sparse.rows.shared import gather_rows
 
 Columns = dict[str, list[list[int]]]
 

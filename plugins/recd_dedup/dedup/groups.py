@@ -50,7 +50,7 @@ class GroupConverter(ABC):
         """The groups' features of a batch, each value kept once."""
 
     def convert(self, batch: Batch) -> Batch:
-        from recd_plugins.sparse.weighted import without
+        from recd_plugins.sparse.rows.weighted import without
 
         if not self.groups:
             return batch

@@ -17,7 +17,7 @@ from recd_dedup.stats.rows import Rows, batches, chunks, without_dense
 from recd_dedup.stats.together import agreement
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
-from recd_plugins.sparse.unique import group_codes
+from recd_plugins.sparse.rows.unique import group_codes
 
 __all__ = ["Sample", "choose_runs", "sample_batches"]
 

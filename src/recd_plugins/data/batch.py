@@ -10,6 +10,8 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from recd_plugins.sparse.features import SparseFeatures
+
 __all__ = ["Batch"]
 
 
@@ -27,6 +29,16 @@ class Batch(Pipelineable):
     """[B] float32; 0 marks a padding row, which counts in no loss and no metric."""
     dedup: Any = None
     """The deduplicated features: what the `dedup` slot's converter made of them."""
+
+    @property
+    def sparse(self) -> KeyedJaggedTensor | SparseFeatures:
+        """All sparse features: what an adapted model is given in place of `features`.
+
+        An attribute, so that TorchRec's pipeline can follow it from the batch.
+        """
+        if self.dedup is None:
+            return self.features
+        return SparseFeatures(plain=self.features, dedup=self.dedup)
 
     def __len__(self) -> int:
         return self.labels.numel()

@@ -17,12 +17,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.sparse import wire
 from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups
 from recd_plugins.sparse.invariants import check_ikjt, check_lookup
 from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.unique import unique_numbers
-from recd_plugins.sparse.weighted import Weighted, select_each, unique_samples
+from recd_plugins.sparse.rows.unique import unique_numbers
+from recd_plugins.sparse.rows.weighted import Weighted, select_each, unique_samples
+from recd_plugins.sparse.wire import ikjt as wire
 
 __all__ = ["InverseKeyedJaggedTensor"]
 

@@ -18,12 +18,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.sparse import list_views, wire
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.shared_rows import SharedRows
-from recd_plugins.sparse.unique import group_codes
-from recd_plugins.sparse.weighted import Weighted
+from recd_plugins.sparse.rows.shared import SharedRows
+from recd_plugins.sparse.rows.unique import group_codes
+from recd_plugins.sparse.rows.weighted import Weighted
+from recd_plugins.sparse.wire import ikjt as wire
+from recd_plugins.sparse.wire import partial as list_views
 
 __all__ = ["PartialInverseKeyedJaggedTensor"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.groups import Groups
-from recd_plugins.sparse.shared_rows import SharedRows
+from recd_plugins.sparse.rows.shared import SharedRows
 
 __all__ = ["Viewed", "from_record_batch", "to_record_batch"]
 

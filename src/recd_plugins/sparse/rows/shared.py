@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recd_plugins.sparse.overlap import overlap_rows, spread_rows
-from recd_plugins.sparse.unique import unique_rows
-from recd_plugins.sparse.weighted import Weighted
+from recd_plugins.sparse.rows.overlap import overlap_rows, spread_rows
+from recd_plugins.sparse.rows.unique import unique_rows
+from recd_plugins.sparse.rows.weighted import Weighted
 
 __all__ = ["SharedRows", "gather_rows"]
 

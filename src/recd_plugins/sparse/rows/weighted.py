@@ -15,9 +15,9 @@ from torch.nn.functional import pad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
-from recd_plugins.sparse.gather import gather_rows
 from recd_plugins.sparse.jagged import MAX_INT32
-from recd_plugins.sparse.unique import Unique, group_codes, unique_rows
+from recd_plugins.sparse.rows.gather import gather_rows
+from recd_plugins.sparse.rows.unique import Unique, group_codes, unique_rows
 
 __all__ = ["Weighted", "select_each", "unique_samples", "without"]
 

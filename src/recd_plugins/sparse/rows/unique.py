@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recd_plugins.sparse.unique_on_device import unique_rows_on_device
+from recd_plugins.sparse.rows.unique_on_device import unique_rows_on_device
 
 __all__ = ["Unique", "group_codes", "unique_numbers", "unique_rows"]
 

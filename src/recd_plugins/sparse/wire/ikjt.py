@@ -20,7 +20,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import jagged_from_arrow, jagged_to_arrow
 from recd_plugins.sparse.groups import Groups, agreed_groups
 from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.weighted import Weighted
+from recd_plugins.sparse.rows.weighted import Weighted
 
 __all__ = [
     "from_bytes",

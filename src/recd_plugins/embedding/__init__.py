@@ -1,0 +1,1 @@
+"""Modules that take an IKJT: embeddings of unique samples, poolings on them, models adapted."""

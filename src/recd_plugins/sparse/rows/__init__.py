@@ -1,0 +1,1 @@
+"""Rows of jagged features: which are equal, which overlap, and how they are picked."""

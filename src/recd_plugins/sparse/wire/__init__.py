@@ -1,0 +1,1 @@
+"""IKJTs as Arrow and as bytes: nothing is pickled, no sample is expanded."""
