@@ -1,0 +1,153 @@
+"""A tier plan: which rows of each table have replicas where. Data, beside TorchRec's plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recd_plugins.errors import DataError
+
+__all__ = ["Coalesce", "TablePlan", "TierPlan"]
+
+Coalesce = Literal["none", "rank", "node"]
+"""How often an id crosses the network on its way to the table: once per access, once per rank
+that touches it, or once per node (through a concentrator rank)."""
+
+Rows = NDArray[np.int64]
+
+METADATA_KEY = b"recd.tier_plan"
+
+
+def _no_rows() -> Rows:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TablePlan:
+    """The rows of one table that have replicas; all others are in the canonical table alone."""
+
+    table: str
+    """The name of the table in its collection's configs."""
+    replicated: Rows = field(default_factory=_no_rows)
+    """[n] int64: rows with a copy on every rank (DP), hottest first."""
+    per_node: Rows = field(default_factory=_no_rows)
+    """[m] int64: rows with a copy in every node, spread over its ranks (Flex), hottest first."""
+    coalesce: Coalesce = "none"
+
+    def __post_init__(self) -> None:
+        where = f"tier plan of table {self.table!r}"
+        for tier in ("replicated", "per_node"):
+            rows = getattr(self, tier)
+            if rows.dtype != np.int64 or rows.ndim != 1:
+                raise DataError(
+                    f"{where}: {tier} must be [n] int64 row ids, "
+                    f"but is {list(rows.shape)} {rows.dtype}."
+                )
+        if self.coalesce not in get_args(Coalesce):
+            raise DataError(f"{where}: coalesce is {self.coalesce!r}, not one of none, rank, node.")
+        rows = np.concatenate([self.replicated, self.per_node])
+        if rows.size and rows.min() < 0:
+            raise DataError(f"{where}: row {rows.min()} is negative.")
+        if len(np.unique(rows)) < len(rows):
+            raise DataError(f"{where}: a row is named twice; each belongs to one tier.")
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TablePlan)
+            and (self.table, self.coalesce) == (other.table, other.coalesce)
+            and np.array_equal(self.replicated, other.replicated)
+            and np.array_equal(self.per_node, other.per_node)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays are mutable
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierPlan:
+    """The replicas of every table that has any, on a cluster of `n_nodes` x `ranks_per_node`."""
+
+    tables: Mapping[str, TablePlan]
+    """By table name; a table that is not named has no replicas and is not coalesced."""
+    n_nodes: int
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        for name, table in self.tables.items():
+            if name != table.table:
+                raise DataError(f"tier plan: table {table.table!r} is filed under {name!r}.")
+        if self.n_nodes < 1 or self.ranks_per_node < 1:
+            raise DataError(
+                f"tier plan: {self.n_nodes} nodes of {self.ranks_per_node} ranks are no cluster."
+            )
+
+    @property
+    def world_size(self) -> int:
+        return self.n_nodes * self.ranks_per_node
+
+    def save(self, path: Path) -> None:
+        """One Arrow IPC file: a row per table, the cluster in its metadata."""
+        cluster = {"n_nodes": self.n_nodes, "ranks_per_node": self.ranks_per_node}
+        schema = pa.schema(
+            [
+                ("table", pa.string()),
+                ("coalesce", pa.string()),
+                ("replicated", pa.large_list(pa.int64())),
+                ("per_node", pa.large_list(pa.int64())),
+            ],
+            metadata={METADATA_KEY: json.dumps(cluster).encode()},
+        )
+        plans = list(self.tables.values())
+        columns = [
+            pa.array([plan.table for plan in plans], pa.string()),
+            pa.array([plan.coalesce for plan in plans], pa.string()),
+            pa.array([plan.replicated for plan in plans], pa.large_list(pa.int64())),
+            pa.array([plan.per_node for plan in plans], pa.large_list(pa.int64())),
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            writer.write_table(pa.table(columns, schema=schema))
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> TierPlan:
+        """What `save` wrote; anything else raises `DataError`."""
+        try:
+            with pa.OSFile(str(path), "rb") as file:
+                rows = pa.ipc.open_file(file).read_all()
+            rows.validate(full=True)
+            cluster = json.loads(rows.schema.metadata[METADATA_KEY])
+            plans = [
+                TablePlan(
+                    table=row["table"].as_py(),
+                    coalesce=row["coalesce"].as_py(),
+                    replicated=_rows(row["replicated"]),
+                    per_node=_rows(row["per_node"]),
+                )
+                for row in (
+                    {name: rows[name][i] for name in rows.column_names} for i in range(len(rows))
+                )
+            ]
+            return cls(
+                tables={plan.table: plan for plan in plans},
+                n_nodes=int(cluster["n_nodes"]),
+                ranks_per_node=int(cluster["ranks_per_node"]),
+            )
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}: is not a tier plan ({error}). `recd plan --save` writes one."
+            ) from error
+
+
+def _rows(ids: pa.LargeListScalar) -> Rows:
+    found: Rows = ids.values.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
