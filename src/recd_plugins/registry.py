@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,20 @@ class Choice:
 
     def build(self, context: Context) -> Any:
         """What the record builds; an error of the plugin's own is named as such."""
-        try:
+        with self.named("when built"):
             return self.record.build(self.config, context)
+
+    @contextmanager
+    def named(self, when: str) -> Iterator[None]:
+        """Inside, an error that is not the project's becomes one that names the plugin."""
+        try:
+            yield
         except RecdError:
             raise
         except Exception as error:
             raise PluginError(
                 f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider} raised "
-                f"{type(error).__name__} when built: {error}. Run with --debug for its traceback."
+                f"{type(error).__name__} {when}: {error}. Run with --debug for its traceback."
             ) from error
 
 
@@ -186,6 +194,18 @@ def _check_uses(choices: Sequence[Choice], filled: Any) -> None:
                 f"that does (`recd plugins` shows what each uses), or take `{slot}` out.",
                 slot,
             )
+    circles = TopologicalSorter[str]()
+    for choice in choices:
+        circles.add(choice.record.slot, *choice.record.uses)
+    try:
+        circles.prepare()
+    except CycleError as error:
+        circle = " uses ".join(reversed(error.args[1]))
+        raise RegistryError(
+            f"the chosen records use one another in a circle: {circle}. Choose another record "
+            "for one of these slots.",
+            error.args[1][0],
+        ) from None
 
 
 def _plugins(value: Any) -> tuple[str, ...]:

@@ -62,7 +62,8 @@ class Stack:
         if self._tables is None:
             dataset: Dataset = self.registry.one("dataset").build(self._context("dataset"))
             if dataset.in_place and not self.registry.chosen("etl"):
-                self._tables = dataset.prepare(self.registry.folder, progress)
+                with self.registry.one("dataset").named("when it wrote its tables"):
+                    self._tables = dataset.prepare(self.registry.folder, progress)
             else:
                 self._tables = self._prepare(dataset, progress)
         return self._tables
@@ -74,11 +75,14 @@ class Stack:
         digest = _digest(choice, dataset.fingerprint())
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            tables = dataset.prepare(folder / f"{choice.record.name}-{digest}", progress)
+            with choice.named("when it wrote its tables"):
+                tables = dataset.prepare(folder / f"{choice.record.name}-{digest}", progress)
             for step in self.registry.chosen("etl"):
                 digest = _digest(step, digest)
                 target = folder / f"{step.record.name}-{digest}"
-                tables = _run(step.build(self._context("etl")), tables, target, progress)
+                etl = step.build(self._context("etl"))
+                with step.named("when it ran"):
+                    tables = _run(etl, tables, target, progress)
         return tables
 
     def stats(

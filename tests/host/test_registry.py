@@ -40,6 +40,11 @@ def recd_model():
 def recd_pooling():
     yield record(PoolingRecord, "sum")
     yield record(PoolingRecord, "tiered", uses=("tier",))
+    yield record(PoolingRecord, "circular", uses=("cache",))
+
+@hookimpl
+def recd_cache():
+    yield record(CacheRecord, "circular", uses=("pooling",))
 
 @hookimpl
 def recd_tier():
@@ -168,6 +173,10 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         (
             {"model": "plain", "pooling": {"a": "sum"}},
             "pooling: is set, but no chosen record uses a pooling: it would do nothing.",
+        ),
+        (
+            {"model": "pools", "pooling": {"a": "circular"}, "cache": "circular"},
+            "cache: the chosen records use one another in a circle: cache uses pooling uses cache.",
         ),
         ({"tier": ["flex"]}, "tier: is set, but no chosen record uses a tier"),
         ({"preprocess": [{"use": "first", "features": 3}]}, "preprocess[0].features: expected a f"),

@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recd_plugins as rp
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
-from recd_plugins.errors import CapabilityError, RecdError, RegistryError
+from recd_plugins.errors import CapabilityError, PluginError, RecdError, RegistryError
 from recd_plugins.slots import Context
 from recd_plugins.testing.batches import random_table, to_lists
 from recd_plugins.testing.gloo import GlooPool
@@ -104,6 +104,19 @@ def test_a_source_that_changed_makes_the_table_anew(
         stamp.write_text(content)
         rp.load(registry).prepare()
         assert written(registry) == ["train", "test"] * times
+
+
+@pytest.mark.parametrize("slot", ["dataset", "etl"])
+def test_an_error_in_writing_tables_names_the_plugin(
+    registry: dict[str, Any], slot: str, tmp_path: Path
+) -> None:
+    options = {"log": str(tmp_path / "absent" / "log")}
+    if slot == "dataset":
+        registry["dataset"].update(options)
+    else:
+        registry["etl"] = [{"use": "every", "n": 2, **options}]
+    with pytest.raises(PluginError, match=rf"{slot}.* of .*stack_plugin.* raised FileNotFoundErr"):
+        rp.load(registry).prepare()
 
 
 def prepare_together(registry: dict[str, Any]) -> str:
