@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 from recd_plugins.config import Config
 from recd_plugins.data.dataset import Dataset, Split, Tables
@@ -40,6 +49,7 @@ __all__ = [
     "DedupRecord",
     "Etl",
     "EtlRecord",
+    "Explains",
     "Loader",
     "LogRecord",
     "LogStore",
@@ -180,8 +190,15 @@ class Reader(Protocol):
         """Rank `rank` of `world_size`; `test` is read in order and whole, never shuffled."""
 
 
+@runtime_checkable
+class Explains(Protocol):
+    """Says why it is as it is; a `Planner` must, a `DedupConverter` may."""
+
+    def explain(self) -> str: ...
+
+
 class DedupConverter(Protocol):
-    """Moves features of a batch from `features` to `dedup`."""
+    """Moves features of a batch from `features` to `dedup`; may say why (`Explains`)."""
 
     def convert(self, batch: Batch) -> Batch: ...
 

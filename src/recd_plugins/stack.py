@@ -26,7 +26,16 @@ from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
-from recd_plugins.slots import SLOTS, Context, DedupConverter, Etl, Loader, Planner, Reader
+from recd_plugins.slots import (
+    SLOTS,
+    Context,
+    DedupConverter,
+    Etl,
+    Explains,
+    Loader,
+    Planner,
+    Reader,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -173,8 +182,10 @@ class Stack:
         return self._planner.sharders()
 
     def explain(self) -> str:
-        """Why the last plan is what it is."""
-        return self._planner.explain()
+        """Why batches are deduplicated as they are, and why the last plan is what it is."""
+        converters = self._dedup if self.registry.chosen("dedup") else []
+        said = [part.explain() for part in converters if isinstance(part, Explains)]
+        return "\n".join([*filter(None, said), self._planner.explain()])
 
     @cached_property
     def _planner(self) -> Planner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pyarrow as pa
@@ -100,11 +99,15 @@ def test_options_of_a_registry():
             parse(GroupsConfig, options, "dedup")
 
 
-def test_auto_asks_the_advisor_and_says_why(table, caplog):
+def test_auto_asks_the_advisor_and_says_why(table):
     context = Context(tables=Tables(train=table, test=table), batch_size=512)
-    with caplog.at_level(logging.INFO, logger="recd_dedup"):
-        assert build_exact(GroupsConfig(), context).groups == (("seen", "bought"),)
-    assert "item: left as it is" in caplog.text
+    advised = build_exact(GroupsConfig(), context)
+    assert advised.groups == (("seen", "bought"),)
+    head, *reasons = advised.explain().splitlines()
+    assert head.startswith("dedup: ")
+    assert [line.split(":")[0].strip() for line in reasons] == [f.name for f in table.schema.sparse]
+    assert "  item: left as it is" in advised.explain()
+    assert Exact((("item",),)).explain() == ""
     nothing = build_exact(GroupsConfig(min_factor=100), context)
     batch = random_batch(SESSIONS, 4, seed=0)
     assert nothing.convert(batch) is batch
@@ -135,3 +138,16 @@ def test_a_loader_yields_deduplicated_batches(table, groups, workers):
         back = to_lists(batch.features) | to_lists(batch.dedup.validate().to_kjt())
         assert back == to_lists(whole.features)
         assert torch.equal(batch.labels, whole.labels)
+
+
+def test_the_stack_says_why(table):
+    registry = {
+        "plugins": [str(Path(__file__).with_name("dedup_plugin.py"))],
+        "dataset": {"use": "parquet", "train": str(table.path), "test": str(table.path)},
+        "train": {"batch_size": 64, "device": "cpu"},
+    }
+    why = recd_plugins.load({**registry, "dedup": {"use": "exact", "groups": "auto"}}).explain()
+    assert why.startswith("dedup: ")
+    assert "\n  item: " in why
+    assert why.splitlines()[-1] == "No plan has been made yet."
+    assert recd_plugins.load(registry).explain() == "No plan has been made yet."

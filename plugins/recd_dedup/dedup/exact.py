@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recd_dedup.dedup.groups import GroupConverter, GroupsConfig, chosen_groups
+from recd_dedup.dedup.groups import GroupConverter, GroupsConfig
 from recd_plugins.slots import Context
 
 if TYPE_CHECKING:
@@ -25,4 +25,4 @@ class Exact(GroupConverter):
 
 
 def build_exact(config: GroupsConfig, context: Context) -> Exact:
-    return Exact(chosen_groups(config, context), validate=config.validate)
+    return Exact.chosen(config, context)

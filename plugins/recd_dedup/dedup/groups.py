@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import DataError, RegistryError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.groups import Groups
 
 __all__ = ["GroupConverter", "GroupsConfig", "chosen_groups"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +36,18 @@ class GroupsConfig(Config):
 class GroupConverter(ABC):
     """Moves the features of its groups from `batch.features` to `batch.dedup`."""
 
-    def __init__(self, groups: Groups, *, validate: bool = False) -> None:
+    def __init__(self, groups: Groups, *, validate: bool = False, why: str = "") -> None:
         self.groups = groups
         """None: batches stay as they are."""
         self._validate = validate
+        self._why = why
         self._keys = frozenset(key for group in groups for key in group)
+
+    @classmethod
+    def chosen(cls, config: GroupsConfig, context: Context) -> Self:
+        """On the groups as given, or as advised."""
+        groups, why = chosen_groups(config, context)
+        return cls(groups, validate=config.validate, why=why)
 
     @abstractmethod
     def deduplicated(self, features: KeyedJaggedTensor) -> Any:
@@ -57,20 +61,26 @@ class GroupConverter(ABC):
         dedup = self.deduplicated(batch.features)
         return dataclasses.replace(batch, features=without(batch.features, self._keys), dedup=dedup)
 
+    def explain(self) -> str:
+        """Why each feature is in its group or in none, where the advisor decided."""
+        return self._why
 
-def chosen_groups(config: GroupsConfig, context: Context) -> Groups:
-    """The groups as given, checked against the schema, or as advised for the training table."""
+
+def chosen_groups(config: GroupsConfig, context: Context) -> tuple[Groups, str]:
+    """The groups as given, checked against the schema, or as advised for the training table.
+
+    With the advisor's reasons, a line for each feature.
+    """
     if config.groups == "auto":
         from recd_dedup.dedup.advisor import advise
 
         table = context.require_tables().train
         advice = advise(table, batch_size=context.batch_size, min_factor=config.min_factor)
-        for line in advice.lines():
-            logger.info(line)
-        return advice.groups
+        head, *reasons = advice.lines()
+        return advice.groups, "\n".join([f"dedup: {head}", *(f"  {line}" for line in reasons)])
     from recd_plugins.sparse.groups import check_groups
 
     try:
-        return check_groups(config.groups, context.require_schema().sparse_names)
+        return check_groups(config.groups, context.require_schema().sparse_names), ""
     except DataError as error:
         raise RegistryError(str(error), "dedup.groups") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recd_dedup.dedup.groups import GroupConverter, GroupsConfig, chosen_groups
+from recd_dedup.dedup.groups import GroupConverter, GroupsConfig
 from recd_plugins.slots import Context
 
 if TYPE_CHECKING:
@@ -28,4 +28,4 @@ class Partial(GroupConverter):
 
 
 def build_partial(config: GroupsConfig, context: Context) -> Partial:
-    return Partial(chosen_groups(config, context), validate=config.validate)
+    return Partial.chosen(config, context)
