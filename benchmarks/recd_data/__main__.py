@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Report, main
+from benchmarks.models import SMALL, sessions
 from benchmarks.recd_data.batches import conversions, preprocessing, wire
 from benchmarks.recd_data.reading import reader
 from benchmarks.recd_data.storage import clustering, file_sizes, logs
-from benchmarks.rm1 import rm1_like
 from recd_dedup.dedup.advisor import advise
 from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
@@ -32,7 +32,8 @@ QUICK_SHARE = 6
 
 
 def measure(quick: bool) -> Report:
-    config = rm1_like(QUICK_SAMPLES if quick else SAMPLES, SEED)
+    samples = QUICK_SAMPLES if quick else SAMPLES
+    config = sessions("rm1", SMALL, samples=samples, seed=SEED)
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as name:
         return compare(
             config,

@@ -14,9 +14,9 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness import Figure, Round, alternate
+from benchmarks.models import SMALL, sessions
 from benchmarks.recd_data.quotient import quotient
 from benchmarks.recd_data.reading import batches, steps
-from benchmarks.rm1 import GROUPS
 from recd_plugins.data.table import Table
 from recd_plugins.sparse.arrow import jagged_to_arrow
 from recd_plugins.sparse.groups import Groups
@@ -105,8 +105,8 @@ def _against_unique(inputs: Sequence[Columns], groups: Groups, rounds: int) -> l
 
 def _partial(inputs: Sequence[Columns], groups: Groups, rounds: int) -> list[Figure]:
     """Of the groups whose lists shift where they change."""
-    shift = {name for name, (_, _, shifts) in GROUPS.items() if shifts}
-    shifted = tuple(group for group in groups if group[0].rpartition("_")[0] in shift)
+    shift = {one.name for one in sessions("rm1", SMALL, samples=1).features if one.shift}
+    shifted = tuple(group for group in groups if group[0] in shift)
     kjts = [to_kjt({key: [columns[key]] for key in chain(*shifted)}) for columns in inputs]
     kinds = {"exact": InverseKeyedJaggedTensor, "partial": PartialInverseKeyedJaggedTensor}
     measured = alternate(

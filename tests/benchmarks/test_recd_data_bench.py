@@ -21,10 +21,10 @@ SMALL = """
 import sys
 from pathlib import Path
 from benchmarks.harness import main
+from benchmarks.models import SMALL, sessions
 from benchmarks.recd_data.__main__ import compare
-from benchmarks.rm1 import rm1_like
 
-folder, config = Path(sys.argv.pop()), rm1_like(4096)
+folder, config = Path(sys.argv.pop()), sessions("rm1", SMALL, samples=4096)
 main("recd_data", lambda quick: compare(config, config, folder, rounds=1, batch_size=512))
 """
 

@@ -1,0 +1,83 @@
+"""The paper's three models, as registries at full size, and one knob that makes them smaller.
+
+`registry("rm1")` is rm1.yaml as it stands; `registry("rm1", 1 / 4)` has every size times 1/4:
+how many element-wise and dense features there are, ids a sample, rows of a table, D, widths of
+the MLPs, samples a batch. Sequences and their groups all stay. A step costs about scale^4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recd_dlrm.datasets.sessions.dataset import SessionsConfig
+from recd_plugins.config import parse
+
+__all__ = ["MODELS", "SMALL", "groups", "registry", "sessions"]
+
+MODELS = ("rm1", "rm2", "rm3")
+SMALL = 1 / 4
+"""The scale for two cores."""
+
+Registry = dict[str, Any]
+
+
+def registry(name: str, scale: float = 1.0) -> Registry:
+    """What `recd_plugins.load` takes: a model with all its sizes times `scale`."""
+    said: Registry = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text())
+    if scale == 1:
+        return said
+    dataset, model, train = said["dataset"], said["model"], said["train"]
+    dataset["dense"] = _times(dataset["dense"], scale)
+    dataset["features"] = list(_features(dataset["features"], scale))
+    model["embedding_dim"] = _times(model["embedding_dim"], scale, multiple=8)  # of 2 heads, too
+    for layers in ("bottom", "top"):
+        model[layers] = [_times(width, scale) for width in model[layers]]
+    train["batch_size"] = _times(train["batch_size"], scale)
+    return said
+
+
+def sessions(
+    name: str, scale: float, *, samples: int, seed: int = 0, **options: Any
+) -> SessionsConfig:
+    """A model's table, as the `sessions` dataset's config."""
+    said = registry(name, scale)["dataset"] | {"samples": samples, "seed": seed, **options}
+    del said["use"]
+    return parse(SessionsConfig, said, f"{name}: dataset")
+
+
+def groups(said: Registry) -> tuple[tuple[str, ...], ...]:
+    """The feature groups that are deduplicated: user features, those that change together as one.
+
+    What `groups: auto` finds at the registry's own S; fixed, for other S.
+    """
+    found: dict[str, list[str]] = {}
+    for feature in said["dataset"]["features"]:
+        if feature["kind"] == "user":
+            found.setdefault(feature.get("group", feature["name"]), []).append(feature["name"])
+    return tuple(map(tuple, found.values()))
+
+
+def _features(features: list[Mapping[str, Any]], scale: float) -> Iterator[dict[str, Any]]:
+    """All sequences, and of the other user and item features the first ones."""
+    others = {
+        kind: [f["name"] for f in features if f["kind"] == kind and not f.get("sequence")]
+        for kind in ("user", "item")
+    }
+    kept = {name for names in others.values() for name in names[: _times(len(names), scale)]}
+    for feature in features:
+        if not feature.get("sequence") and feature["name"] not in kept:
+            continue
+        smaller = {"length": max(1.0, feature["length"] * scale)}
+        smaller["num_ids"] = _times(feature["num_ids"], scale)
+        if "max_length" in feature:
+            smaller["max_length"] = _times(feature["max_length"], scale)
+        yield {**feature, **smaller}
+
+
+def _times(size: int, scale: float, multiple: int = 1) -> int:
+    """`size` times `scale`, at least 1, rounded to a multiple."""
+    return max(1, round(size * scale / multiple)) * multiple
