@@ -11,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_dedup.dedup.advisor import Advice, advise
+from recd_dedup.dedup.exact import Exact, build_exact
+from recd_dedup.dedup.groups import GroupsConfig
 from recd_dedup.dedup.sample import choose_runs
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.sessions.features import FeatureConfig
+from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import IDS, Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter
 from recd_plugins.errors import DataError
+from recd_plugins.slots import Context
 
 BY_SESSION = [("session_id", "ascending"), ("timestamp", "ascending")]
 
@@ -98,6 +102,43 @@ def test_no_feature_loses_by_its_group(advice: Advice) -> None:
         else:
             assert found.factor < 1.5
             assert found.group_factor is None
+
+
+def built(table: Table, groups="auto", batch_size: int = 512) -> Exact:
+    tables = Tables(train=table, test=table)
+    context = Context(tables=tables, schema=table.schema, batch_size=batch_size)
+    return build_exact(GroupsConfig(groups=groups), context)
+
+
+def test_a_converter_tells_the_unique_samples_to_expect(tables, advice: Advice) -> None:
+    """Lists of different sessions differ and lengths are alike: 1 / DedupeFactor, or near it."""
+    found = built(tables["clustered"]).unique_shares
+    assert found == advice.unique_shares
+    factors = [by_name(advice)[group[0]].group_factor for group in GROUPS]
+    assert found == pytest.approx([1 / factor for factor in factors], rel=0.03)
+    given = built(tables["clustered"], GROUPS)
+    assert given.unique_shares == pytest.approx(found, rel=0.05)  # of a quarter of the rows
+    (one,) = built(tables["clustered"], (("topics", "item"),)).unique_shares
+    assert one == pytest.approx(1, abs=0.01)  # `item` differs in every sample
+
+
+def test_unique_shares_of_two_batches_by_hand(tmp_path) -> None:
+    lists = {"a": [[1], [1], [2], [2]] * 2, "b": [[1], [1], [1], [1], [1], [2], [3], [4]]}
+    table = table_of_lists(tmp_path / "t", [1, 1, 2, 2, 3, 3, 4, 4], **lists)
+    assert built(table, (("a",), ("b",)), batch_size=4).unique_shares == (2 / 4, (1 + 4) / 8)
+    assert built(table, (("b", "a"),), batch_size=4).unique_shares == ((2 + 4) / 8,)
+
+
+def test_unique_shares_that_cannot_be_measured(tmp_path, tables) -> None:
+    assert Exact((("a",),)).unique_shares is None
+    schema = tables["in_time"].schema
+    assert build_exact(GroupsConfig(groups=GROUPS), Context(schema=schema)).unique_shares is None
+    sessionless = dataclasses.replace(schema, session_id=None)
+    assert (
+        built(dataclasses.replace(tables["in_time"], schema=sessionless), GROUPS).unique_shares
+        is None
+    )
+    assert built(table_of_lists(tmp_path / "t", [], a=[]), (("a",),)).unique_shares is None
 
 
 def test_it_says_why_for_each_feature(advice: Advice) -> None:

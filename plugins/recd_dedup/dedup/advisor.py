@@ -67,6 +67,8 @@ class Advice:
     """The groups for a table's batches, and why."""
 
     groups: Groups
+    unique_shares: tuple[float, ...]
+    """Of each group, its unique samples over the batch size."""
     features: tuple[FeatureAdvice, ...]
     """In the schema's order."""
     limits: Limits
@@ -155,6 +157,7 @@ def decide(sample: Sample, batch_size: int, limits: Limits) -> Advice:
     counts = sample.repeats
     return Advice(
         groups=tuple(groups),
+        unique_shares=tuple(sample.unique_share(group) for group in groups),
         features=tuple(
             FeatureAdvice(
                 name=name,

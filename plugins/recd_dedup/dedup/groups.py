@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import DataError, RegistryError
@@ -36,18 +38,26 @@ class GroupsConfig(Config):
 class GroupConverter(ABC):
     """Moves the features of its groups from `batch.features` to `batch.dedup`."""
 
-    def __init__(self, groups: Groups, *, validate: bool = False, why: str = "") -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        validate: bool = False,
+        why: str = "",
+        shares: Callable[[], tuple[float, ...] | None] | None = None,
+    ) -> None:
         self.groups = groups
         """None: batches stay as they are."""
         self._validate = validate
+        self._shares = shares
         self._why = why
         self._keys = frozenset(key for group in groups for key in group)
 
     @classmethod
     def chosen(cls, config: GroupsConfig, context: Context) -> Self:
         """On the groups as given, or as advised."""
-        groups, why = chosen_groups(config, context)
-        return cls(groups, validate=config.validate, why=why)
+        groups, why, shares = chosen_groups(config, context)
+        return cls(groups, validate=config.validate, why=why, shares=shares)
 
     @abstractmethod
     def deduplicated(self, features: KeyedJaggedTensor) -> Any:
@@ -65,22 +75,46 @@ class GroupConverter(ABC):
         """Why each feature is in its group or in none, where the advisor decided."""
         return self._why
 
+    @cached_property
+    def unique_shares(self) -> tuple[float, ...] | None:
+        """Of each group, its unique samples over the batch size, measured on a sample.
 
-def chosen_groups(config: GroupsConfig, context: Context) -> tuple[Groups, str]:
-    """The groups as given, checked against the schema, or as advised for the training table.
+        None where there is no table to measure. Alike on all ranks; measured when first asked.
+        """
+        return None if self._shares is None else self._shares()
 
-    With the advisor's reasons, a line for each feature.
-    """
+
+class Chosen(NamedTuple):
+    """The groups, and what is known of them."""
+
+    groups: Groups
+    why: str
+    """The advisor's reasons, a line for each feature; empty where the groups were given."""
+    shares: Callable[[], tuple[float, ...] | None] | None
+    """Measures each group's unique samples over the batch size, where there is a table."""
+
+
+def chosen_groups(config: GroupsConfig, context: Context) -> Chosen:
+    """The groups as given, checked against the schema, or as advised for the training table."""
     if config.groups == "auto":
         from recd_dedup.dedup.advisor import advise
 
         table = context.require_tables().train
         advice = advise(table, batch_size=context.batch_size, min_factor=config.min_factor)
         head, *reasons = advice.lines()
-        return advice.groups, "\n".join([f"dedup: {head}", *(f"  {line}" for line in reasons)])
+        why = "\n".join([f"dedup: {head}", *(f"  {line}" for line in reasons)])
+        return Chosen(advice.groups, why, partial(tuple, advice.unique_shares))
+    from recd_dedup.dedup.sample import measured_shares
     from recd_plugins.sparse.groups import check_groups
 
     try:
-        return check_groups(config.groups, context.require_schema().sparse_names), ""
+        groups = check_groups(config.groups, context.require_schema().sparse_names)
     except DataError as error:
         raise RegistryError(str(error), "dedup.groups") from None
+    if context.tables is None:
+        return Chosen(groups, "", None)
+    return Chosen(
+        groups,
+        "",
+        partial(measured_shares, context.tables.train, groups, batch_size=context.batch_size),
+    )

@@ -17,9 +17,10 @@ from recd_dedup.stats.rows import Rows, batches, chunks, without_dense
 from recd_dedup.stats.together import agreement
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
+from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.rows.unique import group_codes
 
-__all__ = ["Sample", "choose_runs", "sample_batches"]
+__all__ = ["Sample", "choose_runs", "measured_shares", "sample_batches"]
 
 RUNS = 8
 """A sample comes from so many places of its table, or fewer."""
@@ -75,12 +76,21 @@ class Sample:
         """Each feature's DedupeFactor if these are deduplicated together, measured."""
         before, kept = dict.fromkeys(group, 0), dict.fromkeys(group, 0)
         for batch in range(self.repeats.batches):
-            firsts = group_codes([self._codes[name][batch] for name in group]).firsts
+            firsts = self._firsts(group, batch)
             for name in group:
                 lengths = self._lengths[name][batch]
                 before[name] += int(lengths.sum())
                 kept[name] += int(lengths[firsts].sum())
         return {name: before[name] / kept[name] if kept[name] else 1.0 for name in group}
+
+    def unique_share(self, group: Sequence[str]) -> float:
+        """The unique samples of a group over the samples, measured."""
+        kept = sum(self._firsts(group, batch).numel() for batch in range(self.repeats.batches))
+        return kept / max(1, self.repeats.rows)
+
+    def _firsts(self, group: Sequence[str], batch: int) -> Tensor:
+        """[U] the rows of a batch in which each unique sample of a group comes first."""
+        return group_codes([self._codes[name][batch] for name in group]).firsts
 
 
 def sample_batches(table: Table, *, batch_size: int, sample_rows: int, seed: int) -> Iterator[Rows]:
@@ -104,6 +114,25 @@ def sample_batches(table: Table, *, batch_size: int, sample_rows: int, seed: int
     for run in runs:
         part = dataclasses.replace(table, stripes=table.stripes[run.start : run.stop])
         yield from islice(batches(chunks(without_dense(part)), table.schema, batch_size), per_run)
+
+
+def measured_shares(
+    table: Table, groups: Groups, *, batch_size: int, sample_rows: int = 16_384, seed: int = 0
+) -> tuple[float, ...] | None:
+    """Each group's unique samples over the batch size, in batches of the table as it lies.
+
+    None where they cannot be measured: without rows or sessions, or where a group names what
+    is no feature of the table. Only the groups' columns are read, in about `sample_rows` rows.
+    """
+    named = {name for group in groups for name in group}
+    features = tuple(feature for feature in table.schema.sparse if feature.name in named)
+    if not table.num_rows or table.schema.session_id is None or len(features) < len(named):
+        return None
+    schema = dataclasses.replace(table.schema, sparse=features)
+    narrow = dataclasses.replace(table, schema=schema)
+    parts = sample_batches(narrow, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
+    sample = Sample(schema.sparse_names, parts)
+    return tuple(sample.unique_share(group) for group in groups)
 
 
 def choose_runs(stripe_rows: Sequence[int], *, rows: int, count: int, seed: int) -> list[range]:
