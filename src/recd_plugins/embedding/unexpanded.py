@@ -1,0 +1,254 @@
+"""A tensor of all samples that is still one of unique samples.
+
+It answers for its shape and type at once, and expands when a torch operation first reads
+it, once. Who knows it takes the unique samples instead, and saves the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from recd_plugins.embedding.expand import cells_of, expand_rows, expand_values, sum_cells
+
+__all__ = ["Unexpanded"]
+
+
+class Unexpanded(Tensor):
+    """Stands for [B, ...] or [N, ...] of all samples; holds `unique` [U, ...] or [N_u, ...].
+
+    Any torch operation on it, and any operator or index of Python's, is done on `expanded()`.
+    Gradients that come by the expansion and by `unique` add up. Moves and casts (`to`,
+    `float`, `detach`, ...) stay unexpanded.
+
+    What changes the expansion in place leaves the unique samples behind: from then on
+    `is_unique` is false, and only the expansion counts.
+    """
+
+    unique: Tensor  # type: ignore[assignment]
+    """What is kept, with its gradient."""
+    inverse_lookup: Tensor
+    """[B]: which unique sample each sample has."""
+    lengths: Tensor | None
+    """[U]: how many of the values each unique sample has; none where it is one row."""
+    _expanded: Tensor | None
+
+    @classmethod
+    def rows(cls, unique: Tensor, inverse_lookup: Tensor) -> Unexpanded:
+        """Stands for [B, ...], of unique [U, ...]."""
+        return _stand(unique, inverse_lookup, None, inverse_lookup.numel())
+
+    @classmethod
+    def row_lengths(cls, lengths: Tensor, inverse_lookup: Tensor) -> Unexpanded:
+        """Stands for the samples' lengths [B], of the unique samples' [U]."""
+        return cls.rows(lengths, inverse_lookup)
+
+    @classmethod
+    def values(  # type: ignore[override]
+        cls,
+        unique: Tensor,
+        lengths: Tensor,
+        inverse_lookup: Tensor,
+        num_values: int | None = None,
+    ) -> Unexpanded:
+        """Stands for [N, ...] end to end, of unique [N_u, ...] in U rows of `lengths`.
+
+        Who knows N hands it over; else it is counted, for which CUDA is waited for.
+        """
+        if num_values is None:
+            num_values = int(lengths[inverse_lookup].sum())
+        return _stand(unique, inverse_lookup, lengths, num_values)
+
+    def expanded(self) -> Tensor:
+        """The tensor it stands for: an ordinary one, always the same."""
+        if self._expanded is None:
+            # It outlives who reads it first: no_grad, inference_mode and a checkpoint's hooks,
+            # of which the innermost alone count, are not for who reads it next.
+            kept = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+            with torch.inference_mode(False), torch.enable_grad(), kept:
+                self._expanded = self._expand(self.unique)
+        return self._expanded
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether `unique` still says it all."""
+        return self._expanded is None or self._expanded._version == 0
+
+    def shares_lookup(self, other: Unexpanded) -> bool:
+        """Whether sample i has the same unique sample in both, known without looking."""
+        ours, theirs = self.inverse_lookup, other.inverse_lookup
+        return (ours.data_ptr(), ours.shape, ours.stride()) == (
+            theirs.data_ptr(),
+            theirs.shape,
+            theirs.stride(),
+        )
+
+    def _expand(self, unique: Tensor) -> Tensor:
+        if self.lengths is None:
+            return expand_rows(unique, self.inverse_lookup)
+        return expand_values(unique, self.lengths, self.inverse_lookup)
+
+    def _like(self, unique: Tensor) -> Unexpanded:
+        """The same samples of other values, or on another device."""
+        lookup = self.inverse_lookup.to(unique.device)
+        lengths = None if self.lengths is None else self.lengths.to(unique.device)
+        return _stand(unique, lookup, lengths, self.shape[0])
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        kept = list(self.unique.shape)
+        return f"Unexpanded({list(self.shape)}, unique={kept}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensor = args[0] if args else None
+        if isinstance(tensor, Unexpanded) and tensor.is_unique:
+            if func in METADATA and tensor._expanded is None:
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
+            if func in ON_UNIQUE:
+                rest, kwargs = pytree.tree_map(_expanded, (args[1:], kwargs))
+                unique = func(tensor.unique, *rest, **kwargs)
+                return tensor if unique is tensor.unique else tensor._like(unique)
+        args, kwargs = pytree.tree_map(_expanded, (tuple(args), dict(kwargs)))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What passes by `__torch_function__`, such as an autograd function's arguments.
+
+        The gradient is taken care of above, by the node that `_Stand` left.
+        """
+        if func is torch.ops.aten.detach.default:
+            (tensor,) = args
+            return tensor._like(tensor.unique.detach())
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if (
+                isinstance(value, Unexpanded)
+                and argument.alias_info
+                and argument.alias_info.is_write
+            ):
+                raise RuntimeError(
+                    f"{func} would change an unexpanded tensor in place, out of torch's sight: "
+                    "hand over its .expanded()."
+                )
+        args, kwargs = pytree.tree_map(_data, (tuple(args), dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+
+class _Stand(torch.autograd.Function):
+    """A tensor without memory in the expansion's place, and the expansion's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, unique: Tensor, inverse_lookup: Tensor, lengths: Tensor | None, num_rows: int
+    ) -> Unexpanded:
+        ctx.save_for_backward(inverse_lookup, lengths)
+        ctx.num_unique = unique.shape[0]
+        shape = (num_rows, *unique.shape[1:])
+        made: Unexpanded = Tensor._make_wrapper_subclass(
+            Unexpanded, shape, dtype=unique.dtype, device=unique.device
+        )
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        lookup, lengths = ctx.saved_tensors
+        cells = lookup if lengths is None else cells_of(lengths, lookup)
+        return sum_cells(gradient, cells, ctx.num_unique), None, None, None
+
+
+def _stand(
+    unique: Tensor, inverse_lookup: Tensor, lengths: Tensor | None, num_rows: int
+) -> Unexpanded:
+    made: Unexpanded = _Stand.apply(unique, inverse_lookup, lengths, num_rows)
+    made.unique, made.inverse_lookup, made.lengths = unique, inverse_lookup, lengths
+    made._expanded = None
+    return made
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _expanded(value: Any) -> Any:
+    return value.expanded() if isinstance(value, Unexpanded) else value
+
+
+def _data(value: Any) -> Any:
+    """Without its gradient, which belongs to the layer above; so it is not kept as well."""
+    if not isinstance(value, Unexpanded):
+        return value
+    if value._expanded is not None:
+        return value._expanded.detach()
+    return value._expand(value.unique.detach())
+
+
+PROPERTIES = (
+    "device",
+    "dtype",
+    "grad_fn",
+    "is_cpu",
+    "is_cuda",
+    "is_leaf",
+    "is_meta",
+    "is_nested",
+    "is_quantized",
+    "is_sparse",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "shape",
+)
+
+METADATA = {
+    *(getattr(Tensor, name).__get__ for name in PROPERTIES),
+    Tensor.__len__,
+    Tensor.dim,
+    Tensor.get_device,
+    Tensor.is_complex,
+    Tensor.is_contiguous,
+    Tensor.is_floating_point,
+    Tensor.is_signed,
+    Tensor.ndimension,
+    Tensor.nelement,
+    Tensor.numel,
+    Tensor.size,
+    Tensor.stride,
+    torch.is_complex,
+    torch.is_floating_point,
+    torch.numel,
+}
+"""Answered without expanding."""
+
+ON_UNIQUE = {
+    Tensor.bfloat16,
+    Tensor.contiguous,
+    Tensor.cpu,
+    Tensor.cuda,
+    Tensor.detach,
+    Tensor.double,
+    Tensor.float,
+    Tensor.half,
+    Tensor.int,
+    Tensor.long,
+    Tensor.to,
+    torch.detach,
+}
+"""Done on the unique samples: moves and casts, of which only the values' type and place change."""
