@@ -1,0 +1,60 @@
+"""Exact counts: from the batches of a rank to an access distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recd_plugins.errors import DataError
+from recd_plugins.planning.rows import Integers, RowDistribution
+
+__all__ = ["RowCounter"]
+
+
+class RowCounter:
+    """Counts the lookups of each row, and the batches that hold it; 12 bytes a row.
+
+    The batches say what formulas cannot: how far a row's lookups come together, in one history
+    or in the samples of one session. `distribution` turns them into `presence`.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.samples = 0
+        self._batches = 0
+        self._lookups = np.zeros(num_rows, np.int64)
+        self._holding = np.zeros(num_rows, np.int32)
+
+    def add(self, ids: Integers, samples: int) -> None:
+        """The lookups of a batch of `samples` samples, in any order; batches of one size."""
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._lookups):
+            wrong = int(ids.min() if ids.min() < 0 else ids.max())
+            raise DataError(
+                f"rows: id {wrong} is not in [0, {len(self._lookups)}): a transform yields ids "
+                "that its schema does not allow, or the table is too small."
+            )
+        rows, lookups = np.unique(ids, return_counts=True)
+        self._lookups[rows] += lookups
+        self._holding[rows] += 1
+        self._batches += 1
+        self.samples += samples
+
+    def distribution(self) -> RowDistribution:
+        """p = lookups / samples; presence q such that 1 - (1 - q)^B is the share of batches of
+        B samples that hold a row, over all rows with as many lookups. Ids: of all that occur."""
+        if not self.samples:
+            raise DataError("rows: nothing was counted: there are no samples.")
+        order = np.argsort(-self._lookups, kind="stable")
+        lookups = self._lookups[order]
+        starts = np.flatnonzero(np.diff(lookups, prepend=-1))
+        counts = np.diff(starts, append=len(order))
+        p = lookups[starts] / self.samples
+        held = np.add.reduceat(self._holding[order], starts, dtype=np.int64) / counts
+        # Held by every batch there was: by all but half a one, for all that is known.
+        share = np.minimum(held, self._batches - 0.5) / self._batches
+        presence = -np.expm1(np.log1p(-share) * self._batches / self.samples)
+        always = np.where(held == self._batches, np.minimum(p, 1.0), 0.0)
+        return RowDistribution.of(
+            counts,
+            p,
+            np.maximum(presence, always),
+            ids=order[: int(np.count_nonzero(self._lookups))],
+        )

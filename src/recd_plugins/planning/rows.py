@@ -1,0 +1,135 @@
+"""Which rows of a table are looked up how often: its access distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from recd_plugins.errors import DataError
+
+__all__ = ["Floats", "Integers", "RowDistribution", "appears"]
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowDistribution:
+    """The rows of a table, hottest first, as R runs of rows that are accessed alike.
+
+    A table of 10^9 rows is some 10^4 runs: counted rows share few distinct counts, and those
+    of a formula differ little from their neighbours.
+    """
+
+    counts: Integers
+    """[R] rows in each run."""
+    p: Floats
+    """[R] expected lookups per sample of each of its rows, falling from run to run; L = sum
+    counts * p. What a sample brings counts: deduplicated features bring their unique samples'
+    lookups, spread over all."""
+    presence: Floats
+    """[R] the chance that a sample brings such a row at all, if samples were drawn apart: below
+    p where lookups of a row come together, within a sample or in samples of a batch."""
+    ids: Integers | None = None
+    """Row ids in this order, of all rows or of the hottest; none where a formula made them."""
+    error: float = 0.0
+    """The most that any p may be too low by (a sketch's)."""
+
+    def __post_init__(self) -> None:
+        shapes = {self.counts.shape, self.p.shape, self.presence.shape}
+        if len(shapes) != 1 or self.counts.ndim != 1:
+            raise DataError(f"rows: counts, p and presence must be [R] alike, but are {shapes}.")
+        if np.any(self.counts < 1) or not np.all(np.isfinite(self.p)) or np.any(self.p < 0):
+            raise DataError("rows: each run needs a row or more, and p >= 0.")
+        if np.any(np.diff(self.p) > 0):
+            raise DataError("rows: p must fall from run to run: put the hottest rows first.")
+        if np.any(self.presence < 0) or np.any(self.presence > 1):
+            raise DataError("rows: presence is a chance, from 0 to 1.")
+        if self.ids is not None and len(self.ids) > self.num_rows:
+            raise DataError(f"rows: {len(self.ids)} ids are named of {self.num_rows} rows.")
+
+    @classmethod
+    def of(
+        cls,
+        counts: ArrayLike,
+        p: ArrayLike,
+        presence: ArrayLike | None = None,
+        ids: Integers | None = None,
+        error: float = 0.0,
+    ) -> RowDistribution:
+        """Runs in any order; rows without a presence of their own are drawn independently."""
+        rows, each = np.asarray(counts, np.int64), np.asarray(p, np.float64)
+        chance = np.minimum(each, 1.0) if presence is None else np.asarray(presence, np.float64)
+        if np.any(np.diff(each) > 0):
+            order = np.argsort(-each, kind="stable")
+            rows, each, chance = rows[order], each[order], chance[order]
+        return cls(counts=rows, p=each, presence=chance, ids=ids, error=error)
+
+    @property
+    def num_rows(self) -> int:
+        """E."""
+        return int(self.counts.sum())
+
+    @property
+    def lookups(self) -> float:
+        """L: expected lookups per sample, sum of p."""
+        return float(self.counts @ self.p)
+
+    def coverage(self, rows: ArrayLike) -> Any:
+        """The share of lookups that the `rows` hottest rows take; a number, or an array of them."""
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
+        taken = np.concatenate([[0.0], np.cumsum(self.counts * self.p)])
+        share = np.interp(np.asarray(rows, float), ends, taken) / max(
+            taken[-1], np.finfo(float).tiny
+        )
+        return share if np.ndim(rows) else float(share)
+
+    def part(self, first: int, last: int) -> RowDistribution:
+        """The rows from rank `first` (0 is the hottest) up to, and without, rank `last`."""
+        ends = np.cumsum(self.counts)
+        kept = np.minimum(ends, last) - np.maximum(ends - self.counts, first)
+        some = kept > 0
+        return RowDistribution(
+            counts=kept[some],
+            p=self.p[some],
+            presence=self.presence[some],
+            ids=None if self.ids is None else self.ids[first:last],
+            error=self.error,
+        )
+
+    def appearing(self, samples: float) -> float:
+        """Expected distinct rows in so many samples: sum of 1 - (1 - presence)^samples."""
+        return float(self.counts @ appears(self.presence, samples))
+
+    def coalesced(self, batch_size: int) -> RowDistribution:
+        """After coalescing: a batch brings each row once, so p = (1 - (1 - presence)^B) / B."""
+        once = appears(self.presence, batch_size) / batch_size
+        return RowDistribution.of(self.counts, once, self.presence, self.ids, self.error)
+
+    def deduplicated(self, factor: float) -> RowDistribution:
+        """After session dedup by a DedupeFactor >= 1 that all rows of the table share."""
+        if factor < 1:
+            raise DataError(f"rows: a DedupeFactor is 1 or more, but is {factor}.")
+        return RowDistribution.of(
+            self.counts, self.p / factor, self.presence / factor, self.ids, self.error / factor
+        )
+
+    def hottest(self, rows: int) -> Integers:
+        """The ids of the `rows` hottest rows; `DataError` where they are not known."""
+        if self.ids is None or rows > len(self.ids):
+            known = 0 if self.ids is None else len(self.ids)
+            raise DataError(
+                f"rows: {rows:,} hottest rows are asked for, but the ids of only {known:,} are "
+                "known. Count a table or a trace: formulas have no ids."
+            )
+        return self.ids[:rows]
+
+
+def appears(presence: Floats, samples: float) -> Floats:
+    """1 - (1 - presence)^samples: the chance that a row is in any of so many samples."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        chance: Floats = -np.expm1(samples * np.log1p(-presence))
+    return chance if samples else np.zeros_like(presence)

@@ -1,0 +1,257 @@
+"""Ladder: distributions, formulas and counts as values, then drawn ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_plugins.errors import DataError
+from recd_plugins.planning.counting import RowCounter
+from recd_plugins.planning.drift import drift
+from recd_plugins.planning.parametric import (
+    exponential,
+    half_normal,
+    through_points,
+    uniform,
+    zipf,
+)
+from recd_plugins.planning.profile import Counted, Profile, profile_batches, profile_trace
+from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.planning.sketch import RowSketch
+from recd_plugins.testing.batches import random_batches
+from recd_plugins.testing.probe import SCHEMA
+
+
+def counted(*batches: list[int], num_rows: int = 8, samples: int = 4) -> RowDistribution:
+    counter = RowCounter(num_rows)
+    for ids in batches:
+        counter.add(np.array(ids, np.int64), samples)
+    return counter.distribution()
+
+
+def test_counts_become_runs_of_rows_alike_hottest_first() -> None:
+    rows = counted([5, 5, 2, 7], [5, 2, 7, 1])
+    assert rows.counts.tolist() == [1, 2, 1, 4]
+    assert rows.p.tolist() == [3 / 8, 2 / 8, 1 / 8, 0]
+    assert rows.ids is not None
+    assert rows.ids.tolist() == [5, 2, 7, 1]
+    assert rows.num_rows == 8
+    assert rows.lookups == 1.0
+    assert rows.coverage(1) == 3 / 8
+    assert rows.coverage([0, 3, 8]).tolist() == [0, 7 / 8, 1]
+
+
+def test_presence_tells_lookups_that_come_together() -> None:
+    spread = counted([0], [0], [0], [], samples=10)
+    together = counted([0, 0, 0], [], [], [], samples=10)
+    assert spread.p[0] == together.p[0] == 3 / 40
+    # By definition: 1 - (1 - q)^10 is the share of batches that hold the row.
+    assert spread.appearing(10) == pytest.approx(3 / 4)
+    assert together.appearing(10) == pytest.approx(1 / 4)
+    assert spread.coalesced(10).lookups == pytest.approx(3 / 40)
+    assert together.coalesced(10).lookups == pytest.approx(1 / 40)
+
+
+def test_a_row_of_every_batch_is_as_present_as_it_is_looked_up() -> None:
+    assert counted([0, 0], [0, 0]).presence[0] == 2 / 4
+    assert counted([0] * 9, [0] * 9).presence[0] == 1.0
+
+
+def test_dedup_divides_lookups_and_presence() -> None:
+    rows = zipf(100, 20).deduplicated(4)
+    assert rows.lookups == pytest.approx(5)
+    assert rows.presence[0] == pytest.approx(min(zipf(100, 20).p[0], 1) / 4)
+    with pytest.raises(DataError, match="DedupeFactor is 1 or more"):
+        zipf(100, 20).deduplicated(0.5)
+
+
+def test_a_part_is_the_rows_between_two_ranks() -> None:
+    part = counted([5, 5, 2, 7], [5, 2, 7, 1]).part(2, 6)
+    assert part.counts.tolist() == [1, 1, 2]
+    assert part.p.tolist() == [2 / 8, 1 / 8, 0]
+    assert part.ids is not None
+    assert part.ids.tolist() == [7, 1]
+
+
+@pytest.mark.parametrize(
+    ("counts", "p", "presence", "says"),
+    [
+        ([1, 1], [1.0, 2.0], [1.0, 1.0], "p must fall"),
+        ([0], [1.0], [1.0], "a row or more"),
+        ([1], [-1.0], [0.0], "p >= 0"),
+        ([1], [1.0], [1.5], "from 0 to 1"),
+        ([1, 1], [1.0], [1.0], "alike"),
+    ],
+)
+def test_what_is_no_distribution_is_refused(
+    counts: list[int], p: list[float], presence: list[float], says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        RowDistribution(counts=np.array(counts), p=np.array(p), presence=np.array(presence, float))
+
+
+def test_ids_are_known_or_asked_for_in_vain() -> None:
+    assert counted([3, 3, 1]).hottest(2).tolist() == [3, 1]
+    with pytest.raises(DataError, match="ids of only 2 are known"):
+        counted([3, 3, 1]).hottest(3)
+    with pytest.raises(DataError, match="ids of only 0 are known"):
+        zipf(10, 1).hottest(1)
+    with pytest.raises(DataError, match=r"id 8 is not in \[0, 8\)"):
+        counted([8])
+    with pytest.raises(DataError, match="id -1 is not in"):
+        counted([-1])
+    with pytest.raises(DataError, match="nothing was counted"):
+        RowCounter(4).distribution()
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.3])
+def test_zipf_is_its_formula_summed_row_by_row(exponent: float) -> None:
+    weight = np.arange(1, 20_001) ** -exponent
+    share = np.cumsum(weight) / weight.sum()
+    rows = zipf(20_000, 50, exponent)
+    assert rows.num_rows == 20_000
+    assert rows.lookups == pytest.approx(50)
+    # Runs of up to 1/512 of the rank: their middle stands for them, to the second order.
+    assert np.abs(rows.coverage(np.arange(1, 20_001)) - share).max() < 1e-6
+
+
+@pytest.mark.parametrize("formula", [half_normal, exponential])
+def test_half_normal_and_exponential_fall_off_at_their_scale(formula: object) -> None:
+    rank = np.arange(1, 5001)
+    scaled = rank / 500.0
+    weight = np.exp(-0.5 * scaled**2) if formula is half_normal else np.exp(-scaled)
+    share = np.cumsum(weight) / weight.sum()
+    rows = formula(5000, 3.0, scale=0.1)  # type: ignore[operator]
+    assert rows.lookups == pytest.approx(3)
+    assert np.abs(rows.coverage(rank) - share).max() < 1e-5
+
+
+def test_uniform_rows_are_one_run() -> None:
+    assert uniform(1000, 10).p.tolist() == [0.01]
+
+
+def test_a_curve_goes_through_its_points_and_falls_between() -> None:
+    points = [(100_064, 0.368), (346_144, 0.525), (1_284_608, 0.674)]
+    rows = through_points(30_000_000, 1000, points)
+    for count, share in points:
+        # A point within a run is interpolated: a run is 1/512 of its rank.
+        assert rows.coverage(count) == pytest.approx(share, abs=1e-6)
+    assert rows.num_rows == 30_000_000
+    assert rows.lookups == pytest.approx(1000)
+    with pytest.raises(DataError, match="must rise in rows and in coverage"):
+        through_points(1000, 10, [(10, 0.5), (20, 0.4)])
+
+
+def test_a_billion_rows_are_ten_thousand_runs() -> None:
+    assert len(zipf(10**9, 100).counts) < 10_000
+
+
+def test_drift_is_what_yesterdays_rows_take_today() -> None:
+    yesterday = counted([0, 0, 0, 1, 1, 2])
+    today = counted([1, 1, 1, 2, 2, 3, 0, 4])
+    found = drift(yesterday, today, 2)
+    assert found.then == 5 / 6
+    assert found.now == 4 / 8  # rows 0 and 1
+    assert found.best == 5 / 8  # rows 1 and 2
+    assert found.lost == 1 / 8
+    assert found.stayed == 0.5
+    same = drift(today, today, 3)
+    assert (same.lost, same.stayed) == (0, 1)
+    gone = drift(counted([6, 7]), today, 2)
+    assert (gone.now, gone.stayed) == (0, 0)
+    assert drift(yesterday, today, 0).now == 0
+
+
+@given(
+    ids=st.lists(st.integers(0, 30), min_size=1, max_size=200),
+    capacity=st.integers(1, 40),
+    parts=st.integers(1, 4),
+)
+def test_a_sketch_errs_by_no_more_than_it_says(ids: list[int], capacity: int, parts: int) -> None:
+    true = np.bincount(ids, minlength=31)
+    sketch = RowSketch(capacity)
+    for part in np.array_split(np.array(ids, np.int64), parts):
+        other = RowSketch(capacity)
+        other.add(part, 1)
+        sketch.merge(other)
+    assert sketch.error <= len(ids) / (capacity + 1)
+    rows = sketch.distribution(num_rows=31)
+    assert rows.num_rows == 31
+    assert rows.ids is not None
+    estimates = np.repeat(rows.p, rows.counts)[: len(rows.ids)] * parts
+    for row, estimate in zip(rows.ids, estimates, strict=True):
+        assert true[row] - sketch.error - 1e-9 <= estimate <= true[row] + 1e-9
+    kept = set(rows.ids.tolist())
+    assert all(row in kept for row in range(31) if true[row] > sketch.error)
+
+
+def test_a_sketch_with_room_for_all_rows_is_exact() -> None:
+    ids = np.random.default_rng(0).zipf(1.5, 5000) % 1000
+    sketch, counter = RowSketch(1000), RowCounter(1000)
+    for part in np.array_split(ids, 5):
+        sketch.add(part, 10)
+        counter.add(part, 10)
+    exact, found = counter.distribution(), sketch.distribution(1000)
+    assert found.error == 0
+    assert np.array_equal(exact.coverage(np.arange(1000)), found.coverage(np.arange(1000)))
+
+
+def test_a_profile_is_per_table_or_per_feature_and_comes_back_from_its_file(
+    tmp_path: Path,
+) -> None:
+    # One batch per step and rank: rank 0's are taken.
+    batches = [step[0] for step in random_batches(SCHEMA, steps=4)]
+    tables = {
+        "item": Counted(num_rows=30, features=("item", "seen")),
+        "seen": Counted(num_rows=30, features=("seen",)),
+    }
+    profile = profile_batches(batches, tables)
+    both = sum(len(batch.features[key].values()) for batch in batches for key in ("item", "seen"))
+    assert profile["item"].lookups * profile.samples == pytest.approx(both)
+    assert profile["item"].lookups > profile["seen"].lookups
+    profile.save(tmp_path / "profile.arrow")
+    loaded = Profile.load(tmp_path / "profile.arrow")
+    assert loaded.samples == profile.samples
+    for name in tables:
+        for part in ("counts", "p", "presence", "ids"):
+            assert np.array_equal(getattr(loaded[name], part), getattr(profile[name], part))
+    with pytest.raises(DataError, match="has no 'itme'; did you mean 'item'"):
+        profile["itme"]
+    with pytest.raises(DataError, match="batches have no feature 'shoe'; did you mean 'shop'"):
+        profile_batches(batches, {"t": Counted(num_rows=9, features=("shoe",))})
+    (tmp_path / "broken.arrow").write_bytes(b"ARROW1 and then nothing")
+    with pytest.raises(DataError, match="is not a profile"):
+        Profile.load(tmp_path / "broken.arrow")
+    Profile(rows={"t": zipf(10, 1)}).save(tmp_path / "formula.arrow")
+    assert Profile.load(tmp_path / "formula.arrow")["t"].ids is None
+
+
+def test_tables_too_large_to_count_are_sketched() -> None:
+    batches = [step[0] for step in random_batches(SCHEMA, steps=4)]
+    tables = {"item": Counted(num_rows=30, features=("item",))}
+    exact = profile_batches(batches, tables)["item"]
+    sketched = profile_batches(batches, tables, exact_rows=29)["item"]
+    assert np.array_equal(exact.coverage(np.arange(31)), sketched.coverage(np.arange(31)))
+
+
+def test_traces_in_fbgemms_format_by_offsets_or_lengths() -> None:
+    lengths = torch.tensor([[2, 0, 1, 1], [1, 1, 1, 1]])
+    indices = torch.tensor([3, 3, 1, 3, 0, 0, 0, 1])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
+    for told in (offsets, lengths):
+        found = profile_trace(indices, told, [4, 2], batch_size=2)
+        assert found.samples == 4
+        assert found["0"].p.tolist() == [3 / 4, 1 / 4, 0]
+        assert found["0"].hottest(2).tolist() == [3, 1]
+        assert found["1"].p.tolist() == [3 / 4, 1 / 4]
+    sketched = profile_trace(indices, offsets, [4, 2], batch_size=2, counters=4)
+    assert sketched["0"].p.tolist() == [3 / 4, 1 / 4, 0]
+    whole = profile_trace(indices, offsets, [4, 2], batch_size=3)
+    assert whole.samples == 3
+    with pytest.raises(DataError, match="no whole batch of 3 tables"):
+        profile_trace(indices, offsets, [4, 2, 9], batch_size=2)
