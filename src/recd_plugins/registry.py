@@ -14,7 +14,7 @@ from recd_plugins.capability import check_needs
 from recd_plugins.config import Config, parse
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest
 from recd_plugins.hooks.manager import Catalog, Provider
-from recd_plugins.planning.topology import PRESETS, Topology
+from recd_plugins.planning.topology import PRESETS, Topology, load_topology
 from recd_plugins.settings import TrainSettings
 from recd_plugins.slots import HOST_USES, SLOTS, Context, Record
 from recd_plugins.yaml_source import Source
@@ -118,7 +118,7 @@ def _checked(source: Source) -> Registry:
         if key not in KEYS:
             raise RegistryError(f"unknown key {key!r}; {nearest(str(key), KEYS)}", str(key))
     train = parse(TrainSettings, _mapping(values.get("train"), "train"), "train")
-    topology = _topology(values.get("topology"))
+    topology = _topology(values.get("topology"), source.base)
     plugins = _plugins(values.get("plugins"))
     catalog = Catalog(plugins, source.base)
     filled = {slot: {"use": use} for slot, use in DEFAULT_USES.items()}
@@ -216,15 +216,17 @@ def _plugins(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _topology(value: Any) -> Topology:
+def _topology(value: Any, base: Path) -> Topology:
     if value is None:
         return PRESETS["local"]
     if isinstance(value, str):
+        if value.endswith((".yaml", ".yml")):
+            return load_topology(base / Path(value).expanduser(), "topology")
         if value not in PRESETS:
             raise RegistryError(f"unknown preset {value!r}; {nearest(value, PRESETS)}", "topology")
         return PRESETS[value]
     options = dict(_mapping(value, "topology"))
-    preset = _topology(options.pop("use", None))
+    preset = _topology(options.pop("use", None), base)
     return parse(Topology, {**dataclasses.asdict(preset), **options}, "topology")
 
 

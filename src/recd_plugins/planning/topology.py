@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from recd_plugins.config import Config, Range
+import yaml
 
-__all__ = ["PRESETS", "Topology"]
+from recd_plugins.config import Config, Range, parse
+from recd_plugins.errors import RegistryError
+
+__all__ = ["GB", "PRESETS", "Link", "Topology", "load_topology", "save_topology"]
+
+GB = 1 << 30
+"""Bytes of a GB, of memory and of bandwidth, as TorchRec counts them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link(Config):
+    """A collective as each rank sees it: latency_ms + payload / gbps."""
+
+    gbps: Annotated[float, Range(gt=0)]
+    """GB of a rank's payload per second, what it keeps to itself included."""
+    latency_ms: Annotated[float, Range(ge=0)] = 0.0
+    """Milliseconds of a call that carries next to nothing."""
+
+    def ms(self, payload: Any) -> Any:
+        """Milliseconds of one call with so many bytes: a number, or an array of them."""
+        return self.latency_ms + payload / (self.gbps * GB) * 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology(Config):
-    """Devices and links as TorchRec's planner counts them; `PRESETS` names common ones."""
+    """Devices and links as planners count them; `PRESETS` names common ones.
+
+    `recd topology measure` finds the last six on a running cluster.
+    """
 
     device: Literal["cpu", "cuda"] | None = None
     """What the tables live on; by default the training device."""
@@ -26,7 +51,87 @@ class Topology(Config):
     """Bandwidth between two ranks of a node, GB/s; by default TorchRec's."""
     inter_node_gbps: Annotated[float, Range(gt=0)] | None = None
     """Bandwidth between nodes per rank, GB/s; by default TorchRec's."""
+    a2a_global: Link | None = None
+    """All-to-all over all ranks; by default what the two bandwidths above allow."""
+    a2a_intra: Link | None = None
+    """All-to-all within each node, in all nodes at once; by default likewise."""
+    ar_global: Link | None = None
+    """All-reduce over all ranks; by default likewise."""
+    ar_cross: Link | None = None
+    """All-reduce over the ranks of one place in each node, in all places at once; likewise."""
+    gather_gbps: Annotated[float, Range(gt=0)] | None = None
+    """Embedding rows that a rank reads or writes at random places, GB/s; by default not counted."""
+    unique_ns: Annotated[float, Range(ge=0)] | None = None
+    """Nanoseconds to coalesce one id; by default not counted."""
 
 
-PRESETS: dict[str, Topology] = {"local": Topology()}
+PRESETS: dict[str, Topology] = {
+    "local": Topology(),
+    # 8 A100 40 GB, NVLink 3 (300e9 B/s each way), 200 Gb/s RoCE each.
+    "a100_zionex": Topology(
+        device="cuda",
+        ranks_per_node=8,
+        device_memory_gb=40,
+        host_memory_gb=190,
+        intra_node_gbps=279,
+        inter_node_gbps=23.3,
+    ),
+    # 8 A100 80 GB, NVSwitch (300e9 B/s each way), 200 Gb/s InfiniBand each.
+    "a100_dgx": Topology(
+        device="cuda",
+        ranks_per_node=8,
+        device_memory_gb=80,
+        host_memory_gb=250,
+        intra_node_gbps=279,
+        inter_node_gbps=23.3,
+    ),
+    # 8 H100 80 GB, NVLink 4 (450e9 B/s each way), 400 Gb/s InfiniBand each.
+    "h100_dgx": Topology(
+        device="cuda",
+        ranks_per_node=8,
+        device_memory_gb=80,
+        host_memory_gb=250,
+        intra_node_gbps=419,
+        inter_node_gbps=46.6,
+    ),
+    # The cluster of FlexShard's section 5, 4 nodes of 8: what its measured times imply (table 6).
+    "flexshard_a100": Topology(
+        device="cuda",
+        ranks_per_node=8,
+        device_memory_gb=40,
+        host_memory_gb=190,
+        intra_node_gbps=279,
+        inter_node_gbps=23.3,
+        a2a_global=Link(gbps=24),
+        a2a_intra=Link(gbps=80),
+        ar_global=Link(gbps=170, latency_ms=2.35),
+        ar_cross=Link(gbps=11.4, latency_ms=1.5),
+    ),
+}
 """What `topology: <name>` in registry.yaml means."""
+
+
+def save_topology(topology: Topology, path: Path) -> None:
+    """As YAML, what it is silent on left out; `topology: <path>` in registry.yaml reads it."""
+    said = dataclasses.asdict(
+        topology, dict_factory=lambda items: {k: v for k, v in items if v is not None}
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(said, sort_keys=False))
+
+
+def load_topology(path: Path, where: str) -> Topology:
+    """What `save_topology` or a person wrote; `where` opens error messages."""
+    try:
+        said = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise RegistryError(
+            f"{path}: there is no such file to read ({error.strerror}). `recd topology measure` "
+            "writes one; presets have no suffix.",
+            where,
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RegistryError(f"{path}: not valid YAML: {error}.", where) from None
+    if not isinstance(said, dict):
+        raise RegistryError(f"{path}: must hold a mapping of a topology's options.", where)
+    return parse(Topology, said, f"{where}: {path}")

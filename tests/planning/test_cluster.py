@@ -1,0 +1,94 @@
+"""Ladder: topologies as values and as files; the clusters that they amount to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.topology import (
+    GB,
+    PRESETS,
+    Link,
+    Topology,
+    load_topology,
+    save_topology,
+)
+from recd_plugins.registry import Registry
+
+
+def test_a_link_takes_its_latency_and_its_share_of_a_second() -> None:
+    assert Link(gbps=2, latency_ms=3).ms(GB) == 503
+    assert Link(gbps=2).ms(0) == 0
+
+
+def test_a_cluster_takes_what_the_topology_measured() -> None:
+    cluster = Cluster.of(PRESETS["flexshard_a100"], 32)
+    assert (cluster.n_nodes, cluster.ranks_per_node, cluster.world_size) == (4, 8, 32)
+    assert cluster.a2a_global == Link(gbps=24)
+    assert cluster.ar_cross == Link(gbps=11.4, latency_ms=1.5)
+
+
+def test_what_is_not_measured_follows_from_the_two_links() -> None:
+    cluster = Cluster.of(Topology(ranks_per_node=8, intra_node_gbps=300, inter_node_gbps=25), 32)
+    # Of a payload, 24 of 32 parts leave the node at 25 GB/s; 7 of 8 stay there at 300.
+    assert cluster.a2a_global.gbps == pytest.approx(25 * 32 / 24)
+    assert cluster.a2a_intra.gbps == pytest.approx(300 * 8 / 7)
+    # A ring over 4 nodes moves 2 * 3/4 of it; within a node first 2 * 7/8 at 300.
+    assert cluster.ar_cross.gbps == pytest.approx(25 / 1.5)
+    assert cluster.ar_global.gbps == pytest.approx(1 / (1.75 / 300 + 1.5 / 25 / 8))
+
+
+def test_the_presets_links_are_near_the_papers_measured_ones() -> None:
+    derived = Cluster.of(PRESETS["a100_zionex"], 32)
+    measured = Cluster.of(PRESETS["flexshard_a100"], 32)
+    # Links at their full rate: collectives reach a half or more of it.
+    for name in ("a2a_global", "ar_cross"):
+        reached = getattr(measured, name).gbps / getattr(derived, name).gbps
+        assert 0.5 < reached < 1
+
+
+def test_one_node_has_no_links_between_nodes() -> None:
+    cluster = Cluster.of(Topology(), 4)
+    assert (cluster.n_nodes, cluster.ranks_per_node) == (1, 4)
+    assert cluster.ar_cross.ms(GB) < 1e-2
+    alone = Cluster.of(Topology(), 1)
+    assert alone.a2a_global.ms(GB) < 1e-2
+
+
+def test_node_sizes_come_from_the_launcher_where_nobody_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Cluster.of(Topology(), 6).n_nodes == 3
+    assert Cluster.of(Topology(ranks_per_node=3), 6).n_nodes == 2
+    with pytest.raises(CapabilityError, match="5 ranks are no whole nodes of 2"):
+        Cluster.of(Topology(), 5)
+
+
+def test_a_topology_comes_back_from_its_file(tmp_path: Path) -> None:
+    said = Topology(ranks_per_node=2, a2a_global=Link(gbps=0.02, latency_ms=1.5), unique_ns=26)
+    save_topology(said, tmp_path / "it.yaml")
+    assert load_topology(tmp_path / "it.yaml", "topology") == said
+    assert "null" not in (tmp_path / "it.yaml").read_text()
+    registry = Registry.load({"topology": str(tmp_path / "it.yaml")})
+    assert registry.topology == said
+    over = {"use": str(tmp_path / "it.yaml"), "a2a_intra": {"gbps": 9}}
+    assert Registry.load({"topology": over}).topology.a2a_intra == Link(gbps=9)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- 1", "must hold a mapping"),
+        ("a: [", "not valid YAML"),
+        ("a2a_global: {gbps: 0}", "a2a_global.gbps: must be > 0"),
+        ("a2a_globl: {gbps: 1}", "unknown option 'a2a_globl'; did you mean 'a2a_global'"),
+    ],
+)
+def test_what_is_no_topology_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "it.yaml").write_text(text)
+    with pytest.raises(RegistryError, match=says):
+        load_topology(tmp_path / "it.yaml", "topology")
