@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.batch import Batch
+    from recd_plugins.sparse.groups import Groups
 
 __all__ = ["Stack", "load"]
 
@@ -148,17 +149,17 @@ class Stack:
                             self.registry.source.locate(choice.where),
                         )
 
-    def adapt(self, model: nn.Module) -> nn.Module:
-        """Make a model take what the loader yields; its parameters keep their names.
+    def adapt(self, model: nn.Module, poolings: Sequence[str] = ()) -> nn.Module:
+        """Make a model, itself, take what the loader yields; its parameters keep their names.
 
-        A registry without `dedup` yields plain KJTs, so the model is returned as it is.
+        `poolings` name modules that pool sequences, by path or glob: they run on unique samples.
+        A registry that deduplicates nothing yields plain KJTs, and the model stays as it is.
         """
-        if self.registry.chosen("dedup"):
-            raise CapabilityError(
-                "dedup: a converter is chosen, but this version of the host adapts no model to "
-                "deduplicated batches. Take `dedup` out of registry.yaml."
-            )
-        return model
+        if not self._groups:
+            return model
+        from recd_plugins.embedding.adapt import adapt
+
+        return adapt(model, self._groups, poolings=poolings, unique_shares=self._unique_shares)
 
     def plan(
         self,
@@ -179,7 +180,12 @@ class Stack:
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The sharders of the plan; they carry the tables' fused optimizer."""
-        return self._planner.sharders()
+        sharders = self._planner.sharders()
+        if not self._groups:
+            return sharders
+        from recd_plugins.embedding.sharder import with_dedup
+
+        return with_dedup(sharders)
 
     def explain(self) -> str:
         """Why batches are deduplicated as they are, and why the last plan is what it is."""
@@ -203,6 +209,30 @@ class Stack:
     def _dedup(self) -> list[DedupConverter]:
         context = dataclasses.replace(self._context("dedup", self.schema), tables=self.prepare())
         return [choice.build(context) for choice in self.registry.chosen("dedup")]
+
+    @property
+    def _converter(self) -> DedupConverter | None:
+        return self._dedup[0] if self.registry.chosen("dedup") else None
+
+    @property
+    def _groups(self) -> Groups:
+        """The features that batches have deduplicated, and which of them together."""
+        if self._converter is None:
+            return ()
+        groups: Groups | None = getattr(self._converter, "groups", None)
+        if groups is None:
+            raise CapabilityError(
+                f"dedup: {type(self._converter).__name__} does not say which features it "
+                "deduplicates, so that no model can be adapted to its batches. Give the converter "
+                "an attribute `groups`, a tuple of tuples of features."
+            )
+        return groups
+
+    @property
+    def _unique_shares(self) -> Sequence[float] | None:
+        """Of each group, its unique samples over the batch size, where the converter can tell."""
+        shares: Sequence[float] | None = getattr(self._converter, "unique_shares", None)
+        return shares
 
     def _transform(self, schema: Schema) -> Callable[[Batch], Batch] | None:
         from recd_plugins.data.transform import BatchTransform

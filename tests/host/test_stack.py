@@ -275,7 +275,7 @@ def test_a_feature_that_is_not_there_is_named_with_its_line(
     assert ("did you mean 'item'?" in said) == ("itm" in key)
 
 
-def test_dedup_is_chosen_and_no_model_takes_it_yet(registry: dict[str, Any]) -> None:
+def test_no_model_is_adapted_to_a_converter_without_groups(registry: dict[str, Any]) -> None:
     registry["dedup"] = "moves"
     stack = rp.load(registry)
     (first, *_) = stack.loader(0, 1)
@@ -284,8 +284,9 @@ def test_dedup_is_chosen_and_no_model_takes_it_yet(registry: dict[str, Any]) -> 
     with pytest.raises(CapabilityError) as caught:
         stack.adapt(stack.model())
     assert str(caught.value) == (
-        "dedup: a converter is chosen, but this version of the host adapts no model to "
-        "deduplicated batches. Take `dedup` out of registry.yaml."
+        "dedup: Moves does not say which features it deduplicates, so that no model can be "
+        "adapted to its batches. Give the converter an attribute `groups`, a tuple of tuples of "
+        "features."
     )
 
 

@@ -22,6 +22,8 @@ class NoneConfig(Config):
 class NoDedup:
     """Leaves batches as they are."""
 
+    groups = ()
+
     def convert(self, batch: Batch) -> Batch:
         return batch
 

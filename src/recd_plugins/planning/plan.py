@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -128,7 +129,7 @@ class TorchRecPlanner:
                 debug=False,
             )
             try:
-                plan: ShardingPlan = planner.plan(model, self.sharders())
+                plan: ShardingPlan = planner.plan(model, _for_subclasses(model, self.sharders()))
             except PlannerError as error:
                 raise self._refused(error, on, model) from error
         self._explanation = reason.text()
@@ -169,6 +170,27 @@ def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> Torch
     return TorchRecPlanner(
         config, device=context.device, batch_size=context.batch_size, fused=context.fused
     )
+
+
+def _for_subclasses(
+    model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> list[ModuleSharder[nn.Module]]:
+    """The sharders, and copies to plan by for the model's subclasses of what they shard.
+
+    TorchRec's planner looks sharders up by a module's very class; a collection that an adapted
+    model looks up with unique samples is planned as the collection that it was.
+    """
+    known = {sharder.module_type for sharder in sharders}
+    found = list(sharders)
+    for kind in {type(module): None for module in model.modules()}:
+        for sharder in sharders:
+            if kind not in known and issubclass(kind, sharder.module_type):
+                alike = copy.copy(sharder)
+                alike.__class__ = type(
+                    type(sharder).__name__, (type(sharder),), {"module_type": kind}
+                )
+                found.append(alike)
+    return found
 
 
 def _torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:

@@ -1,0 +1,92 @@
+"""TorchRec's private names, all that we touch, each with the reason; as of TorchRec 1.8."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.types import ShardedModule
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+__all__ = ["LazyKeyedTensor", "OfParts", "bags_of", "sharding_types"]
+
+
+class OfParts:
+    """What TorchRec's pipelines and 2D parallelism look for on a sharded module, of its parts.
+
+    `TrainPipelineSparseDist` walks `_input_dists` of a pipelined module to have their exchanges
+    of splits fused, and wants them all made by then.
+    """
+
+    parts: Sequence[ShardedModule[Any, Any, Any, Any]]
+
+    @property
+    def _input_dists(self) -> list[nn.Module]:
+        return [dist for part in self.parts for dist in part._input_dists]
+
+    @property
+    def _lookups(self) -> list[nn.Module]:
+        return [lookup for part in self.parts for lookup in part._lookups]
+
+    @property
+    def _has_uninitialized_input_dist(self) -> bool:
+        return any(part._has_uninitialized_input_dist for part in self.parts)
+
+
+class LazyKeyedTensor(KeyedTensor):
+    """A KeyedTensor of tensors that stay apart until its values are asked for.
+
+    KeyedTensor's own methods, and torch's trees, read `_values`.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+        self._joined: Tensor | None = None
+        super().__init__(
+            keys=list(tensors),
+            length_per_key=[tensor.shape[1] for tensor in tensors.values()],
+            values=None,  # joined when asked for
+        )
+
+    @property
+    def _values(self) -> Tensor:
+        if self._joined is None:
+            self._joined = torch.cat(list(self._tensors.values()), dim=1)
+        return self._joined
+
+    @_values.setter
+    def _values(self, values: Tensor | None) -> None:
+        self._joined = values
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._tensors[key]
+
+    def to_dict(self) -> dict[str, Tensor]:
+        return dict(self._tensors)
+
+    def device(self) -> torch.device:
+        return next(iter(self._tensors.values())).device
+
+
+def sharding_types(part: ShardedModule[Any, Any, Any, Any]) -> list[str]:
+    """The sharding type of each exchange of a sharded module, in their order."""
+    return list(part._sharding_types)
+
+
+def bags_of(module: EmbeddingBagCollection, tables: Collection[str]) -> EmbeddingBagCollection:
+    """A collection of some of a module's tables: the same parameters under the same names.
+
+    It is made on the meta device, so that no table is allocated twice, and then says of itself
+    (`_device`) that it is where the parameters are.
+    """
+    part = EmbeddingBagCollection(
+        tables=[config for config in module.embedding_bag_configs() if config.name in tables],
+        is_weighted=module.is_weighted(),
+        device=torch.device("meta"),
+    )
+    part.embedding_bags.update({name: module.embedding_bags[name] for name in part.embedding_bags})
+    part._device = module.device
+    return part

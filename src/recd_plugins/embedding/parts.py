@@ -1,0 +1,136 @@
+"""Which tables of a collection are looked up together: its parts, and why they are parted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+
+from recd_plugins.sparse.groups import Groups
+
+__all__ = ["Part", "bag_parts", "whole"]
+
+MOST_CLASSES = 3
+LEAST_GAIN = 0.1
+"""A further size class must spare this share of the pooled cells: it costs exchanges of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Tables that one sharded module of TorchRec holds, and serves by one KJT."""
+
+    tables: tuple[str, ...]
+    keys: tuple[str, ...]
+    """Their features, in the order of the tables."""
+    embeddings: Mapping[str, str]
+    """What the part alone would call an embedding, to what the collection calls it."""
+    share: float | None = None
+    """Rows that it pools over samples of the batch, as expected; none where nobody knows."""
+    why: str
+
+
+def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> Part:
+    """All tables: embeddings one by one cost nothing for rows that only pad."""
+    keys = _keys(tables)
+    unique = {key for group in groups for key in group}
+    count = sum(key in unique for key in keys)
+    return _part(tables, tables, None, f"{count} of {len(keys)} features on unique samples")
+
+
+def bag_parts(
+    tables: Sequence[BaseEmbeddingConfig],
+    groups: Groups,
+    unique_shares: Sequence[float] | None = None,
+) -> tuple[Part, ...]:
+    """Tables whose features are all deduplicated, in one to three size classes; then the others.
+
+    A pooled table yields as many rows as the largest of the groups that it is looked up with.
+    Features that share a table stay together, so that each table exists once.
+    """
+    group_of = {key: group for group in groups for key in group}
+    unique = [t for t in tables if all(key in group_of for key in t.feature_names)]
+    plain = [t for t in tables if t not in unique]
+    parts = []
+    if unique and unique_shares is None:
+        parts.append(_part(unique, tables, None, "unique samples, of how many is not known"))
+    elif unique:
+        assert unique_shares is not None
+        share_of = dict(zip(groups, unique_shares, strict=True))
+        shares = {t.name: max(share_of[group_of[key]] for key in t.feature_names) for t in unique}
+        for tables_of_class in size_classes(unique, shares):
+            share = max(shares[t.name] for t in tables_of_class)
+            parts.append(
+                _part(
+                    tables_of_class,
+                    tables,
+                    share,
+                    f"unique samples, up to {share:.0%} of the batch",
+                )
+            )
+    if plain:
+        mixed = [key for t in plain for key in t.feature_names if key in group_of]
+        why = "all samples"
+        if mixed:
+            why += f"; {', '.join(mixed)} share tables with features that are not deduplicated"
+        parts.append(_part(plain, tables, 1.0, why))
+    return tuple(parts)
+
+
+def size_classes(
+    tables: Sequence[BaseEmbeddingConfig], shares: Mapping[str, float]
+) -> list[list[BaseEmbeddingConfig]]:
+    """Tables of like shares together: the fewest classes that leave little to spare.
+
+    Cost of a class: its largest share times the columns that it pools. Classes are runs of the
+    tables by falling share; the best cut is found by trying all.
+    """
+    order = sorted(tables, key=lambda t: -shares[t.name])
+    columns = [t.embedding_dim * len(t.feature_names) for t in order]
+
+    def cost(start: int, stop: int) -> float:
+        return float(shares[order[start].name] * sum(columns[start:stop]))
+
+    best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
+    for stop in range(1, len(order) + 1):
+        best[1, stop] = cost(0, stop), (0,)
+        for classes in range(2, min(MOST_CLASSES, stop) + 1):
+            best[classes, stop] = min(
+                (best[classes - 1, cut][0] + cost(cut, stop), (*best[classes - 1, cut][1], cut))
+                for cut in range(classes - 1, stop)
+            )
+    count = len(order)
+    chosen, cuts = best[1, count]
+    for classes in range(2, min(MOST_CLASSES, count) + 1):
+        spent, further = best[classes, count]
+        if chosen - spent > LEAST_GAIN * chosen:
+            chosen, cuts = spent, further
+    return [order[a:b] for a, b in zip(cuts, (*cuts[1:], count), strict=True)]
+
+
+def _part(
+    chosen: Sequence[BaseEmbeddingConfig],
+    every: Sequence[BaseEmbeddingConfig],
+    share: float | None,
+    why: str,
+) -> Part:
+    # TorchRec names an embedding by its feature, and by its table too if the feature has several.
+    names = dict(zip((t.name for t in every), get_embedding_names_by_table([*every]), strict=True))
+    alone = get_embedding_names_by_table([*chosen])
+    return Part(
+        tables=tuple(table.name for table in chosen),
+        keys=_keys(chosen),
+        embeddings={
+            mine: whole
+            for table, names_alone in zip(chosen, alone, strict=True)
+            for mine, whole in zip(names_alone, names[table.name], strict=True)
+        },
+        share=share,
+        why=why,
+    )
+
+
+def _keys(tables: Sequence[BaseEmbeddingConfig]) -> tuple[str, ...]:
+    """Each feature once, in the order of the tables."""
+    return tuple(dict.fromkeys(key for table in tables for key in table.feature_names))

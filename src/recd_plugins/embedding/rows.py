@@ -1,0 +1,60 @@
+"""The rows of some features as one KJT: unique samples where deduplicated, else all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.errors import DataError, nearest
+from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.rows.weighted import Weighted
+
+__all__ = ["rows_of"]
+
+
+def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -> KeyedJaggedTensor:
+    """The rows of `keys`, in this order, which TorchRec's modules rely on from batch to batch.
+
+    Where keys differ in their number of rows, the shorter end in rows of length 0: no value is
+    added. There is one row at least, since TorchRec's modules fail on none.
+    """
+    if isinstance(features, KeyedJaggedTensor):
+        if _is_whole(features, keys, features.stride()):
+            return features
+        return _joined(Weighted.by_key(features), keys)
+    dedup = features.dedup
+    counts = [dedup.unique_counts[dedup.group_of[key]] for key in keys if key in dedup.group_of]
+    if _is_whole(dedup.kjt, keys, max(counts, default=0)):
+        return dedup.kjt
+    return _joined(Weighted.by_key(features.plain) | dedup.parts(), keys)
+
+
+def _is_whole(kjt: KeyedJaggedTensor, keys: Sequence[str], stride: int) -> bool:
+    return bool(kjt.keys() == list(keys) and kjt.stride() == stride > 0)
+
+
+def _joined(parts: Mapping[str, Weighted], keys: Sequence[str]) -> KeyedJaggedTensor:
+    for key in keys:
+        if key not in parts:
+            raise DataError(f"the batch has no feature {key!r}; {nearest(key, parts)}")
+    chosen = [parts[key] for key in keys]
+    stride = max(1, *(part.lengths.numel() for part in chosen))
+    rows = Weighted.joined(chosen)
+    return KeyedJaggedTensor(
+        keys=list(keys),
+        values=rows.values,
+        lengths=_padded([part.lengths for part in chosen], stride),
+        weights=rows.weights,
+        stride=stride,
+        length_per_key=[part.values.numel() for part in chosen],
+    )
+
+
+def _padded(lengths: Sequence[Tensor], stride: int) -> Tensor:
+    """[F * stride]: each key's lengths, then zeros."""
+    padded = lengths[0].new_zeros(len(lengths), stride)
+    for row, part in zip(padded, lengths, strict=True):
+        row[: part.numel()] = part
+    return padded.view(-1)

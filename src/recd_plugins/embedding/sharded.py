@@ -1,0 +1,239 @@
+"""Sharded collections of unique samples: parts that TorchRec sharded, behind one module.
+
+To DistributedModelParallel, its planner and its pipelines this is one sharded module with the
+names, states and collectives of the collection as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin, ShardedModule
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.streamable import Multistreamable
+
+from recd_plugins.compat.torchrec import OfParts, sharding_types
+from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
+from recd_plugins.embedding.output import Samples, pooled, sequences
+from recd_plugins.embedding.rows import rows_of
+from recd_plugins.embedding.strides import evened
+from recd_plugins.sparse.features import SparseFeatures
+
+__all__ = [
+    "DedupContext",
+    "ShardedDedupEmbeddingBagCollection",
+    "ShardedDedupEmbeddingCollection",
+]
+
+
+@dataclass
+class DedupContext(Multistreamable):
+    """A batch on its way: the contexts of the parts, and who has which unique sample."""
+
+    parts: list[Any]
+    """The context of each part."""
+    sharding_contexts: list[Any] = field(default_factory=list)
+    """All of theirs, one for each exchange: TorchRec fills these in."""
+    exchanges: list[int] = field(default_factory=list)
+    """How many of them are each part's."""
+    samples: Samples | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for part in self.parts:
+            part.record_stream(stream)
+        if self.samples is not None:
+            self.samples.record_stream(stream)
+
+
+class _ShardedDedup(
+    OfParts, ShardedModule[KJTList, list[Any], Any, DedupContext], FusedOptimizerModule
+):
+    """Parts of one collection, each sharded by the sharder that would have sharded the whole.
+
+    The tables' modules are registered here under the collection's names, the parts are not:
+    so parameters, states and optimizer keys are those of the collection.
+    """
+
+    TABLES: str
+    """The attribute that holds the tables in TorchRec's collection and in its sharded one."""
+
+    def __init__(
+        self,
+        module: DedupEmbeddingCollection | DedupEmbeddingBagCollection,
+        parts: Sequence[Any],
+    ) -> None:
+        super().__init__()
+        self.parts = tuple(parts)
+        self._specs = module.parts
+        self._key_of = dict(module.key_of)
+        self._unsharded = type(module)
+        found = {
+            name: table for part in self.parts for name, table in getattr(part, self.TABLES).items()
+        }
+        names = list(getattr(module, self.TABLES))
+        self.add_module(self.TABLES, nn.ModuleDict({name: found[name] for name in names}))
+        self._optimizer = CombinedOptimizer([("", part.fused_optimizer) for part in self.parts])
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        return self._optimizer
+
+    @property
+    def unsharded_module_type(self) -> type[nn.Module]:
+        return self._unsharded
+
+    def create_context(self) -> DedupContext:
+        return DedupContext([part.create_context() for part in self.parts])
+
+    def input_dist(
+        self,
+        ctx: DedupContext,
+        features: SparseFeatures | KeyedJaggedTensor,
+    ) -> KJTListSplitsAwaitable[DedupContext]:
+        """Send the ids to the ranks of their rows; each part's exchanges, one after another."""
+        ctx.samples = Samples(features)
+        awaitables: list[Any] = []
+        with torch.no_grad():
+            for part, spec, context in zip(self.parts, self._specs, ctx.parts, strict=True):
+                sent = part.input_dist(context, rows_of(features, spec.keys)).awaitables
+                # A part may exchange more than TorchRec keeps a context for: keep in step.
+                spare = [None] * (len(sent) - len(context.sharding_contexts))
+                ctx.sharding_contexts += [*context.sharding_contexts, *spare]
+                ctx.exchanges.append(len(sent))
+                awaitables += sent
+        return KJTListSplitsAwaitable(awaitables, ctx)
+
+    def compute(self, ctx: DedupContext, dist_input: KJTList) -> list[Any]:
+        return [
+            part.compute(context, rows) for part, context, rows in self._by_part(ctx, dist_input)
+        ]
+
+    def output_dist(self, ctx: DedupContext, output: list[Any]) -> LazyAwaitable[Any]:
+        parts = zip(self.parts, ctx.parts, output, strict=True)
+        return self._gathered(
+            ctx, [part.output_dist(context, rows) for part, context, rows in parts]
+        )
+
+    def compute_and_output_dist(self, ctx: DedupContext, input: KJTList) -> LazyAwaitable[Any]:
+        """Look up, and send the embeddings back: a part's exchange runs while the next looks up."""
+        return self._gathered(
+            ctx,
+            [
+                part.compute_and_output_dist(context, rows)
+                for part, context, rows in self._by_part(ctx, input)
+            ],
+        )
+
+    def prefetch(
+        self,
+        dist_input: KJTList,
+        forward_stream: torch.Stream | None = None,
+        ctx: DedupContext | None = None,
+    ) -> None:
+        assert ctx is not None
+        for part, context, rows in self._by_part(ctx, dist_input):
+            part.prefetch(rows, forward_stream, context)
+
+    def train(self, mode: bool = True) -> _ShardedDedup:
+        super().train(mode)
+        for part in self.parts:
+            part.train(mode)
+        return self
+
+    def state_dict(
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """The parts', which flush caches and make ShardedTensors, in the collection's order."""
+        every: dict[str, Any] = super().state_dict(
+            destination=destination, prefix=prefix, keep_vars=keep_vars
+        )
+        for part in self.parts:
+            every.update(part.state_dict(prefix=prefix, keep_vars=keep_vars))
+        return every
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], *rest: Any) -> None:
+        """The parts' hooks cut whole or sharded tables down to what this rank holds."""
+        for part in self.parts:
+            part._load_from_state_dict(state_dict, *rest)
+
+    def _by_part(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
+        start = 0
+        for part, context, count in zip(self.parts, ctx.parts, ctx.exchanges, strict=True):
+            yield part, context, KJTList(input.features[start : start + count])
+            start += count
+
+    def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
+        raise NotImplementedError
+
+
+class ShardedDedupEmbeddingCollection(_ShardedDedup):
+    """Of a `DedupEmbeddingCollection`."""
+
+    TABLES = "embeddings"
+
+    def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
+        (embedded,) = parts
+        assert ctx.samples is not None
+        return _Sequences(embedded, self._key_of, ctx.samples)
+
+
+class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
+    """Of a `DedupEmbeddingBagCollection`."""
+
+    TABLES = "embedding_bags"
+
+    def _by_part(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
+        for part, context, rows in super()._by_part(ctx, input):
+            yield part, context, evened(rows, context, sharding_types(part))
+
+    def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
+        assert ctx.samples is not None
+        names = [spec.embeddings for spec in self._specs]
+        return _Pooled(parts, names, self._key_of, ctx.samples)
+
+
+class _Sequences(LazyAwaitable[dict[str, JaggedTensor]]):
+    def __init__(
+        self,
+        embedded: LazyAwaitable[dict[str, JaggedTensor]],
+        key_of: Mapping[str, str],
+        samples: Samples,
+    ) -> None:
+        super().__init__()
+        self._embedded, self._key_of, self._samples = embedded, key_of, samples
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        return sequences(self._embedded.wait(), self._key_of, self._samples)
+
+
+class _Pooled(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
+    def __init__(
+        self,
+        parts: Sequence[LazyAwaitable[KeyedTensor]],
+        names: Sequence[Mapping[str, str]],
+        key_of: Mapping[str, str],
+        samples: Samples,
+    ) -> None:
+        super().__init__()
+        self._parts, self._names = parts, names
+        self._key_of, self._samples = key_of, samples
+
+    def _wait_impl(self) -> KeyedTensor:
+        found = {
+            names[name]: tensor
+            for part, names in zip(self._parts, self._names, strict=True)
+            for name, tensor in part.wait().to_dict().items()
+        }
+        return pooled(found, self._key_of, self._samples)
