@@ -226,9 +226,12 @@ class Pooling(Protocol):
     def __call__(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in B rows of `lengths` [B], and a query [B, D], become [B, D].
 
-        A row of length 0 yields zeros. `query` is the sample's item, which target
-        attention needs and the others ignore. A module that cannot do without says so by
-        an attribute `needs_query = True`: a model then has one for it, or fails to build.
+        A row of length 0 yields zeros. `query` is the sample's item, which target attention
+        needs. A module that cannot do without says so by an attribute `needs_query = True`:
+        a model then has one for it, or fails to build. `needs_query = False` says that the
+        query is ignored: rows that samples share are then pooled once, whatever they ask. So
+        they are, with a query for each sample, by a method `pool_unique`, if the module has
+        one (`recd_plugins.embedding.pooling.PoolsUnique`).
         """
 
 

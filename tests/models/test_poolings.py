@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recd_dlrm.poolings.attention import Attention, AttentionConfig, build_attention
-from recd_dlrm.poolings.buckets import PADDING_BUDGET, Buckets, cut
 from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig, build_transformer
+from recd_plugins.embedding.buckets import PADDING_BUDGET, Buckets, cut
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context
 

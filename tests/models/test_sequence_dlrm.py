@@ -46,7 +46,7 @@ def by_hand(net: nn.Module, batch: Batch, query: str) -> Tensor:
         for feature in SCHEMA.sparse
     }
     vectors = {name: torch.stack([keys.sum(0) for keys in of]) for name, of in rows.items()}
-    (attention,) = (p for p in net.vectors.poolings if hasattr(p, "needs_query"))
+    (attention,) = (p for p in net.vectors.poolings if p.needs_query)
     vectors["history"] = torch.cat(
         [
             attention(keys, torch.tensor([len(keys)]), q.unsqueeze(0))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from recd_dlrm.poolings.reduce import rows_of
 from recd_plugins.config import Config, Range
+from recd_plugins.embedding.expand import cells_of, expand_rows
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context, PoolingFactory
 
@@ -57,25 +58,44 @@ class Attention(nn.Module):
             raise RegistryError(
                 "pooling attention needs a query: the feature whose vector weighs the values."
             )
-        rows = rows_of(lengths, values.shape[0])
-        weights = self._scores(values, rows, query)
+        return self._attend(values, self._of_key(values), lengths, query)
+
+    def pool_unique(
+        self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
+    ) -> Tensor:
+        """[B, D] of unique values [N_u, D] in rows of `lengths` [U]: see `PoolsUnique`.
+
+        The keys' part of the first layer is computed once a history; what depends on the query
+        as well, which is most of it, once a sample.
+        """
+        cells = cells_of(lengths, inverse_lookup)
+        keys, of_key = expand_rows(values, cells), expand_rows(self._of_key(values), cells)
+        return self._attend(keys, of_key, lengths[inverse_lookup], query)
+
+    def _of_key(self, keys: Tensor) -> Tensor:
+        """[N, H]: (Wk - Wd) k, see `_scores`."""
+        _, of_key, of_difference, _ = self.first.weight.chunk(4, dim=1)
+        return keys @ (of_key - of_difference).T
+
+    def _attend(self, keys: Tensor, of_key: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+        rows = rows_of(lengths, keys.shape[0])
+        weights = self._scores(keys, of_key, rows, query)
         if self.weights == "sigmoid":
             weights = weights.sigmoid()
         elif self.weights == "softmax":
             weights = _softmax(weights, rows, lengths.numel())
-        pooled = values.new_zeros(lengths.numel(), values.shape[1])
-        return pooled.index_add(0, rows, weights.unsqueeze(1) * values)
+        pooled = keys.new_zeros(lengths.numel(), keys.shape[1])
+        return pooled.index_add(0, rows, weights.unsqueeze(1) * keys)
 
-    def _scores(self, keys: Tensor, rows: Tensor, query: Tensor) -> Tensor:
+    def _scores(self, keys: Tensor, of_key: Tensor, rows: Tensor, query: Tensor) -> Tensor:
         """[N]: the MLP's output, without ever making its [N, 4 D] input.
 
         The first layer is linear in q, k and q * k, so that q's part is computed once a row:
         W [q, k, q - k, q * k] = (Wq + Wd) q + (Wk - Wd) k + Wp (q * k).
         """
-        of_query, of_key, of_difference, of_product = self.first.weight.chunk(4, dim=1)
+        of_query, _, of_difference, of_product = self.first.weight.chunk(4, dim=1)
         by_row = nn.functional.linear(query, of_query + of_difference, self.first.bias)
-        hidden = by_row.index_select(0, rows)
-        hidden = hidden + keys @ (of_key - of_difference).T
+        hidden = by_row.index_select(0, rows) + of_key
         hidden = hidden + (query.index_select(0, rows) * keys) @ of_product.T
         scores: Tensor = self.rest(hidden).squeeze(1)
         return scores

@@ -29,6 +29,8 @@ def rows_of(lengths: Tensor, num_values: int) -> Tensor:
 class Reduce(nn.Module):
     """v = sum, mean or max over the row's values; zeros for a row of length 0."""
 
+    needs_query = False
+
     def __init__(self, mode: Literal["sum", "mean", "max"]) -> None:
         super().__init__()
         self.mode = mode

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from recd_dlrm.poolings.buckets import Block, Buckets
 from recd_plugins.config import Config, Range
+from recd_plugins.embedding.buckets import Block, Buckets
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context, PoolingFactory
 
@@ -35,6 +35,8 @@ class TransformerConfig(Config):
 
 class Transformer(nn.Module):
     """v = mean over j of Encoder(k_1 + p_n, ..., k_n + p_1)_j, or its last; 0 for n = 0."""
+
+    needs_query = False
 
     def __init__(self, dim: int, config: TransformerConfig) -> None:
         super().__init__()

@@ -1,0 +1,130 @@
+"""Poolings on unique samples (O7): a history that S samples share is pooled once, not S times."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+from weakref import WeakSet
+
+from torch import Tensor, nn
+
+from recd_plugins.embedding.unexpanded import Unexpanded
+
+__all__ = ["DedupPooling", "PoolsUnique", "explain_pooling"]
+
+LOG = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class PoolsUnique(Protocol):
+    """A pooling that reads unique histories, though each sample has a query of its own."""
+
+    def pool_unique(
+        self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
+    ) -> Tensor:
+        """[B, D]: what unique history `inverse_lookup[i]` is to `query[i]`, of query [B, D].
+
+        Histories are values [N_u, D] in rows of `lengths` [U]. Values and gradients are those
+        of the pooling on the expansion.
+        """
+
+
+class DedupPooling(nn.Module):
+    """A pooling that also takes `Unexpanded` values [N, D] and lengths [B].
+
+    - Without a query, or a use for it (`needs_query = False`), it runs on the unique samples;
+      so it does on a query that is `Unexpanded` by the same lookup. The result [B, D] is
+      `Unexpanded` too.
+    - On a query for each sample it runs `pool_unique`, if the pooling has it (`PoolsUnique`).
+    - Else it runs on the expansion, and says so once in the log; `explain_pooling` knows before.
+
+    `DedupPooling(pooling)` is `pooling` itself, its class replaced by a subclass of both, as
+    torch's parametrizations do. A module around it would put a name in front of its parameters',
+    or have to repeat all that is done with a module; and who else holds it would miss it.
+    """
+
+    def __new__(cls, pooling: nn.Module) -> DedupPooling:
+        if not isinstance(pooling, DedupPooling):
+            pooling.__class__ = _subclass(type(pooling))
+        return pooling  # type: ignore[return-value]
+
+    def __init__(self, pooling: nn.Module) -> None:
+        """Nothing: `pooling` was made before, and nn.Module's would empty it."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _remade, (type(self).__bases__[1],), self.__dict__
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        """[B, D] of values [N, D] in rows of `lengths` [B], and a query [B, D]."""
+        pool: Callable[..., Tensor] = super().forward
+        asked = () if query is None else (query,)
+        if not isinstance(values, Unexpanded):
+            return pool(values, lengths, *asked)
+        if not (isinstance(lengths, Unexpanded) and _alike(values, lengths)):
+            _say(self, "its values' and lengths' unique samples are not the same")
+            return pool(values, lengths, *asked)
+        lookup = values.inverse_lookup
+        if query is None or not _needs_query(self):
+            return Unexpanded.rows(pool(values.unique, lengths.unique), lookup)
+        if isinstance(query, Unexpanded) and _alike(values, query):
+            return Unexpanded.rows(pool(values.unique, lengths.unique, query.unique), lookup)
+        if isinstance(self, PoolsUnique):
+            return self.pool_unique(values.unique, lengths.unique, query, lookup)
+        _say(self, PER_SAMPLE)
+        return pool(values, lengths, query)
+
+
+PER_SAMPLE = (
+    "each sample has a query of its own, and it has no pool_unique; if it ignores the query, let "
+    "it say so by needs_query = False"
+)
+
+
+def explain_pooling(pooling: nn.Module) -> str:
+    """What a pooling, adapted or about to be, does with deduplicated samples."""
+    name = type(pooling).__name__.removeprefix("Dedup")
+    if not _needs_query(pooling):
+        return f"{name} runs on unique samples"
+    if isinstance(pooling, PoolsUnique):
+        return f"{name} reads unique samples, and weighs them for each sample's query"
+    return f"{name} runs on unique samples if it has no query; else on all: {PER_SAMPLE}"
+
+
+_SUBCLASSES: dict[type[nn.Module], type[DedupPooling]] = {}
+
+
+def _subclass(cls: type[nn.Module]) -> type[DedupPooling]:
+    if cls not in _SUBCLASSES:
+        made = type(f"Dedup{cls.__name__}", (DedupPooling, cls), {"__doc__": cls.__doc__})
+        _SUBCLASSES[cls] = made
+    return _SUBCLASSES[cls]
+
+
+def _remade(cls: type[nn.Module]) -> DedupPooling:
+    return object.__new__(_subclass(cls))
+
+
+def _needs_query(pooling: nn.Module) -> bool:
+    """Whether its result depends on a query; who does not say may."""
+    return bool(getattr(pooling, "needs_query", True))
+
+
+def _alike(values: Unexpanded, rows: Unexpanded) -> bool:
+    """Whether `rows` has a row for each of the unique samples that `values` has values of."""
+    return (
+        rows.lengths is None
+        and values.lengths is not None
+        and values.is_unique
+        and rows.is_unique
+        and values.shares_lookup(rows)
+    )
+
+
+_TOLD: WeakSet[nn.Module] = WeakSet()
+
+
+def _say(pooling: nn.Module, why: str) -> None:
+    if pooling not in _TOLD:
+        _TOLD.add(pooling)
+        LOG.warning("%s pools all samples, duplicates included: %s.", type(pooling).__name__, why)

@@ -1,0 +1,245 @@
+"""Value tests of poolings on unique samples; then two gloo ranks against one process."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recd_dlrm.poolings.attention import Attention, AttentionConfig
+from recd_dlrm.poolings.reduce import Reduce
+from recd_dlrm.poolings.transformer import Transformer, TransformerConfig
+from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
+from recd_plugins.embedding.unexpanded import Unexpanded
+from recd_plugins.testing.gloo import GlooPool
+
+D = 8
+LENGTHS = torch.tensor([3, 0, 1, 7])
+LOOKUP = torch.tensor([0, 0, 3, 1, 2, 3, 3])
+POOLINGS = ["sum", "mean", "max", "attention", "attention, softmax", "transformer"]
+
+
+class Silent(nn.Module):
+    """Takes a query, or not, and does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(D))
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+        sums = values.new_zeros(len(lengths), D).index_add(0, rows, values * self.scale)
+        return sums if query is None else sums * query
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    made: dict[str, Any] = {
+        "sum": lambda: Reduce("sum"),
+        "mean": lambda: Reduce("mean"),
+        "max": lambda: Reduce("max"),
+        "attention": lambda: Attention(D, AttentionConfig()),
+        "attention, softmax": lambda: Attention(D, AttentionConfig(weights="softmax")),
+        "transformer": lambda: Transformer(D, TransformerConfig(positions=4)),
+        "silent": Silent,
+    }
+    pooling: nn.Module = made[name]().double()
+    return pooling
+
+
+class Samples:
+    """Leaves of the unique samples, and what a pooling is given of them."""
+
+    def __init__(self, lengths: Tensor = LENGTHS, lookup: Tensor = LOOKUP) -> None:
+        torch.manual_seed(2)
+        self.lengths, self.lookup = lengths, lookup
+        self.values = torch.randn(int(lengths.sum()), D, dtype=torch.double, requires_grad=True)
+        self.query = torch.randn(lookup.numel(), D, dtype=torch.double, requires_grad=True)
+
+    def deduplicated(self) -> tuple[Tensor, Tensor]:
+        return (
+            Unexpanded.values(self.values, self.lengths, self.lookup),
+            Unexpanded.row_lengths(self.lengths, self.lookup),
+        )
+
+    def expanded(self) -> tuple[Tensor, Tensor]:
+        parts = self.values.split(self.lengths.tolist())
+        values = torch.cat([self.values[:0], *(parts[unique] for unique in self.lookup)])
+        return values, self.lengths[self.lookup]
+
+
+def gradients(pooling: nn.Module, pooled: Tensor, samples: Samples) -> list[Tensor]:
+    loss = (pooled * torch.arange(1.0, D + 1)).square().sum()
+    leaves = [samples.values, samples.query, *pooling.parameters()]
+    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+
+
+def same(name: str, samples: Samples, asked: bool = True) -> Tensor:
+    """Values and gradients equal those of the expansion; 1e-9 is double's rounding, amplified."""
+    pooling = build(name)
+    query = (samples.query,) if asked else ()
+    wanted = pooling(*samples.expanded(), *query)
+    theirs = gradients(pooling, wanted, samples)
+    pooled: Tensor = DedupPooling(pooling)(*samples.deduplicated(), *query)
+    torch.testing.assert_close(pooled + 0, wanted, rtol=1e-9, atol=1e-9)
+    for one, other in zip(gradients(pooling, pooled, samples), theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    return pooled
+
+
+@pytest.mark.parametrize("name", [*POOLINGS, "silent"])
+@pytest.mark.parametrize(
+    ("lengths", "lookup"),
+    [
+        (LENGTHS, LOOKUP),
+        (torch.tensor([2]), torch.tensor([0, 0, 0])),
+        (torch.tensor([0, 0]), torch.tensor([1, 0, 1])),  # a batch without ids
+        (torch.tensor([2, 1]), torch.tensor([1, 1])),  # a unique sample that none has
+        (torch.tensor([1, 2, 3]), torch.arange(3)),  # nothing to deduplicate
+        (torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long)),  # B = 0
+    ],
+    ids=["mixed", "one", "no ids", "unused", "all different", "no samples"],
+)
+def test_equals_the_pooling_of_the_expansion(name: str, lengths: Tensor, lookup: Tensor) -> None:
+    pooled = same(name, Samples(lengths, lookup))
+    assert pooled.shape == (lookup.numel(), D)
+    assert isinstance(pooled, Unexpanded) == (name in ("sum", "mean", "max", "transformer"))
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize("lengths", [[0, 0], []], ids=["no ids", "no samples"])
+def test_every_parameter_has_a_gradient_without_a_value(name: str, lengths: list[int]) -> None:
+    """DDP waits for all of them."""
+    samples = Samples(torch.tensor(lengths).long(), torch.arange(len(lengths)))
+    pooling = DedupPooling(build(name))
+    pooling(*samples.deduplicated(), samples.query).sum().backward()
+    assert all(parameter.grad is not None for parameter in pooling.parameters())
+
+
+@pytest.mark.parametrize("name", ["sum", "transformer", "silent"])
+def test_without_a_query(name: str) -> None:
+    assert isinstance(same(name, Samples(), asked=False), Unexpanded)
+
+
+class Counted(Silent):
+    """Notes how many rows it was given."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        self.rows = len(lengths)
+        return super().forward(values, lengths, query)
+
+
+def test_it_runs_on_unique_samples_where_it_can(caplog: pytest.LogCaptureFixture) -> None:
+    pooling, samples = DedupPooling(Counted().double()), Samples()
+    values, lengths = samples.deduplicated()
+    items = torch.randn(4, D, dtype=torch.double)
+    theirs, others = Unexpanded.rows(items, LOOKUP), Unexpanded.rows(items, LOOKUP.clone())
+
+    def rows(*given: Tensor) -> tuple[int, bool]:
+        pooled = pooling(*given)
+        return int(pooling.rows), isinstance(pooled, Unexpanded)
+
+    with caplog.at_level(logging.WARNING):
+        assert rows(values, lengths) == (4, True)
+        assert rows(values, lengths, theirs) == (4, True)
+        wanted = pooling(*samples.expanded(), items[LOOKUP])
+        torch.testing.assert_close(pooling(values, lengths, theirs) + 0, wanted)
+        assert rows(*samples.expanded()) == (7, False)
+        assert not caplog.records
+        assert rows(values, lengths, others) == (7, False)
+        assert rows(values, lengths, samples.query) == (7, False)
+        assert rows(values, lengths + 0) == (7, False)
+        assert len(caplog.records) == 1
+    assert "DedupCounted pools all samples" in caplog.text
+    values.mul_(2)
+    assert rows(values, lengths) == (7, False)
+
+
+def test_it_stays_the_module_that_it_was() -> None:
+    plain, pooling = build("transformer"), build("transformer")
+    held, names = nn.ModuleList([pooling]), [name for name, _ in plain.named_parameters()]
+    called: list[str] = []
+    pooling.register_forward_hook(lambda *_: called.append("hook"))
+    adapted = DedupPooling(pooling)
+    assert adapted is pooling is DedupPooling(adapted)
+    assert isinstance(adapted, Transformer)
+    assert isinstance(adapted, DedupPooling)
+    assert "DedupTransformer(" in repr(held)
+    assert [name for name, _ in adapted.named_parameters()] == names
+    assert list(held.state_dict()) == [f"0.{name}" for name in plain.state_dict()]
+    plain.load_state_dict(adapted.state_dict())
+    adapted.load_state_dict(plain.state_dict())
+    held.eval().float()
+    assert not adapted.training
+    assert not adapted.encoder.training
+    assert {parameter.dtype for parameter in adapted.parameters()} == {torch.float32}
+    values, lengths = Samples().deduplicated()
+    adapted(values.float(), lengths)
+    assert called == ["hook"]
+
+
+def test_copies_are_of_their_own() -> None:
+    pooling = DedupPooling(build("transformer"))
+    other = copy.deepcopy(pooling)
+    assert type(other) is type(pooling)
+    samples = Samples()
+    assert torch.equal(other(*samples.deduplicated()), pooling(*samples.deduplicated()))
+    other.encoder.norm.weight.data.zero_()
+    assert pooling.encoder.norm.weight.data.all()
+
+
+def test_explained_beforehand() -> None:
+    wanted = {
+        "sum": "Reduce runs on unique samples",
+        "transformer": "Transformer runs on unique samples",
+        "attention": "Attention reads unique samples, and weighs them for each sample's query",
+        "silent": "Silent runs on unique samples if it has no query; else on all: each sample",
+    }
+    for name, said in wanted.items():
+        pooling = build(name)
+        assert explain_pooling(pooling).startswith(said)
+        assert explain_pooling(DedupPooling(pooling)).startswith(said)
+
+
+def under_ddp(names: list[str]) -> dict[str, Tensor]:
+    """The gradients after three steps of a static graph; rank 1 has no ids in the second."""
+    rank = torch.distributed.get_rank()
+    poolings = nn.ModuleDict({name: DedupPooling(build(name)) for name in names})
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.poolings = poolings
+
+        def forward(self, samples: Samples) -> Tensor:
+            pooled = [pool(*samples.deduplicated(), samples.query) for pool in poolings.values()]
+            return torch.stack(pooled).square().sum()
+
+    model = DistributedDataParallel(Model(), static_graph=True)
+    for step in range(3):
+        model.zero_grad()
+        empty = rank == 1 and step == 1
+        model(Samples(LENGTHS * 0 if empty else LENGTHS * (1 + rank))).backward()
+    return {
+        name: parameter.grad
+        for name, parameter in poolings.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def test_ddp_with_a_static_graph_and_a_rank_without_ids(gloo_pool: GlooPool) -> None:
+    names = ["sum", "attention", "transformer"]
+    poolings = nn.ModuleDict({name: build(name) for name in names})
+    for scale in (1, 2):
+        samples = Samples(LENGTHS * scale)
+        for pool in poolings.values():
+            (pool(*samples.expanded(), samples.query).square().sum() / 2).backward()
+    for found in gloo_pool.run(under_ddp, names):
+        assert found.keys() == dict(poolings.named_parameters()).keys()
+        for name, parameter in poolings.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-9, atol=1e-9)
