@@ -1,0 +1,1 @@
+"""SCARS: coalescing, a cache of hot rows, hot and normal batches."""

@@ -1,0 +1,99 @@
+"""The different ids of a batch, and which of them each lookup is: SCARS' coalescing."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["Coalesced", "coalesce"]
+
+MIX = np.uint64(0x9E3779B97F4A7C15)
+PART = 4096
+"""Ids of a part, about: its table stays in the processor's cache."""
+FREE = -1
+
+
+class Coalesced(NamedTuple):
+    """N lookups as U different ids: lookup i is of `ids[inverse_lookup[i]]`."""
+
+    ids: Tensor
+    """[U], in an order that the ids alone decide."""
+    inverse_lookup: Tensor
+    """[N] int64, in [0, U)."""
+
+
+def coalesce(ids: Tensor) -> Coalesced:
+    """The different ones of ids [N], int32 or int64."""
+    if ids.is_cuda:
+        return Coalesced(*torch.unique(ids, return_inverse=True))
+    unique, inverse_lookup = _coalesce(ids.contiguous().numpy())
+    return Coalesced(torch.from_numpy(unique), torch.from_numpy(inverse_lookup))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    # One hash table of a million ids misses the cache at each. So ids are first dealt out to parts
+    # by the top bits of their hash, which moves them in streams; then each part has its own table.
+    bits = 0
+    while (PART << bits) < len(ids):
+        bits += 1
+    ends, dealt, places = _deal(ids, bits)
+    unique = np.empty(len(ids), ids.dtype)
+    inverse_lookup = np.empty(len(ids), np.int64)
+    largest = np.max(np.diff(ends))
+    slots = np.empty(_capacity(largest), np.int32)
+    count = 0
+    for part in range(len(ends) - 1):
+        size = _capacity(ends[part + 1] - ends[part])
+        mask = np.uint64(size - 1)
+        slots[:size] = FREE
+        for i in range(ends[part], ends[part + 1]):
+            one = dealt[i]
+            slot = ((np.uint64(one) * MIX) << np.uint64(bits)) >> np.uint64(32) & mask
+            while True:
+                known = slots[slot]
+                if known == FREE:
+                    unique[count] = one
+                    slots[slot] = known = count
+                    count += 1
+                    break
+                if unique[known] == one:
+                    break
+                slot = (slot + np.uint64(1)) & mask
+            inverse_lookup[places[i]] = known
+    return unique[:count].copy(), inverse_lookup
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _deal(
+    ids: npt.NDArray[Any], bits: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """Where each of the 2^bits parts begins and ends; the ids part by part; where they were."""
+    parts = 1 << bits
+    ends = np.zeros(parts + 1, np.int64)
+    shift = np.uint64(63 - bits)  # in two steps: no shift is by 64, which would be none
+    for one in ids:
+        ends[np.int64((np.uint64(one) * MIX) >> shift >> np.uint64(1)) + 1] += 1
+    for part in range(parts):
+        ends[part + 1] += ends[part]
+    following = ends[:parts].copy()
+    dealt, places = np.empty(len(ids), ids.dtype), np.empty(len(ids), np.int32)
+    for place in range(len(ids)):
+        part = np.int64((np.uint64(ids[place]) * MIX) >> shift >> np.uint64(1))
+        dealt[following[part]], places[following[part]] = ids[place], place
+        following[part] += 1
+    return ends, dealt, places
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _capacity(ids: int) -> int:
+    """A power of two: of the slots, at most half are taken."""
+    size = 16
+    while size < 2 * ids:
+        size *= 2
+    return size
