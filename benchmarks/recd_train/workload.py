@@ -1,0 +1,84 @@
+"""What is trained, and the sides of a comparison: registries that differ in nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks import models
+from recd_plugins.stack import load
+
+__all__ = ["CLUSTERED", "O5_O6", "PLAIN", "RECD", "Side", "Workload"]
+
+RANKS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A way to train a model."""
+
+    clustered: bool = True
+    """O2: the table lies clustered by session, and batches keep sessions whole."""
+    dedup: bool = True
+    """O5, O6: lookups on unique samples, expanded."""
+    pool_unique: bool = True
+    """O7: poolings on unique samples too."""
+    batch: int = 1
+    """Times the model's batch size."""
+
+
+RECD = Side()
+O5_O6 = Side(pool_unique=False)
+CLUSTERED = Side(dedup=False, pool_unique=False)
+"""The same batches as RECD's, as plain KJTs."""
+PLAIN = Side(clustered=False, dedup=False, pool_unique=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One of the paper's models at a scale, and its table."""
+
+    model: str
+    scale: float
+    folder: Path
+    samples: int
+    samples_per_session: float | None = None
+    """S; the model's own by default."""
+    items: bool = True
+    """Whether it has item features: without, all its features are deduplicated."""
+    seed: int = 0
+
+    def registry(self, side: Side) -> dict[str, Any]:
+        said = models.registry(self.model, self.scale)
+        dataset, train = said["dataset"], said["train"]
+        dataset |= {"samples": self.samples, "test_fraction": 1e-3, "seed": self.seed}
+        if self.samples_per_session is not None:
+            dataset["samples_per_session"] = self.samples_per_session
+        if not self.items:
+            dataset["features"] = [f for f in dataset["features"] if f["kind"] == "user"]
+        said["folder"] = str(self.folder)
+        said["dedup"] = {"use": "exact", "groups": models.groups(said)}
+        if not side.dedup:
+            del said["dedup"]
+        if not side.clustered:
+            del said["etl"], said["reader"]
+        train |= {"ranks": RANKS, "batch_size": side.batch * train["batch_size"]}
+        return said
+
+    @property
+    def batch_size(self) -> int:
+        size: int = self.registry(RECD)["train"]["batch_size"]
+        return size
+
+    def prepare(self) -> float:
+        """Make the table; its S, measured."""
+        table = load(self.registry(CLUSTERED)).prepare().train
+        sessions = {
+            session
+            for file in table.files
+            for session in pq.read_table(file, columns=["session_id"])[0].to_pylist()
+        }
+        return table.num_rows / len(sessions)
