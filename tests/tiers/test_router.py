@@ -1,0 +1,122 @@
+"""Routing ids to tiers: value tests, then property tests against a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recd_plugins.tiers.bitmap import RankedBitmap
+from recd_plugins.tiers.router import Landed, Routed, Router, Segments
+
+Route = Callable[[Router, Tensor, Segments], Routed]
+WAYS: list[Route] = [Router.route, Router.route_by_ops]
+
+
+def tensor(*ids: int) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def as_lists(routed: Routed) -> list[list[int]]:
+    passed, replicated, per_node = routed
+    return [part.tolist() for part in (passed, *replicated, *per_node)]
+
+
+@pytest.mark.parametrize("route", WAYS)
+def test_hot_ids_find_their_positions_and_the_others_pass(route: Route) -> None:
+    router = Router([10, 5], [tensor(7, 2), tensor(4)], [tensor(3), tensor(0)])
+    ids = tensor(2, 3, 9, 7, 4, 0, 1)
+    found = route(router, ids, Segments(lengths=(4, 3), tables=(0, 1)))
+    # Rows with a copy everywhere: 2, 7, 10 + 4. Those shared by a node: 3, 10 + 0.
+    assert as_lists(found) == [[2, 6], [0, 3, 4], [0, 1, 2], [1, 5], [0, 1]]
+
+
+@pytest.mark.parametrize("route", WAYS)
+def test_ids_out_of_range_and_of_unknown_tables_pass(route: Route) -> None:
+    router = Router([2, 2], [tensor(0, 1), tensor(0, 1)], [tensor(), tensor()])
+    ids = tensor(-1, 2, 1, -(2**63), 2**63 - 1, 0, 1)
+    found = route(router, ids, Segments(lengths=(5, 0, 2), tables=(0, 1, -1)))
+    assert as_lists(found) == [[0, 1, 3, 4, 5, 6], [2], [1], [], []]
+
+
+@pytest.mark.parametrize("route", WAYS)
+def test_without_hot_rows_or_ids_nothing_lands(route: Route) -> None:
+    nothing = Router([3], [tensor()], [tensor()])
+    assert as_lists(route(nothing, tensor(2, 0), Segments((2,), (0,)))) == [[0, 1], [], [], [], []]
+    assert as_lists(route(nothing, tensor(), Segments((0,), (0,)))) == [[], [], [], [], []]
+    assert as_lists(route(Router([], [], []), tensor(5), Segments((1,), (-1,))))[0] == [0]
+
+
+@st.composite
+def routings(
+    draw: st.DrawFn,
+) -> tuple[list[int], list[list[int]], list[list[int]], list[list[int]]]:
+    """Rows of up to three tables, which of them are in which tier, and ids of each table."""
+    num_rows = draw(st.lists(st.integers(1, 200), min_size=1, max_size=3))
+    tiers: tuple[list[list[int]], list[list[int]]] = ([], [])
+    for size in num_rows:
+        hot = draw(st.permutations(range(size)))[: draw(st.integers(0, size))]
+        split = draw(st.integers(0, len(hot)))
+        tiers[0].append(hot[:split])
+        tiers[1].append(hot[split:])
+    ids = [draw(st.lists(st.integers(-2, size + 1), max_size=40)) for size in num_rows]
+    return num_rows, *tiers, ids
+
+
+@pytest.mark.parametrize("route", WAYS)
+@settings(max_examples=50)
+@given(drawn=routings())
+def test_routing_is_that_of_a_dict(
+    route: Route,
+    drawn: tuple[Sequence[int], list[list[int]], list[list[int]], list[list[int]]],
+) -> None:
+    num_rows, replicated, per_node, ids = drawn
+    known = [
+        {
+            key: position
+            for position, key in enumerate(
+                sorted((table, row) for table, rows in enumerate(tier) for row in rows)
+            )
+        }
+        for tier in (replicated, per_node)
+    ]
+    router = Router(
+        num_rows,
+        [tensor(*rows) for rows in replicated],
+        [tensor(*rows) for rows in per_node],
+    )
+    keys = [(table, row) for table, rows in enumerate(ids) for row in rows]
+    segments = Segments(tuple(map(len, ids)), tuple(range(len(ids))))
+    found = route(router, tensor(*(row for _, row in keys)), segments)
+    expected = [[i for i, key in enumerate(keys) if not any(key in tier for tier in known)]]
+    for tier in known:
+        at = [i for i, key in enumerate(keys) if key in tier]
+        expected += [at, [tier[keys[i]] for i in at]]
+    assert as_lists(found) == expected
+
+
+def test_a_router_takes_less_than_two_bits_a_row() -> None:
+    rows = torch.randperm(1_000_000, generator=torch.Generator().manual_seed(0))[:80_000]
+    router = Router([1_000_000], [rows[:20_000]], [rows[20_000:]])
+    assert router.nbytes * 8 < 1.7 * 1_000_000  # 1.5, and 1.5 for each hot row
+
+
+@given(rows=st.sets(st.integers(0, 300)), size=st.integers(301, 500))
+def test_a_rank_counts_the_members_before_a_row(rows: set[int], size: int) -> None:
+    bitmap = RankedBitmap(tensor(*rows), size)
+    every = torch.arange(size)
+    assert bitmap.holds(every).nonzero().squeeze(1).tolist() == sorted(rows)
+    assert bitmap.rank(torch.arange(size + 1)).tolist() == [
+        sum(member < row for member in rows) for row in range(size + 1)
+    ]
+
+
+def test_landed_and_passed_are_typed_for_torch() -> None:
+    router = Router([4], [tensor(1)], [tensor(2)])
+    passed, replicated, per_node = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
+    assert isinstance(replicated, Landed)
+    assert {t.dtype for t in (passed, *replicated, *per_node)} == {torch.int64}
