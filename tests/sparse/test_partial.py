@@ -18,8 +18,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor as Partial
-from recd_plugins.sparse.rows.overlap import overlap_rows, spread_rows
-from recd_plugins.sparse.rows.shared import gather_rows
+from recd_plugins.sparse.rows.gather import spread_places, spread_rows
+from recd_plugins.sparse.rows.overlap import overlap_rows
 
 Columns = dict[str, list[list[int]]]
 
@@ -180,9 +180,8 @@ def test_rows_are_gathered_alike_on_any_device(rows: list[tuple[int, int]]) -> N
     expected = [
         value for start, length in rows for value in range(100 + start, 100 + start + length)
     ]
-    assert gather_rows(values, starts, lengths).tolist() == expected
-    arrays = (values.numpy(), starts.contiguous().numpy(), lengths.contiguous().numpy())
-    assert spread_rows(*arrays).tolist() == expected
+    assert spread_rows(values, starts, lengths).tolist() == expected
+    assert values[spread_places(starts, lengths)].tolist() == expected
 
 
 def test_many_equal_ids_take_linear_time() -> None:

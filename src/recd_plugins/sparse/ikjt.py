@@ -63,7 +63,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
             )
         keys = features.keys()
         groups = check_groups([[key] for key in keys] if groups is None else groups, keys)
-        return _deduped(groups, Weighted.by_key(features), validate)
+        return cls._deduplicated(groups, Weighted.by_key(features), validate)
 
     @classmethod
     def from_jagged(
@@ -82,7 +82,23 @@ class InverseKeyedJaggedTensor(Pipelineable):
                 f"from_jagged: its features have {sorted(sizes)} rows, but must have one number "
                 "of rows, that of the batch."
             )
-        return _deduped(groups, rows, validate)
+        return cls._deduplicated(groups, rows, validate)
+
+    @classmethod
+    def _deduplicated(
+        cls, groups: Groups, rows: Mapping[str, Weighted], validate: bool
+    ) -> InverseKeyedJaggedTensor:
+        some = rows[groups[0][0]].lengths
+        lookups = torch.empty(len(groups), some.numel(), dtype=torch.int64, device=some.device)
+        firsts: dict[str, Tensor] = {}
+        counts = []
+        for group, lookup in zip(groups, lookups, strict=True):
+            unique = unique_samples([rows[key] for key in group], out=lookup)
+            firsts |= dict.fromkeys(group, unique.firsts)
+            counts.append(unique.firsts.numel())
+        kept = select_each([rows[key] for key in firsts], list(firsts.values()))
+        ikjt = cls._of(groups, kept, lookups, tuple(counts))
+        return ikjt.validate() if validate else ikjt
 
     @classmethod
     def from_vbe_kjt(
@@ -136,16 +152,19 @@ class InverseKeyedJaggedTensor(Pipelineable):
     ) -> InverseKeyedJaggedTensor:
         """Of each key's unique rows and an inverse lookup [G, B], as they are."""
         counts = tuple(rows[group[0]].lengths.numel() for group in groups)
-        keys = [key for group in groups for key in group]
-        every = Weighted.joined([rows[key] for key in keys])
-        lengths = every.lengths
-        if len(set(counts)) > 1:
-            lengths = torch.cat([_padded(rows[key].lengths, max(counts)) for key in keys])
+        every = Weighted.joined([rows[key] for group in groups for key in group], padded=True)
+        return cls._of(groups, every, inverse_lookup, counts)
+
+    @classmethod
+    def _of(
+        cls, groups: Groups, rows: Weighted, inverse_lookup: Tensor, counts: tuple[int, ...]
+    ) -> InverseKeyedJaggedTensor:
+        """Of the unique rows of all keys, padded to the largest group's."""
         kjt = KeyedJaggedTensor(
-            keys=keys,
-            values=every.values,
-            lengths=lengths,
-            weights=every.weights,
+            keys=[key for group in groups for key in group],
+            values=rows.values,
+            lengths=rows.lengths,
+            weights=rows.weights,
             stride=max(counts),
         )
         return cls(kjt, inverse_lookup, groups, counts)
@@ -299,22 +318,6 @@ class InverseKeyedJaggedTensor(Pipelineable):
     @property
     def group_of(self) -> dict[str, int]:
         return {key: index for index, group in enumerate(self.groups) for key in group}
-
-
-def _deduped(
-    groups: Groups, rows: Mapping[str, Weighted], validate: bool
-) -> InverseKeyedJaggedTensor:
-    unique = [unique_samples([rows[key] for key in group]) for group in groups]
-    firsts = {key: part.firsts for group, part in zip(groups, unique, strict=True) for key in group}
-    kept = select_each([rows[key] for key in firsts], list(firsts.values()))
-    lookups = torch.stack([part.inverse_lookup for part in unique])
-    parts = dict(zip(firsts, kept, strict=True))
-    ikjt = InverseKeyedJaggedTensor.from_parts(groups, parts, lookups)
-    return ikjt.validate() if validate else ikjt
-
-
-def _padded(lengths: Tensor, stride: int) -> Tensor:
-    return torch.nn.functional.pad(lengths, (0, stride - lengths.numel()))
 
 
 Context = tuple[list[str], int, Groups, tuple[int, ...], bool]

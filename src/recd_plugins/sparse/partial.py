@@ -22,7 +22,7 @@ from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.shared import SharedRows
 from recd_plugins.sparse.rows.unique import group_codes
-from recd_plugins.sparse.rows.weighted import Weighted
+from recd_plugins.sparse.rows.weighted import Weighted, unique_samples
 from recd_plugins.sparse.wire import ikjt as wire
 from recd_plugins.sparse.wire import partial as list_views
 
@@ -71,7 +71,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         columns = Weighted.by_key(features)
         shared, lookups = {}, []
         for group in groups:
-            alone = {key: columns[key].unique() for key in group}
+            alone = {key: unique_samples([columns[key]]) for key in group}
             unique = alone[group[0]]
             if len(group) > 1:
                 unique = group_codes([codes.inverse_lookup for codes in alone.values()])

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Overlapped", "overlap_rows", "spread_rows"]
+__all__ = ["Overlapped", "overlap_rows"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[Any]
@@ -47,21 +47,6 @@ def overlap_rows(
             shared, rows = _lay(values, starts[::-1], lengths[::-1], backward)
             return Overlapped(shared, np.ascontiguousarray(rows[::-1]))
     return Overlapped(*_lay(values, starts, lengths, matched))
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def spread_rows(values: Values, starts: I64, lengths: I64) -> Values:
-    """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another."""
-    spread = np.empty(lengths.sum(), values.dtype)
-    end = 0
-    for row in range(starts.size):
-        # Views, whose indices count from 0, need no check for negative ones: three times faster.
-        source = values[starts[row] : starts[row] + lengths[row]]
-        target = spread[end : end + source.size]
-        for i in range(source.size):
-            target[i] = source[i]
-        end += source.size
-    return spread
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

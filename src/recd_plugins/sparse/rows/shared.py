@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recd_plugins.sparse.rows.overlap import overlap_rows, spread_rows
+from recd_plugins.sparse.rows.gather import spread_rows
+from recd_plugins.sparse.rows.overlap import overlap_rows
 from recd_plugins.sparse.rows.unique import unique_rows
 from recd_plugins.sparse.rows.weighted import Weighted
 
-__all__ = ["SharedRows", "gather_rows"]
-
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+__all__ = ["SharedRows"]
 
 
 class SharedRows(NamedTuple):
@@ -36,8 +35,7 @@ class SharedRows(NamedTuple):
         """
         if feature.weights is None:
             return cls._overlapped(feature.values, feature.lengths, rows)
-        bits = feature.weights.view(BITS[feature.weights.element_size()])
-        pairs = torch.stack([feature.values.long(), bits.long()], dim=1).view(-1)
+        pairs = torch.stack([column.long() for column in feature.columns()], dim=1).view(-1)
         codes, firsts = unique_rows(pairs, torch.arange(0, pairs.numel() + 1, 2))
         shared = cls._overlapped(codes, feature.lengths, rows)
         where = firsts[shared.values]
@@ -68,9 +66,9 @@ class SharedRows(NamedTuple):
 
     def spread(self, lengths: torch.dtype) -> Weighted:
         """Each row in full, one after another."""
-        starts, counts = (column.contiguous() for column in self.spans.unbind(1))
-        weights = None if self.weights is None else _spread(self.weights, starts, counts)
-        return Weighted(_spread(self.values, starts, counts), counts.to(lengths), weights)
+        starts, counts = self.spans.unbind(1)
+        weights = None if self.weights is None else spread_rows(self.weights, starts, counts)
+        return Weighted(spread_rows(self.values, starts, counts), counts.to(lengths), weights)
 
     @staticmethod
     def concat(parts: Sequence[SharedRows]) -> SharedRows:
@@ -85,17 +83,3 @@ class SharedRows(NamedTuple):
             torch.cat(weights) if weights else None,
             torch.cat(spans),
         )
-
-
-def gather_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    """As `spread_rows`, on any device."""
-    # Value n of the result lies as far behind its row's start as n behind its row's begin.
-    where = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
-    return values[where + torch.arange(where.numel(), device=where.device)]
-
-
-def _spread(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    if values.device.type != "cpu":
-        return gather_rows(values, starts, lengths)
-    spread = spread_rows(values.contiguous().numpy(), starts.numpy(), lengths.numpy())
-    return torch.from_numpy(spread)

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from recd_plugins.sparse.rows.unique_on_device import unique_rows_on_device
 
-__all__ = ["Unique", "group_codes", "unique_numbers", "unique_rows"]
+__all__ = ["Unique", "group_codes", "hash_row", "refine", "unique_numbers", "unique_rows"]
 
 MIX = np.uint64(0xFF51AFD7ED558CCD)
 STEP = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
+
+I64 = npt.NDArray[np.int64]
 
 
 class Unique(NamedTuple):
@@ -41,10 +43,22 @@ def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
     """
     if values.is_cuda:
         return Unique(*unique_rows_on_device(values, offsets))
-    inverse_lookup, firsts = _unique_rows(
-        values.contiguous().numpy(), offsets.to(torch.int64).contiguous().numpy()
+    inverse_lookup = torch.zeros(offsets.numel() - 1, dtype=torch.int64)
+    firsts = refine(values, offsets, inverse_lookup)
+    return Unique(inverse_lookup, firsts)
+
+
+def refine(values: Tensor, offsets: Tensor, codes: Tensor) -> Tensor:
+    """Part what was equal so far: rows keep one code where they had one, and their ids agree.
+
+    `codes` [B] are overwritten by new ones, numbered in order of first appearance; returned is
+    [U], ascending: the row where each appears first. Codes that were all 0, refined by one
+    feature of a group after another, become its inverse lookup. On CPU.
+    """
+    firsts = _refine(
+        values.contiguous().numpy(), offsets.to(torch.int64).contiguous().numpy(), codes.numpy()
     )
-    return Unique(torch.from_numpy(inverse_lookup), torch.from_numpy(firsts))
+    return torch.from_numpy(firsts)
 
 
 def group_codes(codes: Sequence[Tensor]) -> Unique:
@@ -65,42 +79,46 @@ def unique_numbers(numbers: Tensor) -> Unique:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _unique_rows(
-    values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """An open hash table at most half full, its slots holding the number of a unique row."""
-    num_rows = len(offsets) - 1
+def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64) -> I64:
+    """An open hash table at most half full, its slots holding the new code of a unique row."""
+    num_rows = len(codes)
     size = 2
     while size < 2 * num_rows:
         size *= 2
     mask = np.uint64(size - 1)
-    slots = np.full(size, -1, np.int64)
+    slots = np.full(size, -1, np.int32)
+    # Of each new code: its hash, the old code, and where it appears first.
     hashes = np.empty(num_rows, np.uint64)
-    inverse_lookup = np.empty(num_rows, np.int64)
+    olds = np.empty(num_rows, np.int64)
     firsts = np.empty(num_rows, np.int64)
     num_unique = 0
+    old = new = np.int64(-1)
+    ids, row_hash = values[:0], np.uint64(0)
     for row in range(num_rows):
-        ids = values[offsets[row] : offsets[row + 1]]
         # In a clustered table the row before is the likeliest copy: one look, and no hash.
-        if row > 0 and _equal(ids, values[offsets[row - 1] : offsets[row]]):
-            inverse_lookup[row] = inverse_lookup[row - 1]
-            continue
-        row_hash = hash_row(ids)
-        slot = row_hash & mask
-        while True:
-            known = slots[slot]
-            if known < 0:
-                slots[slot] = known = num_unique
-                hashes[known], firsts[known] = row_hash, row
-                num_unique += 1
-                break
-            if hashes[known] == row_hash:
-                first = firsts[known]
-                if _equal(ids, values[offsets[first] : offsets[first + 1]]):
+        before, ids = ids, values[offsets[row] : offsets[row + 1]]
+        repeats = row > 0 and _equal(ids, before)
+        if not repeats:
+            row_hash = hash_row(ids)
+        if not repeats or codes[row] != old:
+            old = codes[row]
+            mixed = (row_hash ^ np.uint64(old)) * MIX
+            mixed ^= mixed >> HALF
+            slot = mixed & mask
+            while True:
+                new = np.int64(slots[slot])
+                if new < 0:
+                    slots[slot] = new = np.int64(num_unique)
+                    hashes[new], olds[new], firsts[new] = mixed, old, row
+                    num_unique += 1
                     break
-            slot = (slot + np.uint64(1)) & mask
-        inverse_lookup[row] = known
-    return inverse_lookup, firsts[:num_unique].copy()
+                if hashes[new] == mixed and olds[new] == old:
+                    first = firsts[new]
+                    if _equal(ids, values[offsets[first] : offsets[first + 1]]):
+                        break
+                slot = (slot + np.uint64(1)) & mask
+        codes[row] = new
+    return firsts[:num_unique].copy()
 
 
 # Rows are handed over as views: indices that count from 0 need no check for negative ones,
@@ -122,9 +140,7 @@ def hash_row(ids: npt.NDArray[Any]) -> np.uint64:
 def _equal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
     if len(left) != len(right):
         return False
-    if len(left) and left[0] != right[0]:
-        return False
-    differ = False
+    differ = 0
     for i in range(len(left)):
-        differ |= left[i] != right[i]
-    return not differ
+        differ |= left[i] ^ right[i]
+    return differ == 0

@@ -8,18 +8,19 @@ from functools import cached_property
 from itertools import accumulate
 
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.jagged import MAX_INT32
-from recd_plugins.sparse.rows.gather import gather_rows
-from recd_plugins.sparse.rows.unique import Unique, group_codes, unique_rows
+from recd_plugins.sparse.rows.gather import gather_rows, measure_rows, row_offsets
+from recd_plugins.sparse.rows.unique import Unique, group_codes, refine, unique_rows
 
 __all__ = ["Weighted", "select_each", "unique_samples", "without"]
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +50,11 @@ class Weighted:
         return {key: cls(*part) for key, part in zip(features.keys(), parts, strict=True)}
 
     @classmethod
-    def joined(cls, parts: Sequence[Weighted]) -> Weighted:
-        """The rows of the first part, then those of the next."""
+    def joined(cls, parts: Sequence[Weighted], *, padded: bool = False) -> Weighted:
+        """The rows of the first part, then those of the next.
+
+        `padded`: each part ends in rows of length 0, so that it has as many as the largest.
+        """
         weights = [part.weights for part in parts if part.weights is not None]
         if weights and len(weights) < len(parts):
             raise DataError(
@@ -59,18 +63,14 @@ class Weighted:
             )
         return cls(
             _joined([part.values for part in parts]),
-            _joined([part.lengths for part in parts]),
+            (_padded if padded else _joined)([part.lengths for part in parts]),
             _joined(weights) if weights else None,
         )
 
     @cached_property
     def offsets(self) -> Tensor:
         """[B + 1] int64: where each row begins, and the last one ends."""
-        if self.lengths.device.type != "cpu":
-            return pad(self.lengths.cumsum(0), (1, 0))
-        offsets = np.zeros(self.lengths.numel() + 1, dtype=np.int64)  # twice as fast as torch
-        np.cumsum(self.lengths.numpy(), out=offsets[1:])
-        return torch.from_numpy(offsets)
+        return row_offsets(self.lengths)
 
     def head(self, count: int) -> Weighted:
         """The first `count` rows, as views."""
@@ -88,50 +88,56 @@ class Weighted:
         )
         return Weighted(values, lengths, weights)
 
-    def unique(self) -> Unique:
-        """The different rows; a weight is part of its id, and both must agree bit by bit."""
-        ids = unique_rows(self.values, self.offsets)
+    def columns(self) -> list[Tensor]:
+        """What must agree, bit by bit, where two rows are one: ids, and weights if there are."""
         if self.weights is None:
-            return ids
-        bits = {4: torch.int32, 8: torch.int64, 2: torch.int16}[self.weights.element_size()]
-        weights = unique_rows(self.weights.view(bits), self.offsets)
-        return group_codes([ids.inverse_lookup, weights.inverse_lookup])
+            return [self.values]
+        return [self.values, self.weights.view(BITS[self.weights.element_size()])]
 
 
-def unique_samples(features: Sequence[Weighted]) -> Unique:
-    """The different samples of a group: two are one where all of its features agree."""
-    codes = [feature.unique() for feature in features]
-    if len(codes) == 1:
-        return codes[0]
-    return group_codes([code.inverse_lookup for code in codes])
+def unique_samples(features: Sequence[Weighted], out: Tensor | None = None) -> Unique:
+    """The different samples of a group: two are one where all of its features agree.
 
-
-def select_each(features: Sequence[Weighted], rows: Sequence[Tensor]) -> list[Weighted]:
-    """`feature.select(rows)` of each feature and its rows.
-
-    On CPU they lie side by side in one memory, so that to join them costs no second copy.
+    `out` [B], if given, is where the inverse lookup is written.
     """
-    given = [feature.weights for feature in features if feature.weights is not None]
-    alike = len({feature.values.dtype for feature in features}) == 1
-    alike = alike and len(given) in (0, len(features))
-    if not alike or any(feature.values.device.type != "cpu" for feature in features):
-        return [feature.select(row) for feature, row in zip(features, rows, strict=True)]
-    every = [
-        feature.lengths.numpy().take(row.numpy())  # half of what an index costs in torch
-        for feature, row in zip(features, rows, strict=True)
-    ]
-    lengths = torch.from_numpy(np.concatenate(every)).split([len(part) for part in every])
-    numels = [int(part.sum()) for part in every]
+    first = features[0].lengths
+    inverse_lookup = torch.empty_like(first, dtype=torch.int64) if out is None else out
+    if not first.is_cpu:
+        codes = [
+            unique_rows(column, feature.offsets).inverse_lookup
+            for feature in features
+            for column in feature.columns()
+        ]
+        unique = group_codes(codes)
+        return Unique(inverse_lookup.copy_(unique.inverse_lookup), unique.firsts)
+    inverse_lookup.zero_()
+    for feature in features:
+        for column in feature.columns():
+            firsts = refine(column, feature.offsets, inverse_lookup)
+    return Unique(inverse_lookup, firsts)
 
-    def gathered(parts: Sequence[Tensor]) -> list[Tensor]:
-        out = list(torch.empty(sum(numels), dtype=parts[0].dtype).split(numels))
-        for part, feature, row, target in zip(parts, features, rows, out, strict=True):
-            gather_rows(part.contiguous(), feature.offsets, row, target)
+
+def select_each(features: Sequence[Weighted], rows: Sequence[Tensor]) -> Weighted:
+    """`feature.select(rows)` of each feature and its rows, joined and padded: one copy on CPU."""
+    given = [feature.weights for feature in features if feature.weights is not None]
+    kinds = {(feature.values.dtype, feature.lengths.dtype) for feature in features}
+    alike = len(kinds) == 1 and len(given) in (0, len(features))
+    if not alike or not all(feature.values.is_cpu for feature in features):
+        picked = [feature.select(row) for feature, row in zip(features, rows, strict=True)]
+        return Weighted.joined(picked, padded=True)
+    offsets = [feature.offsets for feature in features]
+    stride = max(row.numel() for row in rows)
+    lengths = torch.zeros(len(features), stride, dtype=features[0].lengths.dtype)
+    numels = [measure_rows(*each) for each in zip(offsets, rows, lengths, strict=True)]
+
+    def gathered(parts: Sequence[Tensor]) -> Tensor:
+        out = torch.empty(sum(numels), dtype=parts[0].dtype)
+        for each in zip(parts, offsets, rows, out.split(numels), strict=True):
+            gather_rows(*each)
         return out
 
     values = gathered([feature.values for feature in features])
-    weights = gathered(given) if given else [None] * len(features)
-    return [Weighted(*part) for part in zip(values, lengths, weights, strict=True)]
+    return Weighted(values, lengths.view(-1), gathered(given) if given else None)
 
 
 def without(features: KeyedJaggedTensor, keys: Collection[str]) -> KeyedJaggedTensor:
@@ -161,3 +167,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     ):
         return first.as_strided((sum(part.numel() for part in parts),), (1,))
     return torch.cat(list(parts))
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    """[n_i] each, laid end to end, each with zeros behind it up to the largest n_i."""
+    if len({part.numel() for part in parts}) == 1:
+        return _joined(parts)
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.long() for part in parts]
+    return pad_sequence(list(parts), batch_first=True).view(-1)
