@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.topology import GB, Link, Topology
 
 __all__ = ["Cluster"]
 
@@ -30,10 +30,15 @@ class Cluster:
     ar_cross: Link = NO_LINK
     gather_gbps: float = 1e6
     unique_ns: float = 0.0
+    overlap: float = 0.0
 
     @property
     def world_size(self) -> int:
         return self.n_nodes * self.ranks_per_node
+
+    def local_ms(self, moved: Any, coalesced: Any) -> Any:
+        """Milliseconds to read and write so many bytes of rows, and to make so many ids unique."""
+        return moved / (self.gather_gbps * GB) * 1000 + coalesced * self.unique_ns * 1e-6
 
     @classmethod
     def of(cls, topology: Topology, world_size: int) -> Cluster:
@@ -57,7 +62,7 @@ class Cluster:
         }
         links |= {
             name: said
-            for name in (*links, "gather_gbps", "unique_ns")
+            for name in (*links, "gather_gbps", "unique_ns", "overlap")
             if (said := getattr(topology, name)) is not None
         }
         return cls(n_nodes=n, ranks_per_node=w, **links)

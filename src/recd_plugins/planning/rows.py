@@ -100,6 +100,12 @@ class RowDistribution:
             error=self.error,
         )
 
+    def at(self, runs: NDArray[np.bool_]) -> RowDistribution:
+        """Those runs alone that `runs` [R] names; ids are not kept."""
+        return RowDistribution(
+            counts=self.counts[runs], p=self.p[runs], presence=self.presence[runs]
+        )
+
     def appearing(self, samples: float) -> float:
         """Expected distinct rows in so many samples: sum of 1 - (1 - presence)^samples."""
         return float(self.counts @ appears(self.presence, samples))

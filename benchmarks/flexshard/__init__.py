@@ -1,0 +1,1 @@
+"""FlexShard: tables of the paper, and plans measured on an emulated cluster."""

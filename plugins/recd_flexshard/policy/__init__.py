@@ -1,0 +1,1 @@
+"""How many rows each tier takes: functions from prices to sizes."""

@@ -1,0 +1,161 @@
+"""From a goal to the sizes of every tier of every table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+
+from recd_flexshard.policy.merged import Merged
+from recd_flexshard.policy.offers import PER_NODE, REPLICATED, Offers
+from recd_flexshard.policy.optimum import Optimum
+from recd_flexshard.policy.paper import breakpoints
+from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.ledger import Ledger, SequenceTable
+from recd_plugins.planning.tier_plan import Coalesce
+
+__all__ = ["Goal", "auto", "choose", "frontier"]
+
+Goal = Literal["memory_neutral", "max_memory_saving", "min_communication", "budget", "auto"]
+Tables = Mapping[str, SequenceTable]
+
+LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
+
+
+def choose(
+    tables: Tables,
+    prices: Prices,
+    *,
+    goal: Goal = "memory_neutral",
+    tiers: Literal[2, 3] = 3,
+    budget: float = 0.0,
+    coalesce: Coalesce = "none",
+) -> Ledger:
+    """The ledger of the sizes that a goal asks for; `budget` is extra bytes a rank.
+
+    memory_neutral     the paper's breakpoints, at no more memory than all-RW
+    budget             the least time within `budget`, which may be negative
+    max_memory_saving  each row where it takes the least memory
+    min_communication  each row where it takes the least time
+    auto               the least time within `budget`, over coalescing too
+
+    Rows come in multiples of the world size: budgets hold but for what rounding down changes.
+    """
+    if goal == "auto":
+        return auto(tables, prices, budget=budget, tiers=tiers)
+    merged, levels = Merged.of(tables), dict.fromkeys(tables, coalesce)
+    offers = Offers.of(merged, prices, levels)
+    multiple = prices.cluster.world_size
+    if goal == "memory_neutral":
+        # Coalescing alone may save memory: neutral is what it is without replicas.
+        found = breakpoints(merged, offers, tiers=tiers, budget=0.0, multiple=multiple)
+    else:
+        base = Ledger.of(tables, {}, prices).cost.memory
+        optimum = Optimum.of(merged, offers, _allowed(prices, tiers), base)
+        least = float(optimum.memory[0])
+        within = {"budget": budget, "max_memory_saving": least, "min_communication": None}[goal]
+        found = optimum.at(within, multiple)
+    return Ledger.of(tables, merged.sizes(*found, levels), prices)
+
+
+def auto(
+    tables: Tables, prices: Prices, *, budget: float = 0.0, tiers: Literal[2, 3] = 3
+) -> Ledger:
+    """The least expected time over coalescing, tiers and their sizes, within `budget` extra
+    bytes a rank over plain row-wise, which is among the candidates: never slower than it.
+
+    One level of coalescing for all tables first; then each table's own, and sizes again.
+    """
+    merged = Merged.of(tables)
+    best = _Best(Ledger.of(tables, {}, prices), budget)
+    for level in LEVELS:
+        for ledger in _candidates(merged, best, dict.fromkeys(tables, level)):
+            best.meet(ledger)
+    levels = _levels(best.found())
+    if len(set(levels.values())) > 1:
+        for ledger in _candidates(merged, best, levels):
+            best.meet(ledger)
+    return best.found()
+
+
+def frontier(
+    tables: Tables, prices: Prices, *, tiers: Literal[2, 3] = 3, coalesce: Coalesce = "none"
+) -> Optimum:
+    """Every trade of memory against time that is worth making: the Pareto curve."""
+    merged = Merged.of(tables)
+    offers = Offers.of(merged, prices, dict.fromkeys(tables, coalesce))
+    base = Ledger.of(tables, {}, prices).cost.memory
+    return Optimum.of(merged, offers, _allowed(prices, tiers), base)
+
+
+def _allowed(prices: Prices, tiers: Literal[2, 3]) -> tuple[int, ...]:
+    """Flex is a tier of its own where there are nodes of several ranks."""
+    cluster = prices.cluster
+    flex = tiers == 3 and cluster.n_nodes > 1 and cluster.ranks_per_node > 1
+    return (REPLICATED, PER_NODE) if flex else (REPLICATED,)
+
+
+class _Best:
+    """The fastest ledger within the budget of those that it met."""
+
+    def __init__(self, plain: Ledger, budget: float) -> None:
+        self.plain = plain
+        self.budget = budget
+        self._found: Ledger | None = None
+        self.meet(plain)
+
+    def meet(self, ledger: Ledger) -> None:
+        extra = ledger.cost.memory - self.plain.cost.memory
+        if extra <= self.budget and (self._found is None or ledger.ms < self._found.ms):
+            self._found = ledger
+
+    def found(self) -> Ledger:
+        if self._found is None:
+            raise CapabilityError(
+                f"flexshard: no coalescing and no replicas save {-self.budget:,.0f} bytes a rank. "
+                "Raise the budget."
+            )
+        return self._found
+
+
+def _candidates(merged: Merged, best: _Best, levels: Mapping[str, Coalesce]) -> Iterator[Ledger]:
+    """With each table's ids coalesced so: no replicas, and the best sizes of each set of tiers.
+
+    Where exchanges overlap, sizes are sought for several guesses of how much of them is hidden.
+    """
+    plain, prices = best.plain, best.plain.prices
+    tables = {name: one.table for name, one in plain.tables.items()}
+    cluster, base = prices.cluster, plain.cost.memory
+    none = np.zeros(len(tables), np.int64)
+    yield Ledger.of(tables, merged.sizes(none, none, levels), prices)
+    every = _allowed(prices, 3)
+    sets = [every, *((tier,) for tier in every if len(every) > 1)]
+    for hidden in sorted({cluster.overlap, cluster.overlap / 2, 0.0}):
+        weighed = dataclasses.replace(prices, cluster=dataclasses.replace(cluster, overlap=hidden))
+        offers = Offers.of(merged, weighed, levels)
+        for allowed in sets:
+            optimum = Optimum.of(merged, offers, allowed, base)
+            if optimum.memory[0] <= best.budget:
+                sizes = merged.sizes(*optimum.at(best.budget, cluster.world_size), levels)
+                yield Ledger.of(tables, sizes, prices)
+
+
+def _levels(ledger: Ledger) -> dict[str, Coalesce]:
+    """Each table's best level of coalescing, with its sizes and the other tables as they are."""
+    for name, one in ledger.tables.items():
+        tries = [
+            Ledger.of(
+                {name: one.table},
+                {name: dataclasses.replace(one.sizes, coalesce=level)},
+                ledger.prices,
+            ).tables
+            for level in LEVELS
+        ]
+        ledger = min(
+            (dataclasses.replace(ledger, tables={**ledger.tables, **each}) for each in tries),
+            key=lambda found: found.ms,
+        )
+    return {name: one.sizes.coalesce for name, one in ledger.tables.items()}

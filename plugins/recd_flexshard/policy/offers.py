@@ -1,0 +1,46 @@
+"""What each tier offers for each row: bytes of memory and milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from recd_flexshard.policy.merged import Merged
+from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.ledger import marginal_ms
+from recd_plugins.planning.rows import Floats
+from recd_plugins.planning.tier_plan import Coalesce
+
+__all__ = ["PER_NODE", "REPLICATED", "ROW_WISE", "Offers"]
+
+ROW_WISE, PER_NODE, REPLICATED = range(3)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Offers:
+    """Of R runs; the tiers are RW, Flex and DP, in this order."""
+
+    memory: Floats
+    """[3, R] bytes per rank for a row of the run."""
+    ms: Floats
+    """[3, R] milliseconds per step for it, latencies aside."""
+
+    @classmethod
+    def of(cls, merged: Merged, prices: Prices, coalesce: Mapping[str, Coalesce]) -> Offers:
+        """`coalesce` says how the ids of each table travel; of others, as they are."""
+        rows, width = merged.rows, merged.width
+        every = np.zeros((2, 3, len(width)))
+        every[:, REPLICATED] = _priced(prices.replicated(rows, width), prices)
+        levels = np.array([coalesce.get(name, "none") for name in merged.names])[merged.table]
+        for level in np.unique(levels).tolist():
+            here = levels == level
+            part = rows.at(here)
+            every[:, ROW_WISE, here] = _priced(prices.row_wise(part, width[here], level), prices)
+            every[:, PER_NODE, here] = _priced(prices.per_node(part, width[here], level), prices)
+        return cls(memory=every[0], ms=every[1])
+
+
+def _priced(cost: Cost, prices: Prices) -> tuple[Floats, Floats]:
+    return cost.memory, marginal_ms(cost, prices.cluster)

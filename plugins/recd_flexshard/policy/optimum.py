@@ -1,0 +1,109 @@
+"""The least time for every amount of memory: FlexShard's frontier (figure 5), over all tiers.
+
+Each row picks one of its tiers' offers: a multiple-choice knapsack, whose relaxation a greedy
+over the convex hulls of the offers solves exactly. Only one run is cut, at a whole row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_flexshard.policy.merged import Merged
+from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
+from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.rows import Floats, Integers
+
+__all__ = ["Optimum"]
+
+Tiers = NDArray[np.int8]
+
+SLACK = 1e-3
+"""Bytes: sums of floats are not exact."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Optimum:
+    """From the least memory to the least time, in steps that pay less and less per byte."""
+
+    merged: Merged
+    start: Tiers
+    """[R] the tier of each run where memory is least."""
+    runs: Integers
+    """[S] the run that each step moves."""
+    tiers: Tiers
+    """[S] the tier that it moves to."""
+    memory: Floats
+    """[S + 1] bytes a rank after each step, over all-RW without coalescing."""
+    ms: Floats
+    """[S + 1] milliseconds, latencies aside."""
+
+    @classmethod
+    def of(cls, merged: Merged, offers: Offers, allowed: tuple[int, ...], base: float) -> Optimum:
+        """`allowed` are one or both tiers beside RW; `base` is the memory that counts as 0."""
+        counts = merged.rows.counts
+        tiers = np.array([ROW_WISE, *allowed])
+        memory, ms = offers.memory[tiers], offers.ms[tiers]
+        run = np.arange(memory.shape[1])
+        at = start = memory.argmin(axis=0)
+        steps: list[tuple[Integers, Integers, Floats, Floats]] = []
+        for _ in allowed:
+            more = memory - memory[at, run]
+            less = ms[at, run] - ms
+            with np.errstate(divide="ignore", invalid="ignore"):
+                pays = np.where((less > 0) & (more > 0), less / more, 0.0)
+            to = pays.argmax(axis=0)
+            moved = np.flatnonzero(pays[to, run] > 0)
+            steps.append((moved, to[moved], more[to, run][moved], less[to, run][moved]))
+            at = np.where(pays[to, run] > 0, to, at)
+        runs, to, more, less = (np.concatenate(part) for part in zip(*steps, strict=True))
+        order = np.argsort(-less / more, kind="stable")
+        runs, to = runs[order], to[order]
+        rows = counts[runs]
+        return cls(
+            merged=merged,
+            start=tiers[start].astype(np.int8),
+            runs=runs,
+            tiers=tiers[to].astype(np.int8),
+            memory=np.cumsum([counts @ memory[start, run] - base, *(rows * more[order])]),
+            ms=np.cumsum([counts @ ms[start, run], *(-rows * less[order])]),
+        )
+
+    def at(self, budget: float | None, multiple: int) -> tuple[Integers, Integers]:
+        """[T] rows of each table in DP, and in Flex, within `budget` extra bytes (none: any).
+
+        Counts are rounded down to a multiple of the world size.
+        """
+        if budget is not None and budget < self.memory[0] - SLACK:
+            raise CapabilityError(
+                f"flexshard: {-self.memory[0]:,.0f} bytes a rank can be saved at most, but "
+                f"{-budget:,.0f} must be. Raise the budget."
+            )
+        steps = len(self.runs)
+        if budget is not None:
+            budget = max(budget, float(self.memory[0]))
+            steps = int(np.searchsorted(self.memory, budget, side="right")) - 1
+        counts = self.merged.rows.counts
+        # The last step of a run is where it ends up, whichever tier it went through.
+        final = self.start.copy()
+        final[self.runs[:steps]] = self.tiers[:steps]
+        taken = {tier: counts * (final == tier) for tier in (REPLICATED, PER_NODE)}
+        if steps < len(self.runs):
+            self._cut(taken, final, steps, float(budget or 0.0))
+        rounded = [
+            self.merged.per_table(taken[tier]) // multiple * multiple
+            for tier in (REPLICATED, PER_NODE)
+        ]
+        return rounded[0], rounded[1]
+
+    def _cut(self, taken: dict[int, Integers], final: Tiers, steps: int, budget: float) -> None:
+        """As many rows of the next step's run as the rest of the budget allows."""
+        run, to = int(self.runs[steps]), int(self.tiers[steps])
+        rows = int(self.merged.rows.counts[run])
+        more = (self.memory[steps + 1] - self.memory[steps]) / rows
+        some = min(int((budget - self.memory[steps]) // more), rows)
+        for tier, change in ((to, some), (int(final[run]), -some)):
+            if tier in taken:
+                taken[tier][run] += change

@@ -1,0 +1,74 @@
+"""FlexShard as published: tiers by breakpoints, down the merged rows (sections 4.3 to 4.6)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from recd_flexshard.policy.merged import Merged
+from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
+from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.rows import Floats, Integers
+
+__all__ = ["breakpoints"]
+
+
+def breakpoints(
+    merged: Merged, offers: Offers, *, tiers: Literal[2, 3], budget: float, multiple: int
+) -> tuple[Integers, Integers]:
+    """[T] rows of each table in DP, and in Flex; `budget` is extra bytes a rank over all-RW.
+
+    Two tiers: rows become DP, in falling p, until what they cost in memory beyond what they
+    save reaches the budget (0: memory-neutral), or until they would cost time.
+    Three: DP while a row saves memory (p > p* = (k - 1/U) / B); then Flex until the budget and
+    what DP saved are used up, or until Flex costs time.
+    Each table's counts are rounded down to a multiple of the world size.
+    """
+    counts = merged.rows.counts
+    extra = offers.memory - offers.memory[ROW_WISE]
+    gain = offers.ms[ROW_WISE] - offers.ms
+    if tiers == 2:
+        taken = _fill(counts, extra[REPLICATED], gain[REPLICATED], budget)
+        return _rounded(merged, taken, multiple), np.zeros(len(merged.names), np.int64)
+    replicated = _rounded(merged, counts * (extra[REPLICATED] < 0), multiple)
+    # Rows that rounding sent back are the first that Flex may take.
+    hot = _first(merged, replicated)
+    left = budget - float(hot @ extra[REPLICATED])
+    per_node = _fill(counts - hot, extra[PER_NODE], gain[PER_NODE], left)
+    return replicated, _rounded(merged, per_node, multiple)
+
+
+def _fill(counts: Integers, extra: Floats, gain: Floats, budget: float) -> Integers:
+    """[R] rows of each run that gain time, from the first on, while the budget holds.
+
+    Memory falls before it rises, so the last place counts where it is within the budget.
+    """
+    rows = counts * (gain > 0)
+    used = np.cumsum(rows * extra)
+    within = np.flatnonzero(used <= budget)
+    if not len(within) and budget < 0:
+        raise CapabilityError(
+            f"flexshard: replicas can save {-used.min(initial=0.0):,.0f} bytes a rank at most, "
+            f"but must save {-budget:,.0f}. Raise the budget."
+        )
+    last = int(within[-1]) if len(within) else -1
+    taken = np.where(np.arange(len(rows)) <= last, rows, 0)
+    if last + 1 < len(rows):
+        left = budget - (used[last] if last >= 0 else 0.0)
+        taken[last + 1] = min(int(left // max(extra[last + 1], 1e-12)), rows[last + 1])
+    return taken
+
+
+def _rounded(merged: Merged, taken: Integers, multiple: int) -> Integers:
+    return merged.per_table(taken) // multiple * multiple
+
+
+def _first(merged: Merged, rows: Integers) -> Integers:
+    """[R] how many rows of each run are among the first `rows` [T] of its table."""
+    taken = np.empty_like(merged.rows.counts)
+    for table, count in enumerate(rows.tolist()):
+        here = merged.table == table
+        counts = merged.rows.counts[here]
+        taken[here] = np.clip(count - (np.cumsum(counts) - counts), 0, counts)
+    return taken

@@ -1,0 +1,201 @@
+"""Ladder: prices and ledgers as values, against draws of real batches and the paper's times."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks.flexshard.paper import MODELS, PRICES
+from recd_plugins.errors import DataError
+from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.ledger import (
+    Ledger,
+    SequenceTable,
+    TableSizes,
+    marginal_ms,
+    milliseconds,
+    tier_plan,
+)
+from recd_plugins.planning.parametric import zipf
+from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.planning.topology import Link, Topology
+
+N, W = 2, 4
+CLUSTER = Cluster.of(Topology(ranks_per_node=W), N * W)
+B, K, R = 100, 5.0, 64
+ONE = RowDistribution.of([1], [0.02])
+"""A row that 2 of a rank's 100 samples look up."""
+
+
+def prices(reduce: str = "dense") -> Prices:
+    return Prices(cluster=CLUSTER, batch_size=B, k=K, reduce=reduce)  # type: ignore[arg-type]
+
+
+def appears(samples: int) -> float:
+    return float(1 - (1 - 0.02) ** samples)
+
+
+def test_a_row_wise_row_crosses_the_network_once_per_access() -> None:
+    cost = prices().row_wise(ONE, R).of(ONE.counts)
+    assert cost.static_memory == R / 8
+    assert cost.ids_sent == cost.rows_accessed == 2
+    assert cost.dynamic_memory == 2 * 2 * R
+    assert cost.a2a_global == 2 * (2 * R + 8)
+    assert cost.between_nodes == 8 * 2 * (2 * R + 8) / 2
+    assert (cost.a2a_intra, cost.ar_global, cost.ar_cross, cost.coalesced) == (0, 0, 0, 0)
+
+
+def test_coalesced_it_crosses_once_per_rank_or_node_that_touches_it() -> None:
+    per_rank = prices().row_wise(ONE, R, "rank").of(ONE.counts)
+    assert per_rank.a2a_global == pytest.approx(appears(B) * (2 * R + 8))
+    assert per_rank.dynamic_memory == pytest.approx((2 * appears(B) + 2) * R)
+    assert per_rank.coalesced == 2
+    node = prices().row_wise(ONE, R, "node").of(ONE.counts)
+    assert node.a2a_global == pytest.approx(appears(B * W) / W * (2 * R + 8))
+    assert node.a2a_intra == pytest.approx(appears(B) * (2 * R + 8))
+    # E[nodes that touch it] crossings, each with the chance (N - 1) / N to leave its node.
+    assert node.between_nodes == pytest.approx(N * appears(B * W) * (2 * R + 8) / 2)
+
+
+def test_a_column_wise_row_sends_its_ids_to_everyone() -> None:
+    cost = prices().column_wise(ONE, R).of(ONE.counts)
+    assert cost.static_memory == R / 8
+    assert cost.ids_sent == cost.rows_accessed == 8 * 2
+    assert cost.dynamic_memory == 2 * 2 * R
+    assert cost.a2a_global == 2 * (2 * R + 8 * 8)
+
+
+def test_a_row_on_every_rank_costs_memory_and_a_reduce() -> None:
+    cost = prices().replicated(ONE, R).of(ONE.counts)
+    assert cost.static_memory == K * R
+    assert cost.ids_sent == cost.a2a_global == cost.a2a_intra == cost.ar_cross == 0
+    assert cost.dynamic_memory == 2 * R
+    assert cost.ar_global == R
+    assert cost.between_nodes == 2 * R
+    union = prices("union").replicated(ONE, R).of(ONE.counts)
+    assert union.ar_global == pytest.approx(appears(B * 8) * R)
+    sparse = prices("sparse").replicated(ONE, R).of(ONE.counts)
+    assert sparse.ar_global == pytest.approx(appears(B * W) * N / 2 * R)
+
+
+def test_a_row_in_every_node_costs_a_share_of_both() -> None:
+    cost = prices().per_node(ONE, R).of(ONE.counts)
+    assert cost.static_memory == K * R / W
+    assert cost.a2a_intra == 2 * (2 * R + 8)
+    assert cost.ar_cross == R / W
+    assert cost.a2a_global == cost.ar_global == 0
+    assert cost.dynamic_memory == 2 * 2 * R
+    assert cost.between_nodes == 2 * R
+    coalesced = prices().per_node(ONE, R, "rank").of(ONE.counts)
+    assert coalesced.a2a_intra == pytest.approx(appears(B) * (2 * R + 8))
+
+
+def test_the_prices_are_the_means_of_drawn_batches() -> None:
+    """Rows drawn by their p: crossings per access, rank and node as the ledger expects them."""
+    rows = zipf(300, 5.0, 1.1)
+    each = np.repeat(rows.p, rows.counts)
+    draw = np.random.default_rng(0)
+    counts = np.zeros((3, 40))
+    for trial in range(40):
+        looked_up = draw.random((N, W, B, 300)) < each
+        counts[:, trial] = (
+            looked_up.sum(),
+            looked_up.any(axis=2).sum(),
+            looked_up.any(axis=(1, 2)).sum(),
+        )
+    per_row = 2 * R + 8
+    for level, found in zip(("none", "rank", "node"), counts, strict=True):
+        expected = prices().row_wise(rows, R, level).of(rows.counts)  # type: ignore[arg-type]
+        drawn = found.mean() * per_row / N
+        # The mean of 40 trials, held to four of its standard errors.
+        error = 4 * found.std() / np.sqrt(40) * per_row / N
+        assert abs(expected.between_nodes - drawn) < error
+
+
+def test_costs_add_up_over_rows_and_tables() -> None:
+    rows = zipf(1000, 10)
+    whole = prices().row_wise(rows, R).of(rows.counts)
+    parts = [rows.part(0, 100), rows.part(100, 1000)]
+    halves = [prices().row_wise(part, R).of(part.counts) for part in parts]
+    assert vars(sum(halves, Cost())) == pytest.approx(vars(whole))
+    table = SequenceTable(name="a", rows=rows, dim=R // 4)
+    sizes = TableSizes(replicated=16, per_node=64)
+    ledger = Ledger.of({"a": table, "b": table}, {"a": sizes}, prices())
+    entries = ledger.tables["a"].entries
+    assert [entry.rows for entry in entries.values()] == [16, 64, 920]
+    assert sum(entry.share for entry in entries.values()) == pytest.approx(1)
+    assert entries["replicated"].share == pytest.approx(rows.coverage(16))
+    assert ledger.tables["b"].entries["row_wise"].rows == 1000
+    assert ledger.cost.memory == pytest.approx(
+        sum(e.cost.memory for t in ledger.tables.values() for e in t.entries.values())
+    )
+
+
+def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
+    slow = Link(gbps=1, latency_ms=2)
+    cluster = Cluster(
+        n_nodes=2, ranks_per_node=2, a2a_global=slow, a2a_intra=slow, ar_global=slow,
+        ar_cross=slow, gather_gbps=2, unique_ns=100,
+    )  # fmt: skip
+    gb = 1 << 30
+    cost = Cost(a2a_global=gb, ar_global=gb / 2, local=gb, coalesced=1e6)
+    assert milliseconds(cost, cluster) == {
+        "a2a_global": 1006,  # ids, embeddings, gradients
+        "a2a_intra": 0,
+        "ar_global": 502,
+        "ar_cross": 0,
+        "local": 600,
+    }
+    assert marginal_ms(cost, cluster) == 1000 + 500 + 600
+
+
+def test_what_other_links_carry_hides_behind_the_global_exchange() -> None:
+    link = Link(gbps=1 / 1024)  # a MB takes a second
+    serial = Cluster(n_nodes=2, ranks_per_node=2, a2a_global=link, a2a_intra=link, ar_cross=link)
+    table = SequenceTable(name="t", rows=RowDistribution.of([4, 4], [0.5, 0.5]), dim=16)
+    sizes = {"t": TableSizes(per_node=4)}
+
+    def ms(overlap: float) -> float:
+        cluster = dataclasses.replace(serial, overlap=overlap)
+        return Ledger.of({"t": table}, sizes, Prices(cluster=cluster, batch_size=64, k=1)).ms
+
+    each = milliseconds(
+        Ledger.of({"t": table}, sizes, Prices(cluster=serial, batch_size=64, k=1)).cost, serial
+    )
+    assert ms(0) == pytest.approx(sum(each.values()))
+    # As many rows go either way, and the all-reduce comes on top: the longer one stays.
+    assert ms(1) == pytest.approx(each["a2a_intra"] + each["ar_cross"] + each["local"])
+
+
+def test_sizes_become_row_ids_where_they_are_known() -> None:
+    counted = RowDistribution.of([1, 1, 2], [3, 2, 1], ids=np.array([7, 5, 1, 0]))
+    table = SequenceTable(name="t", rows=counted, dim=4)
+    sizes = {"t": TableSizes(replicated=1, per_node=2, coalesce="rank")}
+    plan = tier_plan({"t": table}, sizes, CLUSTER)
+    assert (plan.n_nodes, plan.ranks_per_node) == (N, W)
+    assert plan.tables["t"].replicated.tolist() == [7]
+    assert plan.tables["t"].per_node.tolist() == [5, 1]
+    assert plan.tables["t"].coalesce == "rank"
+    with pytest.raises(DataError, match="has 4 rows, fewer than the 5"):
+        tier_plan({"t": table}, {"t": TableSizes(replicated=5)}, CLUSTER)
+    formula = SequenceTable(name="t", rows=zipf(9, 1), dim=4)
+    with pytest.raises(DataError, match="formulas have no ids"):
+        tier_plan({"t": formula}, {"t": TableSizes(replicated=5)}, CLUSTER)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_papers_measured_times(name: str) -> None:
+    """Table 6, with the sizes that the paper itself chose."""
+    model = MODELS[name]
+    for design, sizes in model.sizes().items():
+        ledger = Ledger.of(model.tables(), {"table": sizes}, PRICES)
+        found = milliseconds(ledger.cost, PRICES.cluster)
+        for collective, printed in model.ms[design].items():
+            # Within 25% of what was measured, which is printed in whole milliseconds.
+            assert 0.75 * (printed - 0.5) <= found[collective] <= 1.25 * (printed + 0.5), (
+                design,
+                collective,
+            )
