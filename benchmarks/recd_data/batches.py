@@ -24,7 +24,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged, to_kjt
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
-from recd_plugins.sparse.wire.ikjt import to_bytes
+from recd_plugins.sparse.wire.stream import to_bytes
 
 __all__ = ["conversions", "padded_unique", "preprocessing", "wire"]
 

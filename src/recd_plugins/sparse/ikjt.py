@@ -5,30 +5,32 @@ The paper's: sample i's row of feature f is unique row `inverse_lookup[group of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec.streamable import Pipelineable
 
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.sparse.bundle import Bundle
 from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups
 from recd_plugins.sparse.invariants import check_ikjt, check_lookup
 from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.sparse.padding import real_rows
+from recd_plugins.sparse.rows.deduplicate import deduplicate, unique_samples
 from recd_plugins.sparse.rows.unique import unique_numbers
-from recd_plugins.sparse.rows.weighted import Weighted, select_each, unique_samples
+from recd_plugins.sparse.rows.weighted import Weighted
+from recd_plugins.sparse.wire import columns as dictionaries
 from recd_plugins.sparse.wire import ikjt as wire
+from recd_plugins.sparse.wire import stream
 
 __all__ = ["InverseKeyedJaggedTensor"]
 
 
 @dataclass(frozen=True, eq=False)
-class InverseKeyedJaggedTensor(Pipelineable):
+class InverseKeyedJaggedTensor(Bundle):
     """B samples of features in G groups; of each group, its unique samples are kept.
 
     Every unique sample is some sample's. They are different when made from samples, and in
@@ -63,7 +65,8 @@ class InverseKeyedJaggedTensor(Pipelineable):
             )
         keys = features.keys()
         groups = check_groups([[key] for key in keys] if groups is None else groups, keys)
-        return cls._deduplicated(groups, Weighted.by_key(features), validate)
+        ikjt = cls._of(groups, *deduplicate(groups, Weighted.by_key(features)))
+        return ikjt.validate() if validate else ikjt
 
     @classmethod
     def from_jagged(
@@ -82,22 +85,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
                 f"from_jagged: its features have {sorted(sizes)} rows, but must have one number "
                 "of rows, that of the batch."
             )
-        return cls._deduplicated(groups, rows, validate)
-
-    @classmethod
-    def _deduplicated(
-        cls, groups: Groups, rows: Mapping[str, Weighted], validate: bool
-    ) -> InverseKeyedJaggedTensor:
-        some = rows[groups[0][0]].lengths
-        lookups = torch.empty(len(groups), some.numel(), dtype=torch.int64, device=some.device)
-        firsts: dict[str, Tensor] = {}
-        counts = []
-        for group, lookup in zip(groups, lookups, strict=True):
-            unique = unique_samples([rows[key] for key in group], out=lookup)
-            firsts |= dict.fromkeys(group, unique.firsts)
-            counts.append(unique.firsts.numel())
-        kept = select_each([rows[key] for key in firsts], list(firsts.values()))
-        ikjt = cls._of(groups, kept, lookups, tuple(counts))
+        ikjt = cls._of(groups, *deduplicate(groups, rows))
         return ikjt.validate() if validate else ikjt
 
     @classmethod
@@ -181,17 +169,17 @@ class InverseKeyedJaggedTensor(Pipelineable):
         are if the dictionaries lie one after another in one array, as `to_arrow` leaves them;
         else the unique rows are joined by one copy. Checked always.
         """
-        return cls.from_rows(*wire.from_columns(columns, groups))
+        return cls.from_rows(*dictionaries.from_columns(columns, groups))
 
     @classmethod
     def from_record_batch(cls, batch: pa.RecordBatch) -> InverseKeyedJaggedTensor:
         """What `to_record_batch` made; checked always."""
-        return cls.from_rows(*wire.from_record_batch(batch))
+        return cls._of(*wire.from_record_batch(batch)).validate()
 
     @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> InverseKeyedJaggedTensor:
         """What `to_bytes` made; checked always."""
-        return cls.from_record_batch(wire.from_bytes(data))
+        return cls.from_record_batch(stream.from_bytes(data))
 
     @classmethod
     def concat(cls, parts: Sequence[InverseKeyedJaggedTensor]) -> InverseKeyedJaggedTensor:
@@ -251,27 +239,31 @@ class InverseKeyedJaggedTensor(Pipelineable):
 
     def to_vbe_kjt(self) -> KeyedJaggedTensor:
         """TorchRec's variable-batch form: the unique samples, unpadded, and inverse_indices."""
-        keys, group_of, parts = self.kjt.keys(), self.group_of, self.parts()
+        keys, group_of, counts = self.kjt.keys(), self.group_of, self.unique_counts
         return KeyedJaggedTensor(
             keys=keys,
             values=self.kjt.values(),
-            lengths=torch.cat([parts[key].lengths for key in keys]),
+            lengths=self.kjt.lengths()[real_rows(self.groups, counts, self.kjt.device())],
             weights=self.kjt.weights_or_none(),
-            stride_per_key_per_rank=[[parts[key].lengths.numel()] for key in keys],
+            stride_per_key_per_rank=[[counts[group_of[key]]] for key in keys],
             inverse_indices=(keys, self.inverse_lookup[[group_of[key] for key in keys]]),
         )
 
     def to_arrow(self) -> dict[str, pa.DictionaryArray]:
         """Each key as a column dictionary<list<integer>>, on the values of `kjt`."""
-        return wire.to_columns(*self._on_cpu())
+        here = self.to(torch.device("cpu"))
+        return dictionaries.to_columns(here.groups, here.parts(), list(here.inverse_lookup))
 
     def to_record_batch(self) -> pa.RecordBatch:
-        """A column dictionary<struct> per group, weights included: what travels."""
-        return wire.to_record_batch(*self._on_cpu())
+        """One row, a column for each tensor, weights included: what travels."""
+        here = self.to(torch.device("cpu"))
+        return wire.to_record_batch(
+            here.groups, Weighted.of(here.kjt), here.inverse_lookup, here.unique_counts
+        )
 
     def to_bytes(self) -> pa.Buffer:
         """The record batch as an Arrow IPC stream: nothing pickled, no sample expanded."""
-        return wire.to_bytes(self.to_record_batch())
+        return stream.to_bytes(self.to_record_batch())
 
     def select(self, samples: Tensor) -> InverseKeyedJaggedTensor:
         """Samples `samples` [N], in this order, repeats included; unused rows are dropped."""
@@ -295,59 +287,6 @@ class InverseKeyedJaggedTensor(Pipelineable):
         check_ikjt(self)
         return self
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> InverseKeyedJaggedTensor:
-        return replace(
-            self,
-            kjt=self.kjt.to(device, non_blocking=non_blocking),
-            inverse_lookup=self.inverse_lookup.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> InverseKeyedJaggedTensor:
-        return replace(
-            self, kjt=self.kjt.pin_memory(), inverse_lookup=self.inverse_lookup.pin_memory()
-        )
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        self.kjt.record_stream(stream)
-        self.inverse_lookup.record_stream(stream)
-
-    def _on_cpu(self) -> tuple[Groups, dict[str, Weighted], list[Tensor]]:
-        here = self.to(torch.device("cpu"))
-        return here.groups, here.parts(), list(here.inverse_lookup)
-
     @property
     def group_of(self) -> dict[str, int]:
         return {key: index for index, group in enumerate(self.groups) for key in group}
-
-
-Context = tuple[list[str], int, Groups, tuple[int, ...], bool]
-
-
-def _flatten(ikjt: InverseKeyedJaggedTensor) -> tuple[list[Any], Context]:
-    # The tensors, and not the KJT, which in torch's trees forgets its stride.
-    kjt, weights = ikjt.kjt, ikjt.kjt.weights_or_none()
-    tensors = [kjt.values(), kjt.lengths(), ikjt.inverse_lookup]
-    weighted = weights is not None
-    context = (kjt.keys(), kjt.stride(), ikjt.groups, ikjt.unique_counts, weighted)
-    return ([*tensors, weights] if weighted else tensors), context
-
-
-def _unflatten(leaves: Iterable[Any], context: Context) -> InverseKeyedJaggedTensor:
-    values, lengths, inverse_lookup, *weights = leaves
-    keys, stride, groups, unique_counts, weighted = context
-    kjt = KeyedJaggedTensor(
-        keys=keys,
-        values=values,
-        lengths=lengths,
-        weights=weights[0] if weighted else None,
-        stride=stride,
-    )
-    return InverseKeyedJaggedTensor(kjt, inverse_lookup, groups, unique_counts)
-
-
-pytree.register_pytree_node(
-    InverseKeyedJaggedTensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="recd_plugins.sparse.ikjt.InverseKeyedJaggedTensor",
-)

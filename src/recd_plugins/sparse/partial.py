@@ -7,30 +7,29 @@ Paper: no offsets; each row is [offset, length] into shared values. b = [3,4,5],
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import pyarrow as pa
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec.streamable import Pipelineable
 
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.sparse.bundle import Bundle
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.rows.deduplicate import unique_samples
 from recd_plugins.sparse.rows.shared import SharedRows
 from recd_plugins.sparse.rows.unique import group_codes
-from recd_plugins.sparse.rows.weighted import Weighted, unique_samples
-from recd_plugins.sparse.wire import ikjt as wire
+from recd_plugins.sparse.rows.weighted import Weighted
 from recd_plugins.sparse.wire import partial as list_views
+from recd_plugins.sparse.wire import stream
 
 __all__ = ["PartialInverseKeyedJaggedTensor"]
 
 
 @dataclass(frozen=True, eq=False)
-class PartialInverseKeyedJaggedTensor(Pipelineable):
+class PartialInverseKeyedJaggedTensor(Bundle):
     """B samples of features in G groups; a group's features share one inverse lookup.
 
     [offset, length] are kept per unique sample, behind the inverse lookup: B + 2U numbers
@@ -144,14 +143,14 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> PartialInverseKeyedJaggedTensor:
         """What `to_bytes` was given, on the same memory; checked always."""
-        return cls._of(*list_views.from_record_batch(wire.from_bytes(data))).validate()
+        return cls._of(*list_views.from_record_batch(stream.from_bytes(data))).validate()
 
     def to_bytes(self) -> pa.Buffer:
         """An Arrow IPC stream: a dictionary of list views per group, nothing pickled."""
         here = self.to(torch.device("cpu"))
         parts, dtype = here.parts(), here.kjt.lengths().dtype
         batch = list_views.to_record_batch(here.groups, parts, here.inverse_lookup, dtype)
-        return wire.to_bytes(batch)
+        return stream.to_bytes(batch)
 
     @property
     def batch_size(self) -> int:
@@ -242,28 +241,6 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
             )
         return self
 
-    def to(
-        self, device: torch.device, non_blocking: bool = False
-    ) -> PartialInverseKeyedJaggedTensor:
-        return replace(
-            self,
-            kjt=self.kjt.to(device, non_blocking=non_blocking),
-            spans=self.spans.to(device, non_blocking=non_blocking),
-            inverse_lookup=self.inverse_lookup.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> PartialInverseKeyedJaggedTensor:
-        return replace(
-            self,
-            kjt=self.kjt.pin_memory(),
-            spans=self.spans.pin_memory(),
-            inverse_lookup=self.inverse_lookup.pin_memory(),
-        )
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        for part in (self.kjt, self.spans, self.inverse_lookup):
-            part.record_stream(stream)
-
     def _group_of(self) -> dict[str, int]:
         """Key to group, keys in the order of the groups."""
         return {key: index for index, group in enumerate(self.groups) for key in group}
@@ -287,20 +264,3 @@ def _hold(kept: bool, what: str) -> None:
             f"a PartialInverseKeyedJaggedTensor breaks its rules: {what}. Build it by from_kjt, "
             "or send it again."
         )
-
-
-def _flatten(partial: PartialInverseKeyedJaggedTensor) -> tuple[list[Any], Any]:
-    tensors = [partial.kjt, partial.spans, partial.inverse_lookup]
-    return tensors, (partial.groups, partial.unique_counts)
-
-
-def _unflatten(tensors: Any, context: Any) -> PartialInverseKeyedJaggedTensor:
-    return PartialInverseKeyedJaggedTensor(*tensors, *context)
-
-
-pytree.register_pytree_node(
-    PartialInverseKeyedJaggedTensor,
-    _flatten,
-    _unflatten,
-    serialized_type_name="recd_plugins.sparse.partial.PartialInverseKeyedJaggedTensor",
-)

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.errors import PluginError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.sparse.padding import real_rows
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["KjtTransform", "RowWise"]
@@ -146,13 +147,7 @@ def _trimmed(features: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
     if all(count == stride for count in features.unique_counts):
         return features
     lengths = kjt.lengths()
-    counts = [
-        count
-        for count, group in zip(features.unique_counts, features.groups, strict=True)
-        for _ in group
-    ]
-    rows = torch.arange(stride, device=lengths.device)
-    real = (rows < torch.tensor(counts, device=lengths.device)[:, None]).view(-1)
+    real = real_rows(features.groups, features.unique_counts, lengths.device)
     if not bool((lengths * ~real).any()):
         return features
     kept, weights = torch.repeat_interleave(real, lengths), kjt.weights_or_none()

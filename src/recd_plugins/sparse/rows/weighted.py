@@ -1,4 +1,4 @@
-"""The rows of one feature, weighted or not: selected, joined, and told apart."""
+"""The rows of one feature, weighted or not: selected, joined, split by key."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.jagged import MAX_INT32
-from recd_plugins.sparse.rows.gather import gather_rows, measure_rows, row_offsets
-from recd_plugins.sparse.rows.unique import Unique, group_codes, refine, unique_rows
+from recd_plugins.sparse.rows.gather import row_offsets
 
-__all__ = ["Weighted", "select_each", "unique_samples", "without"]
+__all__ = ["Weighted", "without"]
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -93,51 +92,6 @@ class Weighted:
         if self.weights is None:
             return [self.values]
         return [self.values, self.weights.view(BITS[self.weights.element_size()])]
-
-
-def unique_samples(features: Sequence[Weighted], out: Tensor | None = None) -> Unique:
-    """The different samples of a group: two are one where all of its features agree.
-
-    `out` [B], if given, is where the inverse lookup is written.
-    """
-    first = features[0].lengths
-    inverse_lookup = torch.empty_like(first, dtype=torch.int64) if out is None else out
-    if not first.is_cpu:
-        codes = [
-            unique_rows(column, feature.offsets).inverse_lookup
-            for feature in features
-            for column in feature.columns()
-        ]
-        unique = group_codes(codes)
-        return Unique(inverse_lookup.copy_(unique.inverse_lookup), unique.firsts)
-    inverse_lookup.zero_()
-    for feature in features:
-        for column in feature.columns():
-            firsts = refine(column, feature.offsets, inverse_lookup)
-    return Unique(inverse_lookup, firsts)
-
-
-def select_each(features: Sequence[Weighted], rows: Sequence[Tensor]) -> Weighted:
-    """`feature.select(rows)` of each feature and its rows, joined and padded: one copy on CPU."""
-    given = [feature.weights for feature in features if feature.weights is not None]
-    kinds = {(feature.values.dtype, feature.lengths.dtype) for feature in features}
-    alike = len(kinds) == 1 and len(given) in (0, len(features))
-    if not alike or not all(feature.values.is_cpu for feature in features):
-        picked = [feature.select(row) for feature, row in zip(features, rows, strict=True)]
-        return Weighted.joined(picked, padded=True)
-    offsets = [feature.offsets for feature in features]
-    stride = max(row.numel() for row in rows)
-    lengths = torch.zeros(len(features), stride, dtype=features[0].lengths.dtype)
-    numels = [measure_rows(*each) for each in zip(offsets, rows, lengths, strict=True)]
-
-    def gathered(parts: Sequence[Tensor]) -> Tensor:
-        out = torch.empty(sum(numels), dtype=parts[0].dtype)
-        for each in zip(parts, offsets, rows, out.split(numels), strict=True):
-            gather_rows(*each)
-        return out
-
-    values = gathered([feature.values for feature in features])
-    return Weighted(values, lengths.view(-1), gathered(given) if given else None)
 
 
 def without(features: KeyedJaggedTensor, keys: Collection[str]) -> KeyedJaggedTensor:

@@ -1,109 +1,71 @@
-"""IKJTs as Arrow: dictionary columns, and the bytes of an IPC stream; nothing is pickled.
+"""An IKJT as an Arrow record batch of one row: what travels.
 
-On the wire a group is one dictionary<struct> column: its indices are the inverse lookup, sent
-once, and each field of the struct is a key's unique rows (then its weights, where it has some).
+A list column for each of its tensors: the values of all keys where they lie, and lengths and
+inverse lookups in as few bytes as their numbers need. Samples of a session lie side by side,
+so a lookup goes as its runs of equal samples wherever that is shorter.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recd_plugins.errors import DataError
-from recd_plugins.sparse.arrow import jagged_from_arrow, jagged_to_arrow
-from recd_plugins.sparse.groups import Groups, agreed_groups
-from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.sparse.groups import Groups, check_groups
+from recd_plugins.sparse.jagged import MAX_INT32
+from recd_plugins.sparse.padding import real_rows
 from recd_plugins.sparse.rows.weighted import Weighted
 
-__all__ = [
-    "from_bytes",
-    "from_columns",
-    "from_record_batch",
-    "to_bytes",
-    "to_columns",
-    "to_record_batch",
-]
+__all__ = ["Unwired", "from_record_batch", "to_record_batch"]
 
 METADATA_KEY = b"recd_plugins.ikjt"
+COLUMNS = ("values", "lengths", "unique_counts", "codes", "runs")
+
+Numbers = NDArray[Any]
 
 
 class Unwired(NamedTuple):
     """What came over the wire, not yet checked."""
 
     groups: Groups
-    rows: dict[str, Weighted]
-    """Each key's unique rows."""
-    lookups: Sequence[Tensor]
-    """[B] of each group."""
-
-
-def to_columns(
-    groups: Groups, rows: Mapping[str, Weighted], lookups: Sequence[Tensor]
-) -> dict[str, pa.DictionaryArray]:
-    """Each key as a column dictionary<list<integer>>; all lie in one array, uncopied."""
-    every = Weighted.joined([rows[key] for group in groups for key in group])
-    if every.weights is not None:
-        raise DataError(
-            "to_arrow: its ids have weights, for which a column of ids has no place. Use "
-            "to_record_batch."
-        )
-    lists, first, columns = jagged_to_arrow(Jagged(every.values, every.lengths)), 0, {}
-    for group, lookup in zip(groups, lookups, strict=True):
-        for key in group:
-            count = rows[key].lengths.numel()
-            unique = lists.slice(first, count)
-            columns[key] = pa.DictionaryArray.from_arrays(_indices(lookup, count), unique)
-            first += count
-    return columns
-
-
-def from_columns(
-    columns: Mapping[str, pa.DictionaryArray], groups: Sequence[Sequence[str]] | None
-) -> Unwired:
-    """From columns dictionary<list<integer>>; values as views of one tensor if in one array."""
-    rows: dict[str, Weighted] = {}
-    lookups: dict[str, Tensor] = {}
-    seen: dict[int, Tensor] = {}
-    for key, column in columns.items():
-        if not pa.types.is_dictionary(column.type):
-            raise DataError(f"{key!r}: is {column.type}, but must be a dictionary of lists.")
-        lookups[key] = _lookup(column, repr(key))
-        rows[key] = _shared(column.dictionary, repr(key), seen)
-    checked, agreed = agreed_groups(lookups, groups, "from_arrow")
-    return Unwired(checked, rows, agreed)
+    rows: Weighted
+    """The unique rows of all keys, in the order of the groups, padded to the largest group's."""
+    inverse_lookup: Tensor
+    """[G, B] int64."""
+    unique_counts: tuple[int, ...]
+    """[G]."""
 
 
 def to_record_batch(
-    groups: Groups, rows: Mapping[str, Weighted], lookups: Sequence[Tensor]
+    groups: Groups, rows: Weighted, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
 ) -> pa.RecordBatch:
-    """One column per group; weights included."""
-    columns, weighted = [], rows[groups[0][0]].weights is not None
-    for group, lookup in zip(groups, lookups, strict=True):
-        lists = [jagged_to_arrow(Jagged(rows[key].values, rows[key].lengths)) for key in group]
-        names = list(group)
-        if weighted:
-            for key in group:
-                weights = rows[key].weights
-                assert weights is not None
-                lists.append(jagged_to_arrow(Jagged(weights, rows[key].lengths)))
-                names.append(f"weights of {key}")
-        unique = pa.StructArray.from_arrays(lists, names)
-        columns.append(pa.DictionaryArray.from_arrays(_indices(lookup, len(unique)), unique))
-    said = json.dumps({"groups": groups, "weighted": weighted})
-    fields = [pa.field(str(index), column.type) for index, column in enumerate(columns)]
+    """Of what `Unwired` has, on CPU."""
+    codes, runs = _as_runs(inverse_lookup.numpy())
+    columns = {
+        "values": rows.values.numpy(),
+        "lengths": _narrow(rows.lengths[real_rows(groups, unique_counts)].numpy()),
+        "unique_counts": np.array(unique_counts, np.int64),
+        "codes": codes,
+        "runs": runs,
+    }
+    if rows.weights is not None:
+        columns["weights"] = rows.weights.numpy()
+    said = json.dumps({"groups": groups, "batch_size": inverse_lookup.shape[1]})
+    arrays = [_one_list(numbers) for numbers in columns.values()]
+    fields = [pa.field(name, one.type) for name, one in zip(columns, arrays, strict=True)]
     schema = pa.schema(fields, metadata={METADATA_KEY: said.encode()})
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def from_record_batch(batch: pa.RecordBatch) -> Unwired:
-    """What `to_record_batch` was given."""
+    """What `to_record_batch` was given, values on the same memory."""
     said = (batch.schema.metadata or {}).get(METADATA_KEY)
     if said is None:
         raise DataError(
@@ -113,59 +75,70 @@ def from_record_batch(batch: pa.RecordBatch) -> Unwired:
     try:
         batch.validate(full=True)
         told = json.loads(said)
-        groups, weighted = told["groups"], told["weighted"]
-        rows: dict[str, Weighted] = {}
-        lookups = []
-        for group, column in zip(groups, batch.columns, strict=True):
-            lookups.append(_lookup(column, f"group {group}"))
-            fields = column.dictionary.flatten()
-            for index, key in enumerate(group):
-                ids = jagged_from_arrow(fields[index], repr(key))
-                weights = fields[len(group) + index].flatten() if weighted else None
-                rows[key] = Weighted(*ids, None if weights is None else torch.from_dlpack(weights))
-    except (pa.ArrowException, ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(f"a record batch is a damaged IKJT ({error}). Send it again.") from error
-    return Unwired(tuple(map(tuple, groups)), rows, lookups)
-
-
-def to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
-    """An Arrow IPC stream of one batch."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return sink.getvalue()
-
-
-def from_bytes(data: bytes | pa.Buffer) -> pa.RecordBatch:
-    """What `to_bytes` was given, on the same memory."""
-    try:
-        with pa.ipc.open_stream(data) as stream:
-            return stream.read_next_batch()
-    except (pa.ArrowException, StopIteration, OSError) as error:
-        raise DataError(f"these bytes are no Arrow stream ({error}). Send them again.") from error
-
-
-def _indices(lookup: Tensor, count: int) -> pa.Array:
-    """As few bytes for each as `count` unique samples need."""
-    return pa.array(lookup.numpy().astype(np.min_scalar_type(-max(count, 1))))
-
-
-def _lookup(column: pa.DictionaryArray, name: str) -> Tensor:
-    if column.null_count:
-        raise DataError(
-            f"{name}: {column.null_count} of its rows are null. Write a missing list as an empty "
-            "one where the column is made."
+        groups = check_groups(told["groups"], list(chain(*told["groups"])))
+        values, lengths, counts, codes, runs = (_numbers(batch, name) for name in COLUMNS)
+        weights = _numbers(batch, "weights") if "weights" in batch.schema.names else None
+        unique_counts = tuple(counts.to_pylist())
+        rows = Weighted(
+            torch.from_dlpack(values),
+            _padded(lengths, groups, unique_counts, many=len(values) > MAX_INT32),
+            None if weights is None else torch.from_dlpack(weights),
         )
-    return torch.from_numpy(column.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+        lookup = _lookup(codes, runs, (len(groups), int(told["batch_size"])))
+        return Unwired(groups, rows, torch.from_numpy(lookup), unique_counts)
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"a record batch is a damaged IKJT ({error}). Send it again.") from error
 
 
-def _shared(dictionary: pa.Array, name: str, seen: dict[int, Tensor]) -> Weighted:
-    """The dictionary's rows, as a view of one tensor for all that lie in one array."""
-    rows = Weighted(*jagged_from_arrow(dictionary, name))
-    if rows.values.numel() and dictionary.type.value_type in (pa.int32(), pa.int64()):
-        ids = dictionary.values
-        whole = seen.setdefault(ids.buffers()[1].address, torch.from_dlpack(ids))
-        first = (rows.values.data_ptr() - whole.data_ptr()) // whole.element_size()
-        if 0 <= first <= whole.numel() - rows.values.numel():
-            rows = dataclasses.replace(rows, values=whole[first : first + rows.values.numel()])
-    return rows
+def _one_list(numbers: Numbers) -> pa.LargeListArray:
+    """All of them as the one row of a column, on the same memory."""
+    return pa.LargeListArray.from_arrays(np.array([0, len(numbers)]), pa.array(numbers))
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> pa.Array:
+    column = batch.column(name)
+    numbers = column.flatten()
+    if len(column) != 1 or column.null_count or numbers.null_count:
+        raise ValueError(f"{name} has nulls, or {len(column)} rows in place of one")
+    if name != "weights" and not pa.types.is_integer(numbers.type):
+        raise ValueError(f"{name} are {numbers.type}, not integers")
+    return numbers
+
+
+def _padded(
+    lengths: pa.Array, groups: Groups, unique_counts: tuple[int, ...], many: bool
+) -> Tensor:
+    if min(unique_counts) < 0:
+        raise ValueError(f"its unique counts are {unique_counts}")
+    real = real_rows(groups, unique_counts)
+    padded = np.zeros(real.numel(), np.int64 if many else np.int32)
+    padded[real.numpy()] = lengths.to_numpy()
+    return torch.from_numpy(padded)
+
+
+def _as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
+    """(codes, runs): code i for `runs[i]` samples, group after group; no runs: each for one."""
+    begins = np.ones(lookup.shape, bool)
+    begins[:, 1:] = lookup[:, 1:] != lookup[:, :-1]
+    starts = np.flatnonzero(begins)
+    every = _narrow(lookup.reshape(-1))
+    codes, runs = every[starts], _narrow(np.diff(starts, append=lookup.size))
+    if codes.nbytes + runs.nbytes < every.nbytes:
+        return codes, runs
+    return every, runs[:0]
+
+
+def _lookup(codes: pa.Array, runs: pa.Array, shape: tuple[int, int]) -> NDArray[np.int64]:
+    """What `_as_runs` was given."""
+    lookup: NDArray[np.int64] = codes.to_numpy().astype(np.int64)
+    if len(runs):
+        counts = runs.to_numpy().astype(np.int64)
+        if counts.sum() != shape[0] * shape[1]:  # before memory is taken for them
+            raise ValueError(f"its runs have {counts.sum()} samples, not {shape} of them")
+        lookup = np.repeat(lookup, counts)
+    return lookup.reshape(shape)
+
+
+def _narrow(numbers: Numbers) -> Numbers:
+    """The same, none of them negative, in as few bytes each as the largest needs."""
+    return numbers.astype(np.min_scalar_type(numbers.max(initial=0)))

@@ -1,0 +1,93 @@
+"""A dataclass of KJTs and tensors that is moved, pinned and taken apart as one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+__all__ = ["Bundle"]
+
+
+class Bundle(Pipelineable):
+    """Base of such dataclasses; fields that are neither KJT nor tensor stay as they are.
+
+    Each is known to torch's trees (pytree).
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        pytree.register_pytree_node(
+            cls,
+            _flatten,
+            lambda leaves, context: _unflatten(cls, leaves, context),
+            serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        )
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        return self._each(lambda part: part.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for part in _fields(self).values():
+            if isinstance(part, Tensor | KeyedJaggedTensor):
+                part.record_stream(stream)
+
+    def _each(self, move: Callable[[Any], Any]) -> Self:
+        moved = {
+            name: move(part)
+            for name, part in _fields(self).items()
+            if isinstance(part, Tensor | KeyedJaggedTensor)
+        }
+        return dataclasses.replace(self, **moved)
+
+
+def _fields(bundle: Any) -> dict[str, Any]:
+    return {field.name: getattr(bundle, field.name) for field in dataclasses.fields(bundle)}
+
+
+def _flatten(bundle: Bundle) -> tuple[list[Tensor], list[Any]]:
+    """Its tensors, and of each field how it is made of them again, or the field itself."""
+    leaves: list[Tensor] = []
+    context: list[Any] = []
+    for part in _fields(bundle).values():
+        match part:
+            case KeyedJaggedTensor():  # not as a leaf: in torch's trees it forgets its stride
+                weights = part.weights_or_none()
+                tensors = [part.values(), part.lengths()]
+                leaves += tensors if weights is None else [*tensors, weights]
+                context.append(("kjt", part.keys(), part.stride(), weights is not None))
+            case Tensor():
+                leaves.append(part)
+                context.append(("tensor",))
+            case _:
+                context.append(("plain", part))
+    return leaves, context
+
+
+def _unflatten(kind: type[Bundle], leaves: Iterable[Any], context: list[Any]) -> Bundle:
+    left = iter(leaves)
+    parts: list[Any] = []
+    for said in context:
+        match said:
+            case ("kjt", keys, stride, weighted):
+                values, lengths = next(left), next(left)
+                weights = next(left) if weighted else None
+                parts.append(
+                    KeyedJaggedTensor(
+                        keys=keys, values=values, lengths=lengths, weights=weights, stride=stride
+                    )
+                )
+            case ("tensor",):
+                parts.append(next(left))
+            case ("plain", part):
+                parts.append(part)
+    return kind(*parts)
