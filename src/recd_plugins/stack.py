@@ -59,6 +59,7 @@ class Stack:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._tables: Tables | None = None
+        self._adapted = ""
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -149,17 +150,28 @@ class Stack:
                             self.registry.source.locate(choice.where),
                         )
 
-    def adapt(self, model: nn.Module, poolings: Sequence[str] = ()) -> nn.Module:
+    def adapt(
+        self, model: nn.Module, poolings: Sequence[str] = (), *, pool_unique: bool = True
+    ) -> nn.Module:
         """Make a model, itself, take what the loader yields; its parameters keep their names.
 
-        `poolings` name modules that pool sequences, by path or glob: they run on unique samples.
-        A registry that deduplicates nothing yields plain KJTs, and the model stays as it is.
+        Modules that pool as the `pooling` slot's do run on unique samples, and those that
+        `poolings` names by path or glob; none if not `pool_unique`. A registry that deduplicates
+        nothing yields plain KJTs, and the model stays as it is.
         """
         if not self._groups:
             return model
-        from recd_plugins.embedding.adapt import adapt
+        from recd_plugins.embedding.adapt import adapt, explain
 
-        return adapt(model, self._groups, poolings=poolings, unique_shares=self._unique_shares)
+        adapt(
+            model,
+            self._groups,
+            poolings=poolings,
+            unique_shares=self._unique_shares,
+            pool_unique=pool_unique,
+        )
+        self._adapted = explain(model)
+        return model
 
     def plan(
         self,
@@ -188,10 +200,10 @@ class Stack:
         return with_dedup(sharders)
 
     def explain(self) -> str:
-        """Why batches are deduplicated as they are, and why the last plan is what it is."""
+        """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
         converters = self._dedup if self.registry.chosen("dedup") else []
         said = [part.explain() for part in converters if isinstance(part, Explains)]
-        return "\n".join([*filter(None, said), self._planner.explain()])
+        return "\n".join([*filter(None, [*said, self._adapted]), self._planner.explain()])
 
     @cached_property
     def _planner(self) -> Planner:
@@ -238,7 +250,8 @@ class Stack:
         from recd_plugins.data.transform import BatchTransform
 
         steps = [(_matching(choice, schema), step) for choice, step in self._transforms]
-        return BatchTransform(steps, self._dedup) if steps or self._dedup else None
+        converter = self._converter
+        return BatchTransform(steps, converter) if steps or converter else None
 
     def _context(self, slot: str, schema: Schema | None = None) -> Context:
         train = self.registry.train

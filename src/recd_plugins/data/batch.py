@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["Batch"]
 
@@ -30,15 +32,18 @@ class Batch(Pipelineable):
     dedup: Any = None
     """The deduplicated features: what the `dedup` slot's converter made of them."""
 
-    @property
+    @cached_property
     def sparse(self) -> KeyedJaggedTensor | SparseFeatures:
         """All sparse features: what an adapted model is given in place of `features`.
 
-        An attribute, so that TorchRec's pipeline can follow it from the batch.
+        An attribute, so that TorchRec's pipeline can follow it from the batch. A partial IKJT's
+        unique samples are laid out once.
         """
         if self.dedup is None:
             return self.features
-        return SparseFeatures(plain=self.features, dedup=self.dedup)
+        partial = isinstance(self.dedup, PartialInverseKeyedJaggedTensor)
+        unique = self.dedup.to_ikjt() if partial else self.dedup
+        return SparseFeatures(plain=self.features, dedup=unique)
 
     def __len__(self) -> int:
         return self.labels.numel()

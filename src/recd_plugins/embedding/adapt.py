@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from torch import nn
 from torchrec.modules.embedding_modules import (
@@ -17,11 +19,12 @@ from recd_plugins.embedding.dedup import (
     DedupEmbeddingCollection,
     deduplicated,
 )
+from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
 from recd_plugins.embedding.view import seeing_all_features
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, RegistryError, nearest
 from recd_plugins.sparse.groups import Groups
 
-__all__ = ["adapt"]
+__all__ = ["adapt", "explain"]
 
 
 def adapt(
@@ -34,20 +37,63 @@ def adapt(
 ) -> nn.Module:
     """Make `model` take batches whose features of `groups` are deduplicated; itself, changed.
 
-    Its EmbeddingCollections and EmbeddingBagCollections look up unique samples. Names of
-    parameters and states stay, and a batch without `dedup` still works.
+    Its EmbeddingCollections and EmbeddingBagCollections look up unique samples, and its poolings
+    run on them: modules whose forward is a `Pooling`'s (values, lengths, query), and those that
+    `poolings` names by path or glob; none if not `pool_unique`. Names of parameters and states
+    stay, and a batch without `dedup` still works.
     `unique_shares` are each group's unique samples over the samples of a batch, as expected.
     """
     for path, module in model.named_modules():
-        if type(module) in (EmbeddingCollection, EmbeddingBagCollection):
+        _check_kind(path, module)
+        if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
             deduplicated(module, groups, unique_shares)
-        elif isinstance(
-            module, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface
-        ) and not isinstance(module, DedupEmbeddingCollection | DedupEmbeddingBagCollection):
-            raise CapabilityError(
-                f"dedup: module {path!r} is a {type(module).__name__}, which is not adapted to "
-                "unique samples: only TorchRec's EmbeddingCollection and EmbeddingBagCollection "
-                "are. Use one of these, or take `dedup` out of registry.yaml."
-            )
+        elif pool_unique and _is_pooling(path, module, poolings):
+            DedupPooling(module)
+    _check_named(model, poolings)
     seeing_all_features(model)
     return model
+
+
+def explain(model: nn.Module) -> str:
+    """What was adapted in an unsharded model: parts of collections, poolings, and why so."""
+    lines = []
+    for path, module in model.named_modules():
+        where = path or "the model"
+        if isinstance(module, DedupEmbeddingCollection | DedupEmbeddingBagCollection):
+            lines += [f"  {where}, {', '.join(one.tables)}: {one.why}" for one in module.parts]
+        elif isinstance(module, DedupPooling):
+            lines.append(f"  {where}: {explain_pooling(module)}")
+    return "\n".join(["adapted to unique samples:", *lines])
+
+
+def _check_kind(path: str, module: nn.Module) -> None:
+    """`CapabilityError` for a collection that would meet unique samples unprepared."""
+    kinds = (
+        EmbeddingCollection,
+        EmbeddingBagCollection,
+        DedupEmbeddingCollection,
+        DedupEmbeddingBagCollection,
+    )
+    interfaces = (EmbeddingCollectionInterface, EmbeddingBagCollectionInterface)
+    if isinstance(module, interfaces) and type(module) not in kinds:
+        raise CapabilityError(
+            f"dedup: module {path!r} is a {type(module).__name__}, which cannot look up unique "
+            "samples: TorchRec's EmbeddingCollection and EmbeddingBagCollection can. Use one of "
+            "these, or take `dedup` out of registry.yaml."
+        )
+
+
+def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
+    if any(fnmatchcase(path, pattern) for pattern in named):
+        return True
+    taken = tuple(inspect.signature(module.forward).parameters)
+    return taken == ("values", "lengths", "query")
+
+
+def _check_named(model: nn.Module, poolings: Sequence[str]) -> None:
+    paths = [path for path, _ in model.named_modules()]
+    for pattern in poolings:
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            raise RegistryError(
+                f"adapt: no module of the model is named {pattern!r}; {nearest(pattern, paths)}"
+            )

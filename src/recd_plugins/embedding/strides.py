@@ -48,7 +48,7 @@ def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJ
 def _padded(kjt: KeyedJaggedTensor, strides: Sequence[int], longest: int) -> KeyedJaggedTensor:
     keys = kjt.keys()
     lengths = kjt.lengths().new_zeros(len(keys), len(strides), longest)
-    blocks = kjt.lengths().view(len(keys), -1).split(list(strides), dim=1)
+    blocks = kjt.lengths().view(len(keys), sum(strides)).split(list(strides), dim=1)
     for rank, block in enumerate(blocks):
         lengths[:, rank, : block.shape[1]] = block
     return KeyedJaggedTensor(
