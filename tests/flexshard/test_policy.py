@@ -166,7 +166,7 @@ def drawn(what: dict[str, tuple[int, float, float, int]]) -> dict[str, SequenceT
     what=TABLES,
     k=st.floats(1, 8),
     batch=st.integers(1, 256),
-    reduce=st.sampled_from(["dense", "union", "sparse"]),
+    reduce=st.sampled_from(["dense", "union", "sparse", "touched"]),
 )
 def test_what_every_goal_keeps(
     what: dict[str, tuple[int, float, float, int]], k: float, batch: int, reduce: str

@@ -75,10 +75,25 @@ def test_a_row_on_every_rank_costs_memory_and_a_reduce() -> None:
     assert cost.dynamic_memory == 2 * R
     assert cost.ar_global == R
     assert cost.between_nodes == 2 * R
-    union = prices("union").replicated(ONE, R).of(ONE.counts)
-    assert union.ar_global == pytest.approx(appears(B * 8) * R)
-    sparse = prices("sparse").replicated(ONE, R).of(ONE.counts)
-    assert sparse.ar_global == pytest.approx(appears(B * W) * N / 2 * R)
+
+
+def test_touched_rows_alone_are_reduced_node_by_node() -> None:
+    union, sparse = appears(B * 8), appears(B * W) * N / 2
+    bits = 1 / 8
+    for reduce, carried in (
+        ("union", union),
+        ("sparse", sparse),
+        ("touched", min(union, sparse)),
+    ):
+        cost = prices(reduce).replicated(ONE, R).of(ONE.counts)
+        assert cost.ar_global == 0
+        assert cost.a2a_intra == pytest.approx(2 * (union * R + bits))
+        assert cost.ar_cross == pytest.approx((carried * R + bits * N / 2) / W)
+        # Of the bits, each of W ranks a node sends a W-th to the N - 1 other nodes.
+        assert cost.between_nodes == pytest.approx(2 * carried * R + N * (N - 1) * bits)
+        per_node = prices(reduce).per_node(ONE, R).of(ONE.counts)
+        assert per_node.ar_cross == cost.ar_cross
+        assert per_node.between_nodes == cost.between_nodes
 
 
 def test_a_row_in_every_node_costs_a_share_of_both() -> None:

@@ -11,6 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.rows import Floats, RowDistribution, appears
 from recd_plugins.planning.tier_plan import Coalesce
@@ -20,9 +22,13 @@ __all__ = ["ID_BYTES", "Cost", "Prices", "Reduce"]
 ID_BYTES = 8
 """int64, as TorchRec sends ids."""
 
-Reduce = Literal["dense", "union", "sparse"]
-"""How gradients of replicas become one: of all rows, as data parallelism does it; of the rows
-that any rank touched; or by gathering the rows that each touched."""
+TOUCHED_BYTES = 1 / 8
+"""A bit for each replicated row, with which nodes tell each other what they touched."""
+
+Reduce = Literal["dense", "union", "sparse", "touched"]
+"""How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;
+of the rows that any rank touched; by gathering the rows that each node touched; or by
+whichever of these two carries less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,7 @@ class Prices:
     """B: samples per rank and step."""
     k: float
     """Bytes that a replicated row takes with all that goes with it, over its own."""
-    reduce: Reduce = "union"
+    reduce: Reduce = "touched"
 
     def row_wise(self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none") -> Cost:
         """In TorchRec's row-wise table (RW): one rank has the row, all others ask for it.
@@ -152,20 +158,36 @@ class Prices:
         static_memory   k r
         rows_accessed   pB
         dynamic_memory  pB r
-        ar_global       t r
-        local           (4 pB + 4 t) r
-        with t = 1 for a dense reduce; for the union of touched rows appears(B U); gathered
-        sparsely appears(B W) N / 2, which carries as much as an all-reduce of so many.
+        local           (4 pB + 4 v) r
+        ar_global       r where the reduce is dense, v = t = 1; else, node by node,
+        a2a_intra       2 v r + 1/4: parts to the rank that sums them, and sums back
+        ar_cross        t r / W + N / 16 W
+        with v = appears(B U), and t the same for a reduce over the union of touched rows;
+        gathered sparsely t = appears(B W) N / 2, which carries as much as an all-reduce of so
+        many. The bits that tell which rows are touched make the small terms.
         """
         accesses = rows.p * self.batch_size
-        reduced = self._reduced(rows)
+        n, w, _ = self._shape
+        if self.reduce == "dense":
+            every = 0.0 * accesses + 1.0
+            return Cost(
+                static_memory=self.k * width,
+                rows_accessed=accesses,
+                dynamic_memory=accesses * width,
+                ar_global=every * width,
+                between_nodes=2 * (n - 1) * every * width,
+                local=4 * (accesses + 1) * width,
+            )
+        union = self._union(rows)
+        across = self._across(rows, width)
         return Cost(
             static_memory=self.k * width,
             rows_accessed=accesses,
             dynamic_memory=accesses * width,
-            ar_global=reduced * width,
-            between_nodes=self._ring(reduced) * width,
-            local=4 * (accesses + reduced) * width,
+            a2a_intra=2 * (union * width + TOUCHED_BYTES),
+            ar_cross=across / w,
+            between_nodes=2 * (n - 1) * across,
+            local=4 * (accesses + union) * width,
         )
 
     def per_node(self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none") -> Cost:
@@ -176,25 +198,25 @@ class Prices:
         rows_accessed   s
         dynamic_memory  2 s r; coalesced (2 s + pB) r
         a2a_intra       s (2 r + 8)
-        ar_cross        t r / W
-        local           (4 s + 4 t / W) r; coalesced 2 pB r more
-        with s = pB, coalesced per rank or node appears(B), and t as for DP.
+        ar_cross        t r / W + N / 16 W (no bits where the reduce is dense)
+        local           (4 s + 4 v / W) r; coalesced 2 pB r more
+        with s = pB, coalesced per rank or node appears(B), and t, v as for DP.
         """
         accesses = rows.p * self.batch_size
         plain = coalesce == "none"
         sent = accesses if plain else appears(rows.presence, self.batch_size)
         spread = 0.0 if plain else accesses
-        _, w, _ = self._shape
-        reduced = self._reduced(rows)
+        n, w, _ = self._shape
+        across = self._across(rows, width)
         return Cost(
             static_memory=self.k * width / w,
             ids_sent=sent,
             rows_accessed=sent,
             dynamic_memory=(2 * sent + spread) * width,
             a2a_intra=sent * (2 * width + ID_BYTES),
-            ar_cross=reduced * width / w,
-            between_nodes=self._ring(reduced) * width,
-            local=(4 * sent + 2 * spread + 4 * reduced / w) * width,
+            ar_cross=across / w,
+            between_nodes=2 * (n - 1) * across,
+            local=(4 * sent + 2 * spread + 4 * self._union(rows) / w) * width,
             coalesced=0.0 * accesses if plain else accesses,
         )
 
@@ -202,18 +224,24 @@ class Prices:
     def _shape(self) -> tuple[int, int, int]:
         return self.cluster.n_nodes, self.cluster.ranks_per_node, self.cluster.world_size
 
-    def _reduced(self, rows: RowDistribution) -> Floats:
-        """t: the part of a row that an all-reduce carries."""
-        n, w, u = self._shape
+    def _union(self, rows: RowDistribution) -> Floats:
+        """v: the chance that any rank has a gradient for the row; 1 for a dense reduce."""
         if self.reduce == "dense":
             return 0.0 * rows.p + 1.0
-        if self.reduce == "union":
-            return appears(rows.presence, self.batch_size * u)
-        return appears(rows.presence, self.batch_size * w) * n / 2
+        return appears(rows.presence, self.batch_size * self.cluster.world_size)
 
-    def _ring(self, reduced: Floats) -> Floats:
-        """Row widths that leave nodes: 2 (N - 1) for each row that a ring reduces."""
-        return 2 * (self.cluster.n_nodes - 1) * reduced
+    def _across(self, rows: RowDistribution, width: Any) -> Any:
+        """t r: bytes of a row that an all-reduce across nodes carries, and of the bits before."""
+        n, w, _ = self._shape
+        union = self._union(rows)
+        if n == 1 or self.reduce in ("dense", "union"):
+            carried = union
+        else:
+            carried = appears(rows.presence, self.batch_size * w) * n / 2
+            if self.reduce == "touched":
+                carried = np.minimum(carried, union)
+        bits = 0.0 if n == 1 or self.reduce == "dense" else TOUCHED_BYTES * n / 2
+        return carried * width + bits
 
 
 def _sum(counts: Any, price: Any) -> Any:

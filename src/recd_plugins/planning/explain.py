@@ -1,0 +1,245 @@
+"""Why a tier plan is what it is: what each tier of each table takes, costs and saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recd_plugins.planning.ledger import (
+    Entry,
+    Ledger,
+    TableLedger,
+    TableSizes,
+    TierName,
+    marginal_ms,
+    milliseconds,
+)
+from recd_plugins.planning.rows import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Frontier", "PlanReport", "TierReport"]
+
+CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW"}
+LINKS = {
+    "a2a_global": "global all-to-all",
+    "a2a_intra": "intra-node all-to-all",
+    "ar_global": "global all-reduce",
+    "ar_cross": "cross-node all-reduce",
+    "local": "lookups",
+}
+
+
+class TierReport(NamedTuple):
+    """One tier of one table."""
+
+    rows: int
+    share: float
+    """Of the table's lookups."""
+    memory: float
+    """Bytes a rank, static and dynamic."""
+    ms: float
+    """Of a step, latencies aside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """The trade of memory against time along which a plan lies (figure 5)."""
+
+    memory: Floats
+    """[n] extra bytes a rank over all-RW."""
+    ms: Floats
+    """[n] of a step, latencies aside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """A ledger, what it is compared with, and the plans beside it."""
+
+    ledger: Ledger
+    goal: str
+    budget: float | None
+    """Extra bytes a rank that were allowed; none where memory did not count."""
+    frontier: Frontier | None = None
+
+    @property
+    def row_wise(self) -> Ledger:
+        """All tables as plain TorchRec has them."""
+        return self._all(TableSizes())
+
+    @property
+    def coalesced(self) -> Ledger:
+        """All tables row-wise, ids coalesced per rank: the plan to beat."""
+        return self._all(TableSizes(coalesce="rank"))
+
+    def tiers(self, table: str) -> dict[TierName, TierReport]:
+        """What each tier of a table takes."""
+        return {
+            name: _report(entry, self.ledger)
+            for name, entry in self.ledger.tables[table].entries.items()
+        }
+
+    def values(self) -> Mapping[str, Any]:
+        """All numbers, for machines."""
+        cluster = self.ledger.prices.cluster
+        return {
+            "goal": self.goal,
+            "budget": self.budget,
+            "n_nodes": cluster.n_nodes,
+            "ranks_per_node": cluster.ranks_per_node,
+            "batch_size": self.ledger.prices.batch_size,
+            "k": self.ledger.prices.k,
+            "ms": {name: ledger.ms for name, ledger in self._compared()},
+            "memory": {name: float(ledger.cost.memory) for name, ledger in self._compared()},
+            "between_nodes": {
+                name: float(ledger.cost.between_nodes) for name, ledger in self._compared()
+            },
+            "tables": {
+                name: {
+                    "coalesce": table.sizes.coalesce,
+                    "why_not_more": self._why(table),
+                    **{tier: report._asdict() for tier, report in self.tiers(name).items()},
+                }
+                for name, table in self.ledger.tables.items()
+            },
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The same in words."""
+        prices = self.ledger.prices
+        cluster = prices.cluster
+        yield (
+            f"tier plan: goal {self.goal}; {cluster.n_nodes} nodes of {cluster.ranks_per_node} "
+            f"ranks, {prices.batch_size:,} samples a rank and step, k = {prices.k:.3g}"
+        )
+        rows: list[tuple[str, ...]] = [("table", "tier", "rows", "lookups", "memory", "ms")]
+        for name, table in self.ledger.tables.items():
+            for tier, report in self.tiers(name).items():
+                if report.rows or tier == "row_wise":
+                    rows.append((name, *_row(tier, table, report)))
+        yield from _aligned(rows)
+        yield from self._totals()
+        for table in self.ledger.tables.values():
+            yield f"{table.table.name}: {self._why(table)}"
+
+    def draw(self, figure: Figure) -> None:
+        """The frontier, with this plan and those that it is compared with."""
+        axes = figure.add_subplot()
+        base = self.row_wise
+        if self.frontier is not None:
+            latency = self.ledger.ms - _marginal(self.ledger)
+            axes.plot(
+                self.frontier.memory / 1e6,
+                self.frontier.ms + latency,
+                label="least time for the memory",
+            )
+        for name, ledger in self._compared():
+            axes.plot((ledger.cost.memory - base.cost.memory) / 1e6, ledger.ms, "o", label=name)
+        axes.axvline(0, linewidth=0.5, color="grey")
+        axes.set_xlabel("memory over row-wise, MB a rank")
+        axes.set_ylabel("expected ms a step")
+        axes.set_title(f"{self.goal}: {len(self.ledger.tables)} tables")
+        axes.legend()
+
+    def _all(self, sizes: TableSizes) -> Ledger:
+        tables = {name: one.table for name, one in self.ledger.tables.items()}
+        return Ledger.of(tables, dict.fromkeys(tables, sizes), self.ledger.prices)
+
+    def _compared(self) -> Sequence[tuple[str, Ledger]]:
+        return (
+            ("row_wise", self.row_wise),
+            ("row_wise_coalesced", self.coalesced),
+            ("plan", self.ledger),
+        )
+
+    def _totals(self) -> Iterator[str]:
+        base, coalesced, plan = self.row_wise, self.coalesced, self.ledger
+        before, after = (milliseconds(one.cost, one.prices.cluster) for one in (base, plan))
+        yield "; ".join(
+            f"{LINKS[name]} {before[name]:.3g} -> {after[name]:.3g} ms"
+            for name in LINKS
+            if before[name] or after[name]
+        )
+        yield (
+            f"expected step: {plan.ms:.3g} ms, {base.ms / plan.ms:.2f}x faster than row-wise "
+            f"({base.ms:.3g}) and {coalesced.ms / plan.ms:.2f}x than row-wise coalesced per rank "
+            f"({coalesced.ms:.3g}); {_bytes(plan.cost.between_nodes)} between nodes, against "
+            f"{_bytes(base.cost.between_nodes)} and {_bytes(coalesced.cost.between_nodes)}"
+        )
+        extra = plan.cost.memory - base.cost.memory
+        yield f"memory: {_bytes(extra, sign=True)} a rank over row-wise"
+
+    def _why(self, ledger: TableLedger) -> str:
+        """Why the last tier that took rows did not take the next one."""
+        sizes, rows = ledger.sizes, ledger.table.rows
+        taken = sizes.replicated + sizes.per_node
+        if taken >= rows.num_rows:
+            return "every row has a replica"
+        next_row = rows.part(taken, taken + 1)
+        prices, width = self.ledger.prices, ledger.table.width
+        stays = prices.row_wise(next_row, width, sizes.coalesce).of(next_row.counts)
+        flex = sizes.per_node or (not sizes.replicated and prices.cluster.n_nodes > 1)
+        moves = (
+            prices.per_node(next_row, width, sizes.coalesce)
+            if flex
+            else prices.replicated(next_row, width)
+        ).of(next_row.counts)
+        gain = marginal_ms(stays, prices.cluster) - marginal_ms(moves, prices.cluster)
+        more = moves.memory - stays.memory
+        said = (
+            f"no more rows in {'Flex' if flex else 'DP'}: the next one, {next_row.p[0]:.3g} "
+            f"lookups a sample, would "
+        )
+        if gain <= 0:
+            return f"{said}cost {_us(-gain)} more than it saves"
+        why = "replicas are fewer by the goal" if self.budget is None else "memory is used up"
+        return f"{said}save {_us(gain)} for {_bytes(more)} a rank: {why}"
+
+
+def _report(entry: Entry, ledger: Ledger) -> TierReport:
+    return TierReport(
+        rows=entry.rows,
+        share=entry.share,
+        memory=float(entry.cost.memory),
+        ms=float(marginal_ms(entry.cost, ledger.prices.cluster)),
+    )
+
+
+def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, ...]:
+    level = table.sizes.coalesce
+    named = (
+        CALLED[tier] if level == "none" or tier == "replicated" else f"{CALLED[tier]}, by {level}"
+    )
+    return (
+        named,
+        f"{report.rows:,}",
+        f"{report.share:.1%}",
+        _bytes(report.memory),
+        f"{report.ms:.3g}",
+    )
+
+
+def _marginal(ledger: Ledger) -> float:
+    return float(marginal_ms(ledger.cost, ledger.prices.cluster))
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        named = "  ".join(map(str.ljust, row[:2], widths[:2]))
+        yield "  ".join([named, *map(str.rjust, row[2:], widths[2:])])
+
+
+def _bytes(count: float, *, sign: bool = False) -> str:
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if abs(size) < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:{'+' if sign else ''}.3g} {unit}"
+
+
+def _us(ms: float) -> str:
+    return f"{ms * 1000:.3g} us"

@@ -1,0 +1,83 @@
+"""Value tests: what a plan says of itself adds up, in words, numbers and pictures."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.explain import Frontier, PlanReport
+from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
+from recd_plugins.planning.parametric import uniform, zipf
+from recd_plugins.planning.topology import Topology
+
+PRICES = Prices(
+    cluster=Cluster.of(Topology(ranks_per_node=4, inter_node_gbps=0.02, intra_node_gbps=2), 8),
+    batch_size=256,
+    k=1.5,
+)
+TABLES = {
+    "hot": SequenceTable(name="hot", rows=zipf(10_000, 100, 1.2), dim=64),
+    "flat": SequenceTable(name="flat", rows=uniform(1_000_000, 1), dim=32),
+}
+SIZES = {"hot": TableSizes(replicated=16, per_node=160, coalesce="rank")}
+
+
+def report(sizes: dict[str, TableSizes] = SIZES, budget: float | None = 0.0) -> PlanReport:
+    return PlanReport(
+        ledger=Ledger.of(TABLES, sizes, PRICES),
+        goal="memory_neutral",
+        budget=budget,
+        frontier=Frontier(memory=np.array([0.0, 1e6]), ms=np.array([9.0, 3.0])),
+    )
+
+
+def test_the_tiers_of_a_table_are_all_of_it() -> None:
+    tiers = report().tiers("hot")
+    assert [tier.rows for tier in tiers.values()] == [16, 160, 9824]
+    assert sum(tier.share for tier in tiers.values()) == pytest.approx(1)
+    whole = report().ledger.tables["hot"].cost
+    assert sum(tier.memory for tier in tiers.values()) == pytest.approx(whole.memory)
+
+
+def test_it_says_in_words_what_it_says_in_numbers() -> None:
+    text = "\n".join(report().lines())
+    values = json.loads(json.dumps(report().values()))
+    assert "goal memory_neutral; 2 nodes of 4 ranks, 256 samples a rank and step, k = 1.5" in text
+    assert f"{values['tables']['hot']['replicated']['share']:.1%}" in text
+    assert "Flex, by rank" in text
+    assert "RW, by rank" in text
+    faster = values["ms"]["row_wise"] / values["ms"]["plan"]
+    assert faster > 1
+    assert f"{faster:.2f}x faster than row-wise" in text
+    assert f"{values['ms']['row_wise_coalesced']:.3g}" in text
+    assert values["between_nodes"]["plan"] < values["between_nodes"]["row_wise"]
+    assert set(values["tables"]) == {"hot", "flat"}
+
+
+def test_it_says_why_there_are_no_more_replicas() -> None:
+    def why(sizes: TableSizes, table: str = "hot", budget: float | None = 0.0) -> str:
+        found = report({table: sizes}, budget).values()["tables"][table]["why_not_more"]
+        assert isinstance(found, str)
+        return found
+
+    assert "memory is used up" in why(TableSizes(replicated=16, per_node=16))
+    assert why(TableSizes(replicated=16)).startswith("no more rows in DP")
+    assert why(TableSizes(per_node=16)).startswith("no more rows in Flex")
+    assert "fewer by the goal" in why(TableSizes(replicated=16), budget=None)
+    # A row that hardly anyone looks up: copies would be reduced more often than asked for.
+    assert "more than it saves" in why(TableSizes(), "flat")
+    assert why(TableSizes(replicated=10_000)) == "every row has a replica"
+
+
+def test_its_picture_has_the_frontier_and_three_plans() -> None:
+    figure = Figure()
+    report().draw(figure)
+    (axes,) = figure.axes
+    labels = [line.get_label() for line in axes.lines]
+    assert labels[:4] == ["least time for the memory", "row_wise", "row_wise_coalesced", "plan"]
+    assert axes.get_xlabel() == "memory over row-wise, MB a rank"
