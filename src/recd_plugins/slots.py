@@ -8,7 +8,7 @@ its context. A slot that registry.yaml fills and nobody uses is an error, never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import (
@@ -90,6 +90,8 @@ class Context:
     """The batches' schema; there for `dedup`, and from the `model` slot on."""
     tables: Tables | None = None
     """The prepared tables, as `preprocess` finds them; there for `dedup`."""
+    batches: Callable[[], Iterable[Batch]] | None = None
+    """The train split's batches as rank 0's model gets them; there for `sharding`."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """What the slots named in the record's `uses` built."""
 

@@ -207,7 +207,11 @@ class Stack:
 
     @cached_property
     def _planner(self) -> Planner:
-        planner: Planner = self.registry.one("sharding").build(self._context("sharding"))
+        context = self._context("sharding")
+        if "dataset" in self.registry.choices:
+            ranks = self.registry.train.ranks
+            context = dataclasses.replace(context, batches=lambda: self.loader(0, ranks))
+        planner: Planner = self.registry.one("sharding").build(context)
         return planner
 
     @cached_property
