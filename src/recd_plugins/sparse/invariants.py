@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.groups import check_groups
+from recd_plugins.sparse.padding import real_rows
 
 if TYPE_CHECKING:
     from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -31,16 +32,19 @@ def check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
         f"shape {list(lookup.shape)}, which must be [groups, batch size]",
     )
     _hold(lookup.dtype == torch.int64, f"its inverse lookup is {lookup.dtype}, not int64")
+    _hold(min(counts) >= 0, f"its unique counts are {counts}")
     _check_rows(ikjt, keys)
-    for group, row, count in zip(ikjt.groups, lookup, counts, strict=True):
-        check_lookup(row, count, group)
-        # Numbered in order of first appearance: each may exceed all before it by 1, no more.
-        highest = row.cummax(0).values
-        steps = torch.cat([highest[:1] + 1, highest.diff()])
-        _hold(
-            bool((steps <= 1).all()) and int(steps.sum()) == count,
-            f"the inverse lookup of group {group} does not number its {count} unique samples in "
-            "the order in which they first appear",
+    wanted = torch.tensor(counts, device=lookup.device)
+    outside = ((lookup < 0) | (lookup >= wanted[:, None])).any(1)
+    for index in outside.nonzero().flatten().tolist():
+        check_lookup(lookup[index], counts[index], ikjt.groups[index])
+    # Numbered in order of first appearance: each may exceed all before it by 1, no more.
+    steps = lookup.cummax(1).values.diff(dim=1, prepend=lookup.new_full((len(lookup), 1), -1))
+    unordered = (steps > 1).any(1) | (steps.sum(1) != wanted)
+    for index in unordered.nonzero().flatten().tolist():
+        raise _broken(
+            f"the inverse lookup of group {ikjt.groups[index]} does not number its "
+            f"{counts[index]} unique samples in the order in which they first appear"
         )
 
 
@@ -70,15 +74,17 @@ def _check_rows(ikjt: InverseKeyedJaggedTensor, keys: Sequence[str]) -> None:
         f"its lengths add up to {total}, but it has {kjt.values().numel()} values"
         + ("" if weights is None else f" and {weights.numel()} weights"),
     )
-    by_key = dict(zip(keys, lengths.view(len(keys), stride), strict=True))
-    for group, count in zip(ikjt.groups, ikjt.unique_counts, strict=True):
-        for key in group:
-            _hold(
-                not by_key[key][count:].any(),
-                f"{key!r} has ids after the {count} unique samples of its group",
-            )
+    behind = lengths.bool() & ~real_rows(ikjt.groups, ikjt.unique_counts, lengths.device)
+    for place in behind.nonzero().flatten().tolist():
+        key = keys[place // stride]
+        count = ikjt.unique_counts[ikjt.group_of[key]]
+        raise _broken(f"{key!r} has ids after the {count} unique samples of its group")
 
 
 def _hold(kept: bool, what: str) -> None:
     if not kept:
-        raise DataError(f"an InverseKeyedJaggedTensor breaks its rules: {what}. {FIX}")
+        raise _broken(what)
+
+
+def _broken(what: str) -> DataError:
+    return DataError(f"an InverseKeyedJaggedTensor breaks its rules: {what}. {FIX}")
