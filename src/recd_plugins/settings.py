@@ -67,6 +67,11 @@ class TrainSettings(Config):
     """Steps between two evaluations on the test split; 0 only at the end."""
     eval_batches: Annotated[int, Range(ge=0)] = 0
     """Batches per rank and evaluation; 0 the whole test split."""
+    sync_batch_norm: bool = False
+    """Batch normalisation over the batches of all ranks (CUDA), not each rank's own."""
+    profile_steps: Annotated[int, Range(ge=0)] = 0
+    """Steps that torch.profiler watches, once, after the first line of metrics: a breakdown of the
+    step, and a trace in the run's folder."""
     checkpoint_every: Annotated[int, Range(ge=0)] = 100
     """Steps between two checkpoints; 0 only at the end."""
     keep_checkpoints: Annotated[int, Range(ge=1)] = 2

@@ -70,10 +70,11 @@ def wait_for_step(folder: Path, run: str, step: int, job: subprocess.Popen[str])
 
 
 def metrics(folder: Path, run: str) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl, without what the clock says."""
+    """What metrics.jsonl says of training and tests in whole lines, without the clock's."""
     file = folder / run / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     said = [json.loads(line) for line in lines if line.endswith("\n")]
+    said = [line for line in said if line["kind"] in ("train", "test")]
     for line in said:
         line.pop("samples_per_second", None)
     return said

@@ -91,7 +91,7 @@ def test_an_empty_test_split_is_told_and_not_evaluated(
         assert summary["train"]["samples"] == 16
     said = capfd.readouterr().out
     assert said.count("the test split is empty: nothing to evaluate") == 2
-    assert [line["kind"] for line in lines(tmp_path / "run")] == ["train", "train"]
+    assert [line["kind"] for line in lines(tmp_path / "run")] == ["train", "cost"] * 2
 
 
 def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes; by default train.ranks.")]
+ProfileSteps = Annotated[
+    bool, typer.Option("--profile", help="Break a step down (train.profile_steps=5).")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run's latest checkpoint.")]
 
 
@@ -26,6 +29,7 @@ def train(
     registry: RegistryFile = Path("registry.yaml"),
     ranks: Ranks = None,
     resume: Resume = False,
+    profile: ProfileSteps = False,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -41,6 +45,8 @@ def train(
 
         if ranks is not None:
             said.append(f"train.ranks={ranks}")
+        if profile:
+            said.append("train.profile_steps=5")
         check_versions(installed_versions())
         stack = load(registry, said)
         for slot in ("dataset", "model"):
@@ -115,7 +121,7 @@ def _show(summary: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         f"{summary['samples_per_second']:,.0f} samples/s on {summary['world_size']} ranks of "
-        f"{summary['batch_size']}; peak memory {summary['peak_memory_mib']:,.0f} MiB on rank 0; "
+        f"{summary['batch_size']}; "
         f"tensorboard --logdir {summary['run']}",
         highlight=False,
         soft_wrap=True,

@@ -14,7 +14,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.errors import CapabilityError, RegistryError, nearest
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
@@ -37,7 +37,10 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     """Build the registry's model over the current process group, seeded alike on every rank."""
     settings = stack.registry.train
     torch.manual_seed(settings.seed)
-    model = stack.adapt(stack.model())
+    model = stack.model()
+    if settings.sync_batch_norm:
+        model = _with_sync_batch_norm(model, device)
+    model = stack.adapt(model)
     initialisers = table_initialisers(model)
     plan = stack.plan(model)
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
@@ -49,6 +52,24 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     # Dropout and the like draw differently on each rank from here on.
     torch.manual_seed(settings.seed + 1 + dist.get_rank())
     return Job(model=sharded, optimizer=optimizer, pipeline=pipeline, plan=plan, device=device)
+
+
+def _with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with its BatchNorms over the batches of all ranks."""
+    # The base class of BatchNorm1d to 3d has no public name but this one's bases.
+    if not any(isinstance(part, nn.BatchNorm1d.__bases__) for part in model.modules()):
+        raise RegistryError(
+            "the model has no BatchNorm module, so there is nothing to synchronise. Leave it out.",
+            "train.sync_batch_norm",
+        )
+    if device.type != "cuda":
+        raise CapabilityError(
+            "train.sync_batch_norm: torch's SyncBatchNorm runs on CUDA alone, and this job runs on "
+            f"{device.type}. Set it to false: each rank then normalises over its own batch of "
+            "train.batch_size samples; or train on one rank, whose batch is the whole."
+        )
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return converted
 
 
 def _dense_optimizer(model: nn.Module, settings: OptimizerSettings) -> KeyedOptimizerWrapper:

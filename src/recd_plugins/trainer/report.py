@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,7 @@ class Report:
         values: dict[str, Any] = dataclasses.asdict(metrics)
         if rate is not None:
             values["samples_per_second"] = rate
-        self._file.write(json.dumps({"kind": kind, "step": step, **defined(values)}) + "\n")
-        for name, value in values.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
+        self.values(kind, step, values)
         tail = ""
         if rate is not None:
             done = step - self._start
@@ -59,6 +57,14 @@ class Report:
             f"{kind:<5} step {step:>{len(str(self._steps))}}/{self._steps}  "
             f"loss {metrics.loss:.4f}  NE {metrics.ne:.4f}  AUC {metrics.auc:.4f}{tail}"
         )
+
+    def values(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """A line of `kind` in metrics.jsonl, its numbers on TensorBoard, nothing on the console."""
+        if not self._speaks:
+            return
+        self._file.write(json.dumps({"kind": kind, "step": step, **defined(values)}) + "\n")
+        for name, value in _numbers(kind, values):
+            self._board.add_scalar(name, value, step)
 
     def close(self, summary: Mapping[str, Any]) -> None:
         if not self._speaks:
@@ -75,6 +81,15 @@ def defined(values: Mapping[str, Any]) -> dict[str, Any]:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()
     }
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers of a tree of mappings, by their paths."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _numbers(f"{name}/{key}", part)
+    elif isinstance(value, int | float):
+        yield name, value
 
 
 def _lines_before(file: Path, step: int) -> list[str]:

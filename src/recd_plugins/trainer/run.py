@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
-import resource
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,15 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.errors import RegistryError
 from recd_plugins.stack import Stack
-from recd_plugins.trainer.assemble import Job, assemble
+from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoint import Checkpoints
-from recd_plugins.trainer.metrics import Metrics, Window
+from recd_plugins.trainer.loop import Loop
 from recd_plugins.trainer.positions import Positions
-from recd_plugins.trainer.report import Report, defined
+from recd_plugins.trainer.report import Report
 from recd_plugins.trainer.runs import check_resumable, set_aside
-from recd_plugins.trainer.stop import StopSignal
 
 __all__ = ["process_group", "train"]
 
@@ -79,121 +74,7 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
         report.say(f"the run before is now {moved}")
     report.say(f"{'resumed after step ' + str(start) if resume else 'a new run'}: {settings.run}")
     dist.barrier()
-    loop = _Loop(stack, job, checkpoints, report, Positions(loader, settings.steps - start))
-    summary = loop.run(start)
+    positions = Positions(loader, settings.steps - start)
+    summary = Loop(stack, job, checkpoints, report, positions, start).run()
     report.close(summary)
     return summary
-
-
-class _Loop:
-    """Steps, with logging, evaluation and checkpoints between them."""
-
-    def __init__(
-        self,
-        stack: Stack,
-        job: Job,
-        checkpoints: Checkpoints,
-        report: Report,
-        positions: Positions,
-    ) -> None:
-        self._stack = stack
-        self._settings = stack.registry.train
-        self._job = job
-        self._checkpoints = checkpoints
-        self._report = report
-        self._positions = positions
-        self._rates: list[float] = []
-
-    def run(self, start: int) -> dict[str, Any]:
-        stop = StopSignal()
-        step = saved = start
-        try:
-            step, saved, metrics = self._steps(start, stop)
-        finally:
-            stop.close()
-        settings = self._settings
-        if saved != step:
-            self._checkpoints.save(self._job, step, self._positions.state)
-        finished = step == settings.steps
-        test = self._evaluate(step) if finished else None
-        if not finished:
-            self._report.say(
-                f"stopped after step {step} of {settings.steps}; `recd train --resume` goes on."
-            )
-        return {
-            "finished": finished,
-            "step": step,
-            "world_size": dist.get_world_size(),
-            "batch_size": settings.batch_size,
-            "train": metrics and defined(dataclasses.asdict(metrics)),
-            "test": test and defined(dataclasses.asdict(test)),
-            "samples_per_second": sorted(self._rates)[len(self._rates) // 2] if self._rates else 0,
-            "peak_memory_mib": _peak_memory(self._job.device) / 2**20,
-            "run": str(settings.run),
-        }
-
-    def _steps(self, start: int, stop: StopSignal) -> tuple[int, int, Metrics | None]:
-        """Train to the end or the stop; the step reached, that last saved, the last metrics."""
-        settings, step, saved = self._settings, start, start
-        window = Window(self._job.device)
-        metrics: Metrics | None = None
-        began = time.perf_counter()
-        while step < settings.steps and not stop.agreed():
-            loss, logits, labels, weights = self._step()
-            step += 1
-            window.add(loss, logits, labels, weights)
-            if step % settings.log_every == 0 or step == settings.steps:
-                metrics = window.metrics()
-                rate = metrics.samples / (time.perf_counter() - began)
-                self._rates.append(rate)
-                self._report.metrics("train", step, metrics, rate)
-                _check_finite(metrics, step)
-            if settings.checkpoint_every and step % settings.checkpoint_every == 0:
-                self._checkpoints.save(self._job, step, self._positions.state)
-                saved = step
-            if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
-                self._evaluate(step)
-            if step % settings.log_every == 0:
-                began = time.perf_counter()  # evaluation and checkpoints do not count
-        return step, saved, metrics
-
-    def _step(self) -> tuple[torch.Tensor, ...]:
-        loss, logits, labels, weights = self._job.pipeline.progress(self._positions)
-        self._positions.trained()
-        return loss, logits, labels, weights
-
-    def _evaluate(self, step: int) -> Metrics | None:
-        """Metrics on the test split, unless it is empty; the batches in flight wait meanwhile."""
-        model, pipeline, device = self._job.model, self._job.pipeline, self._job.device
-        loader = self._stack.loader(dist.get_rank(), dist.get_world_size(), "test")
-        limit = self._settings.eval_batches or len(loader)
-        if not len(loader):
-            self._report.say("the test split is empty: nothing to evaluate")
-            return None
-        window = Window(device, auc_samples=None)
-        pipeline.detach()
-        model.eval()
-        with torch.no_grad():
-            for _, batch in zip(range(limit), loader, strict=False):
-                _, outputs = model(batch.to(device))
-                window.add(*outputs)
-        model.train()
-        pipeline.attach(sparse_dist=False)  # the ids of the batches in flight are exchanged already
-        metrics = window.metrics()
-        self._report.metrics("test", step, metrics)
-        return metrics
-
-
-def _check_finite(metrics: Metrics, step: int) -> None:
-    if not math.isfinite(metrics.loss):
-        raise RecdError(
-            f"the loss is {metrics.loss} by step {step}: training diverged. Lower "
-            "train.optimizer.tables_lr or dense_lr; checkpoints before it are whole."
-        )
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Bytes: of the device where it counts them, else of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,187 @@
+"""A profile as a breakdown: which part of the step each moment of it went to.
+
+A moment belongs to the innermost range or operator that has a part; a backward node to the part
+of the forward operator that made it, which it shares a sequence number with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+__all__ = ["PARTS", "STEP", "Span", "breakdown", "device_breakdown", "told"]
+
+STEP = "## step ##"
+"""The range around a whole step."""
+
+PARTS = {
+    "data": "reading the next batch and copying it to the device",
+    "exchange": "preparing, packing and ordering what collectives move",
+    "exposed": "waiting for collectives that nothing hides",
+    "lookup": "embedding lookups; backward, with the fused update",
+    "pooling": "pooling modules, forward and backward",
+    "dense": "the rest of the model",
+    "optimizer": "the dense optimizer",
+    "other": "all else: Python around the pipeline; on CUDA, the device idle",
+}
+"""The parts of a step, and what each holds."""
+
+_RULES = [
+    (re.compile(pattern, re.IGNORECASE), part)
+    for pattern, part in (
+        (r"^fbgemm::(split|dense)_embedding|lookupfunction", "lookup"),
+        (r"^## pooling ", "pooling"),
+        (r"^## (next_batch|load_batch|(inplace_)?copy_batch|wait_for_batch)", "data"),
+        (
+            r"all2all|alltoall|reduce_?scatter|all_?gather|allreduce|^c10d::|wait\(\) ##"
+            r"|sparse_data_dist|assemble_kjt|construct_jagged|dist_init",
+            "exchange",
+        ),
+        (r"^## (zero_grad|optimizer)|^optimizer\.", "optimizer"),
+        (r"^## (forward|backward)", "dense"),
+    )
+]
+"""How TorchRec, fbgemm and torch name what they do; the first that fits."""
+
+_WAITS = re.compile(r"wait\(\) ##$|^## (backward|wait_sparse_data_dist)|^\w+Backward$")
+_COLLECTIVE = re.compile(r"^(gloo|nccl)")
+_NODE = "autograd::engine::evaluate_function: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Something that a profiler saw, in seconds of its clock."""
+
+    name: str
+    start: float
+    end: float
+    thread: int = 0
+    in_flight: bool = False
+    """Whether it runs beside its thread, as gloo's collectives do."""
+    sequence: int = -1
+    """The autograd sequence number of an operator and of the node that it made."""
+    forward_thread: int = 0
+    """Of a backward node, the thread of that operator."""
+    kernels: float = 0.0
+    """Seconds of the device kernels that it launched itself, collectives' left out."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A moment in which a span was the innermost of its thread."""
+
+    span: Span
+    part: str
+    start: float
+    end: float
+
+
+def breakdown(spans: Iterable[Span]) -> dict[str, float]:
+    """Seconds of each part: of the time within `STEP`, on the thread that has it; they add up.
+
+    What is waited for is `exposed` where a collective is in flight meanwhile.
+    """
+    spans = list(spans)
+    (main,) = {span.thread for span in spans if span.name == STEP}
+    steps = [(span.start, span.end) for span in spans if span.name == STEP]
+    flights = _union(
+        (span.start, span.end) for span in spans if span.in_flight and _COLLECTIVE.match(span.name)
+    )
+    found = dict.fromkeys(PARTS, 0.0)
+    for piece in _pieces(spans):
+        if piece.span.thread != main or not any(a <= piece.start < b for a, b in steps):
+            continue  # an evaluation, say
+        exposed = 0.0
+        if _WAITS.search(piece.span.name) and piece.part in ("exchange", "dense"):
+            exposed = _overlap((piece.start, piece.end), flights)
+        found["exposed"] += exposed
+        found[piece.part] += piece.end - piece.start - exposed
+    return found
+
+
+def device_breakdown(spans: Iterable[Span], device: Iterable[Span]) -> dict[str, float]:
+    """Seconds of each part on a CUDA device, whose kernels are `device`.
+
+    A part has the kernels that it launched, `exposed` what collectives' kernels take while no
+    other runs, `other` what no kernel takes. Where kernels overlap the sum exceeds the steps.
+    """
+    spans, device = list(spans), list(device)
+    found = dict.fromkeys(PARTS, 0.0)
+    parts = {id(piece.span): piece.part for piece in _pieces(spans)}
+    for span in spans:
+        found[parts.get(id(span)) or "other"] += span.kernels
+    moved = _union((one.start, one.end) for one in device if _COLLECTIVE.match(one.name))
+    worked = _union((one.start, one.end) for one in device if not _COLLECTIVE.match(one.name))
+    busy = _union([*moved, *worked])
+    found["exposed"] = _length(busy) - _length(worked)
+    steps = _union((span.start, span.end) for span in spans if span.name == STEP)
+    found["other"] += sum(end - start - _overlap((start, end), busy) for start, end in steps)
+    return found
+
+
+def told(parts: Mapping[str, float]) -> Iterator[str]:
+    """The milliseconds of each part in words, the most first."""
+    whole = sum(parts.values())
+    yield f"profile: a step of {whole:,.1f} ms"
+    for part, value in sorted(parts.items(), key=lambda one: -one[1]):
+        yield f"  {part:<9} {value:>8,.1f} ms {value / whole:>4.0%}  {PARTS[part]}"
+
+
+def _pieces(spans: Iterable[Span]) -> Iterator[_Piece]:
+    """Each thread's time, cut where the innermost span changes; no part, "", where none fits."""
+    threads: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if not span.in_flight:
+            threads[span.thread].append(span)
+    made: dict[tuple[int, int], str] = {}
+    # A forward's thread before those that only run backward nodes.
+    for thread in sorted(threads, key=lambda one: min(span.start for span in threads[one])):
+        stack: list[tuple[Span, str]] = []
+        now = 0.0
+        for span in sorted(threads[thread], key=lambda one: (one.start, -one.end)):
+            while stack and stack[-1][0].end <= span.start:
+                yield _Piece(*stack[-1], now, max(now, stack[-1][0].end))
+                now = max(now, stack.pop()[0].end)
+            if stack:
+                yield _Piece(*stack[-1], now, max(now, span.start))
+            now = span.start
+            part = _part(span, stack[-1][1] if stack else "", made)
+            if span.sequence >= 0 and not span.name.startswith(_NODE):
+                made[thread, span.sequence] = part
+            stack.append((span, part))
+        while stack:
+            yield _Piece(*stack[-1], now, max(now, stack[-1][0].end))
+            now = max(now, stack.pop()[0].end)
+
+
+def _part(span: Span, outer: str, made: dict[tuple[int, int], str]) -> str:
+    """By its name; of a backward node, by what made it; else that of the span around it."""
+    if span.name == STEP:
+        return "other"
+    for pattern, part in _RULES:
+        if pattern.search(span.name):
+            return part
+    if span.name.startswith(_NODE):
+        return made.get((span.forward_thread, span.sequence)) or outer or "dense"
+    return outer
+
+
+def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _overlap(one: tuple[float, float], others: list[tuple[float, float]]) -> float:
+    """How much of `one` a sorted union covers."""
+    return sum(max(0.0, min(one[1], end) - max(one[0], start)) for start, end in others)
+
+
+def _length(union: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in union)

@@ -1,0 +1,179 @@
+"""What a step costs: time, waiting for data, bytes through collectives, memory."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from recd_plugins.trainer.memory import PeakMemory
+from recd_plugins.trainer.positions import Positions
+from recd_plugins.trainer.traffic import COLLECTIVES, PHASES, Traffic, TrafficCounter
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+
+__all__ = ["Cost", "Meter", "mean_cost"]
+
+_ROUTES = [(to, phase) for to in sorted(set(COLLECTIVES.values())) for phase in PHASES]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of a step, on all ranks together."""
+
+    steps: int
+    """Steps that it covers: those since the last cost."""
+    step_ms: float
+    """Mean over them and over the ranks."""
+    data_wait: float
+    """The share of it in which a rank waits for its reader; mean over the ranks."""
+    dedupe_factor: float | None
+    """Ids of a batch's deduplicated features over ids kept; mean over the ranks. None without
+    deduplication, or where no step was sampled."""
+    peak_memory_mib: float
+    """Of the rank that needed most, so far."""
+    traffic: Traffic = field(default_factory=dict)
+    """Bytes that a rank hands to each collective; mean over the ranks, of a sampled step."""
+
+    @property
+    def seconds(self) -> float:
+        return self.steps * self.step_ms / 1e3
+
+    def __str__(self) -> str:
+        moved = [
+            f"{collective.replace('_', '-')} {_size(sum(phases.values()))} ({_split(phases)})"
+            for collective, phases in self.traffic.items()
+        ]
+        parts = [f"{self.step_ms:,.1f} ms, {self.data_wait:.0%} of it waiting for data"]
+        if moved:
+            parts.append(f"{', '.join(moved)} a rank")
+        if self.dedupe_factor is not None:
+            parts.append(f"dedupe factor {self.dedupe_factor:.2f}")
+        parts.append(f"peak memory {self.peak_memory_mib:,.0f} MiB")
+        return f"a step: {'; '.join(parts)}"
+
+
+class Meter:
+    """Measures the steps of a rank; the pipeline reads its batches through it.
+
+    Time, waiting and memory are counted always. Traffic and the dedupe factor take some
+    milliseconds, so they are those of one step in `every`, and of none at the run's ends,
+    where DDP arranges its buckets and the pipeline fills and empties.
+    """
+
+    def __init__(
+        self, batches: Positions, device: torch.device, *, start: int, steps: int, every: int
+    ) -> None:
+        self._batches = batches
+        self._device = device
+        self._sampled = range(start + 3, steps - 2)
+        self._every = every
+        self._memory = PeakMemory(device)
+        self._counter: TrafficCounter | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._steps = 0
+        self._seconds = 0.0
+        self._waited = 0.0
+        self._traffic: Traffic | None = None
+        self._factor: float | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        began = time.perf_counter()
+        batch = next(self._batches)
+        self._waited += time.perf_counter() - began
+        if self._counter is not None and batch.dedup is not None:
+            self._factor = batch.dedup.dedupe_factor()
+        return batch
+
+    @contextmanager
+    def step(self, number: int, *, sample: bool = True) -> Iterator[None]:
+        """Around the training of step `number`, counted from 0; it may be a sampled one."""
+        began = time.perf_counter()
+        if sample and number in self._sampled and number % self._every == self._every - 1:
+            with TrafficCounter() as self._counter:
+                yield
+            self._traffic, self._counter = self._counter.traffic, None
+        else:
+            yield
+        self._seconds += time.perf_counter() - began
+        self._steps += 1
+
+    def cost(self) -> Cost:
+        """Since the last one; every rank must call it, after the same steps."""
+        began = time.perf_counter()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._seconds += time.perf_counter() - began
+        traffic = self._traffic or {}
+        mine = torch.tensor(
+            [
+                self._seconds / max(1, self._steps),
+                self._waited / max(1, self._steps),
+                math.nan if self._factor is None else self._factor,
+                self._memory.peak(),
+                *(traffic.get(to, {}).get(phase, 0) for to, phase in _ROUTES),
+            ],
+            dtype=torch.float64,
+            device=self._device,
+        )
+        ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(ranks, mine)
+        every = torch.stack(ranks).cpu()
+        seconds, waited, factor, _, *routes = every.mean(0).tolist()
+        found: dict[str, dict[str, float]] = {}
+        for (collective, phase), size in zip(_ROUTES, routes, strict=True):
+            if size:
+                found.setdefault(collective, {})[phase] = size
+        steps = self._steps
+        self._reset()
+        return Cost(
+            steps=steps,
+            step_ms=seconds * 1e3,
+            data_wait=waited / seconds if seconds else 0.0,
+            dedupe_factor=None if math.isnan(factor) else factor,
+            peak_memory_mib=float(every[:, 3].max()) / 2**20,
+            traffic=found,
+        )
+
+
+def mean_cost(costs: Sequence[Cost]) -> Cost | None:
+    """Of a run: medians of times, means of what was sampled, the highest peak."""
+    if not costs:
+        return None
+    factors = [cost.dedupe_factor for cost in costs if cost.dedupe_factor is not None]
+    sampled = [cost.traffic for cost in costs if cost.traffic]
+    routes = {(to, phase) for one in sampled for to in one for phase in one[to]}
+    traffic: dict[str, dict[str, float]] = {}
+    for to, phase in sorted(routes):
+        total = sum(one.get(to, {}).get(phase, 0) for one in sampled)
+        traffic.setdefault(to, {})[phase] = total / len(sampled)
+    middle = len(costs) // 2
+    return Cost(
+        steps=sum(cost.steps for cost in costs),
+        step_ms=sorted(cost.step_ms for cost in costs)[middle],
+        data_wait=sorted(cost.data_wait for cost in costs)[middle],
+        dedupe_factor=sum(factors) / len(factors) if factors else None,
+        peak_memory_mib=max(cost.peak_memory_mib for cost in costs),
+        traffic=traffic,
+    )
+
+
+def _size(count: float) -> str:
+    unit, name = (2**20, "MiB") if count >= 2**20 else (2**10, "KiB")
+    return f"{count / unit:,.{0 if count >= 100 * unit else 1}f} {name}"
+
+
+def _split(phases: Mapping[str, float]) -> str:
+    return ", ".join(f"{phase} {_size(phases[phase])}" for phase in PHASES if phase in phases)

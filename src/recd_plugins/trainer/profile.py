@@ -1,0 +1,148 @@
+"""A few steps of a run under torch.profiler: a breakdown, and a trace to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+from torchrec.distributed.types import ShardedModule
+
+from recd_plugins.trainer.breakdown import PARTS, STEP, Span, breakdown, device_breakdown
+
+__all__ = ["Profile", "pooling_modules"]
+
+
+class Profile:
+    """Watches `steps` steps of a rank, once, in a run from step `start` to step `stop`.
+
+    They follow the first `after` steps and one more to warm up, or are the last that fit
+    before the pipeline empties. Pooling modules carry a range of their own meanwhile.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        start: int,
+        stop: int,
+        after: int,
+        steps: int,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._first = max(start + 2, min(start + after + 1, stop - 2 - steps))
+        self._steps = steps if self._first + steps <= stop - 2 else 0
+        self.too_short = bool(steps) and not self._steps
+        """Whether the run has too few steps for it."""
+        self._profiler: profile | None = None
+        self._handles: list[Any] = []
+
+    def covers(self, step: int) -> bool:
+        """Whether step `step`, counted from 0, is watched or warms up."""
+        return bool(self._steps) and self._first - 1 <= step < self._first + self._steps
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around the training of step `number`."""
+        if not self.covers(number):
+            yield
+            return
+        if self._profiler is None:
+            self._profiler = self._start()
+        with record_function(STEP):
+            yield
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        self._profiler.step()
+
+    def ends(self, step: int) -> bool:
+        """Whether step `step` was the last that it watches."""
+        return self._profiler is not None and step == self._first + self._steps - 1
+
+    def finish(self, trace: Path | None) -> dict[str, float]:
+        """Milliseconds of each part of a step, mean over steps and ranks; all ranks must call it.
+
+        The trace is written to `trace`, for chrome://tracing or ui.perfetto.dev.
+        """
+        assert self._profiler is not None
+        self._profiler.stop()
+        for handle in self._handles:
+            handle.remove()
+        if trace is not None:
+            self._profiler.export_chrome_trace(str(trace))
+        spans, device = _spans(self._profiler)
+        self._profiler = None
+        parts = device_breakdown(spans, device) if device else breakdown(spans)
+        mean = torch.tensor(list(parts.values()), dtype=torch.float64, device=self._device)
+        dist.all_reduce(mean)
+        mean *= 1e3 / self._steps / dist.get_world_size()
+        return dict(zip(PARTS, mean.tolist(), strict=True))
+
+    def _start(self) -> profile:
+        for name, module in pooling_modules(self._model):
+            self._handles += _ranged(module, f"## pooling {name} ##")
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=self._steps, repeat=1)
+        profiler = profile(activities=activities, schedule=schedule)
+        profiler.start()
+        return profiler
+
+
+def pooling_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The outermost modules whose name or class says pooling; sharded tables are not searched."""
+    for child, module in model.named_children():
+        path = f"{name}.{child}" if name else child
+        if isinstance(module, ShardedModule):
+            continue
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
+        if "pooling" in f"{path} {type(module).__name__}".lower() and not is_list:
+            yield path, module
+        else:
+            yield from pooling_modules(module, path)
+
+
+def _ranged(module: nn.Module, name: str) -> list[Any]:
+    """Hooks that put a range around each forward."""
+    ranges: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        ranges.append(record_function(name))
+        ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    return [
+        module.register_forward_pre_hook(enter),
+        module.register_forward_hook(leave, always_call=True),
+    ]
+
+
+def _spans(profiler: profile) -> tuple[list[Span], list[Span]]:
+    """What ran on this process's threads, and on its device."""
+    here: list[Span] = []
+    device: list[Span] = []
+    for event in profiler.events() or ():
+        span = Span(
+            name=event.name,
+            start=event.time_range.start * 1e-6,
+            end=event.time_range.end * 1e-6,
+            thread=event.thread,
+            in_flight=event.is_async,
+            sequence=event.sequence_nr,
+            forward_thread=event.fwd_thread or 0,
+            kernels=1e-6
+            * sum(one.duration for one in event.kernels if not one.name.startswith("nccl")),
+        )
+        (here if event.device_type == DeviceType.CPU else device).append(span)
+    return here, device

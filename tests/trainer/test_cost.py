@@ -1,0 +1,117 @@
+"""Ladder: value tests of a run's cost, then two gloo ranks that measure one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from probe_plugin import probe_registry
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.stack import load
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.cost import Cost, mean_cost
+
+
+def cost(**said: Any) -> Cost:
+    plain = {"steps": 5, "step_ms": 10, "data_wait": 0.1, "dedupe_factor": None}
+    return Cost(**{**plain, "peak_memory_mib": 100, **said})
+
+
+def test_a_run_costs_what_its_steps_cost() -> None:
+    slow = {"all_to_all": {"ids": 10.0, "forward": 4.0}}
+    costs = [
+        cost(step_ms=900, data_wait=0.9, peak_memory_mib=300),
+        cost(step_ms=12, dedupe_factor=2.0, traffic=slow),
+        cost(step_ms=10, dedupe_factor=4.0, traffic={"all_to_all": {"ids": 20.0}}),
+    ]
+    assert mean_cost(costs) == Cost(
+        steps=15,
+        step_ms=12,
+        data_wait=0.1,
+        dedupe_factor=3.0,
+        peak_memory_mib=300,
+        traffic={"all_to_all": {"ids": 15.0, "forward": 2.0}},
+    )
+    assert mean_cost([]) is None
+    assert costs[1].seconds == pytest.approx(0.06)
+
+
+def test_a_cost_is_told_in_a_line() -> None:
+    traffic = {"all_reduce": {"backward": 2048.0}, "all_to_all": {"ids": 512.0, "forward": 3e8}}
+    assert str(cost(dedupe_factor=2.5, traffic=traffic)) == (
+        "a step: 10.0 ms, 10% of it waiting for data; all-reduce 2.0 KiB (backward 2.0 KiB), "
+        "all-to-all 286 MiB (ids 0.5 KiB, forward 286 MiB) a rank; dedupe factor 2.50; "
+        "peak memory 100 MiB"
+    )
+    assert str(cost()) == "a step: 10.0 ms, 10% of it waiting for data; peak memory 100 MiB"
+
+
+def trained(registry: dict[str, Any]) -> dict[str, Any]:
+    """On a rank: the summary of a run."""
+    from recd_plugins.trainer.run import train
+
+    return train(load(registry), torch.device("cpu"))
+
+
+def costs_of(run: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "cost"]
+
+
+def batches_of(registry: dict[str, Any]) -> list[list[Batch]]:
+    """Of each rank, those of the first epoch."""
+    return [list(load(registry).loader(rank, 2)) for rank in range(2)]
+
+
+def test_a_run_measures_its_steps(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    registry = probe_registry(tmp_path, rows=256, steps=12, log_every=4, checkpoint_every=0)
+    summaries = gloo_pool.run(trained, registry)
+    found = costs_of(tmp_path / "run")
+    assert [line["step"] for line in found] == [4, 8, 12]
+    assert all(line["steps"] == 4 and line["step_ms"] > 0 for line in found)
+    assert all(0 < line["data_wait"] < 1 for line in found)
+    assert all(line["dedupe_factor"] is None for line in found)
+    # Steps 3 and 7, counted from 0, are sampled; 11 is one of the last two.
+    assert [bool(line["traffic"]) for line in found] == [True, True, False]
+    assert set(found[0]["traffic"]["all_to_all"]) == {"ids", "forward", "backward"}
+    linear = 2 + 8 * 4  # the probe's dense parameters, and its bias
+    assert found[0]["traffic"]["all_reduce"] == {"backward": 4 * (linear + 1)}
+    for summary in summaries:  # alike on every rank, but for the clock
+        cost = summary["cost"]
+        assert cost["steps"] == 12
+        assert cost["traffic"]["all_reduce"] == found[0]["traffic"]["all_reduce"]
+        assert summary["peak_memory_mib"] == cost["peak_memory_mib"] > 100
+    assert summaries[0]["cost"] == summaries[1]["cost"]
+
+
+def test_ids_move_as_they_are_read(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    """Step 3 exchanges the ids of step 4: of table-wise tables 8 bytes each, once."""
+    registry = probe_registry(tmp_path, rows=128, steps=6, log_every=4, checkpoint_every=0)
+    registry["sharding"]["constraints"] = {"*": {"sharding_types": ["table_wise"]}}
+    gloo_pool.run(trained, registry)
+    (first, _) = costs_of(tmp_path / "run")
+    ids = sum(batches[4].features.values().numel() for batches in batches_of(registry)) / 2
+    lengths = 4 * 8 * 4  # an int32 for each of 4 features and 8 samples
+    splits = 2 * 2 * 3 * 8  # to 2 ranks, for 2 collections: 3 int64 (lengths, values, samples)
+    assert first["traffic"]["all_to_all"]["ids"] == 8 * ids + lengths + splits
+
+
+def test_a_deduplicated_run_tells_its_factor(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    registry = probe_registry(tmp_path, rows=768, steps=6, log_every=4, checkpoint_every=0)
+    registry["train"]["batch_size"] = 64
+    registry["plugins"].append("recd_dedup")
+    registry["dedup"] = {"use": "exact", "groups": [["shop"]]}
+    summaries = gloo_pool.run(trained, registry)
+    # Step 3 reads the batch of step 5.
+    factors = [batches[5].dedup.dedupe_factor() for batches in batches_of(registry)]
+    expected = sum(factors) / 2
+    assert expected > 1.01
+    (first, second) = costs_of(tmp_path / "run")
+    assert math.isclose(first["dedupe_factor"], expected, rel_tol=1e-12)
+    assert second["dedupe_factor"] is None
+    assert summaries[0]["cost"]["dedupe_factor"] == first["dedupe_factor"]

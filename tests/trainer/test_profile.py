@@ -1,0 +1,120 @@
+"""Ladder: value tests of what is watched, then two gloo ranks under the profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from probe_plugin import probe_registry
+from torch import nn
+
+from recd_plugins.stack import load
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.breakdown import PARTS
+from recd_plugins.trainer.profile import Profile, pooling_modules
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "after", "steps", "watched"),
+    [
+        (0, 100, 20, 5, range(20, 26)),  # one to warm up, then five
+        (50, 100, 20, 3, range(70, 74)),
+        (0, 12, 20, 5, range(4, 10)),  # too short for 20: the last that fit
+        (0, 9, 20, 5, range(1, 7)),
+        (0, 8, 20, 5, range(0)),
+        (0, 100, 20, 0, range(0)),
+    ],
+)
+def test_which_steps_are_watched(
+    start: int, stop: int, after: int, steps: int, watched: range
+) -> None:
+    profile = Profile(nn.Module(), CPU, start=start, stop=stop, after=after, steps=steps)
+    assert [step for step in range(120) if profile.covers(step)] == list(watched)
+    assert profile.too_short == (steps > 0 and not watched)
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.poolings = nn.ModuleList([nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1))])
+        self.last_pooling = nn.Identity()
+        self.any_name = nn.AvgPool1d(1)
+        self.top = nn.Linear(1, 1)
+
+
+class LastPooling(nn.Linear):
+    pass
+
+
+def test_pooling_modules_are_found_by_name_or_class() -> None:
+    model = nn.Sequential(Pooled(), LastPooling(1, 1), nn.Linear(1, 1))
+    assert [name for name, _ in pooling_modules(model)] == [
+        "0.poolings.0",
+        "0.poolings.1",
+        "0.last_pooling",
+        "1",
+    ]
+
+
+REGISTRY = {
+    "plugins": ["recd_dlrm"],
+    "dataset": {"use": "sessions", "samples": 600, "test_fraction": 0.1},
+    "model": {"use": "sequence_dlrm", "embedding_dim": 8, "bottom": [8], "top": [8]},
+    "pooling": {"history": {"use": "attention", "hidden": [8]}},
+    "sharding": {"use": "torchrec", "search": "greedy"},
+}
+
+
+def trained(registry: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """On a rank: the summary of a run, and how many hooks are left in the end."""
+    from recd_plugins.trainer.loop import Loop
+    from recd_plugins.trainer.run import train
+
+    jobs = []
+    run = Loop.run
+
+    def seen(loop: Loop) -> dict[str, Any]:
+        jobs.append(loop._job)
+        return run(loop)
+
+    Loop.run = seen  # type: ignore[method-assign]  # to look at the model after the run
+    try:
+        summary = train(load(registry), CPU)
+    finally:
+        Loop.run = run  # type: ignore[method-assign]
+    modules = [module for _, module in pooling_modules(jobs[0].model)]
+    return summary, sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in modules)
+
+
+def test_a_run_breaks_its_step_down(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    train = {"batch_size": 16, "steps": 10, "log_every": 4, "checkpoint_every": 0}
+    train |= {"device": "cpu", "run": str(tmp_path / "run"), "profile_steps": 3}
+    registry = {**REGISTRY, "folder": str(tmp_path / "data"), "train": train}
+    load(registry).prepare()
+    (summary, hooks), (other, _) = gloo_pool.run(trained, registry)
+    parts = summary["parts_ms"]
+    assert parts == other["parts_ms"]
+    assert list(parts) == list(PARTS)
+    assert all(parts[part] > 0 for part in PARTS)
+    assert hooks == 0
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    (told,) = [line for line in lines if line["kind"] == "profile"]
+    assert told == {"kind": "profile", "step": 8, **parts}  # steps 5 to 7, counted from 0
+    with gzip.open(tmp_path / "run/trace.json.gz") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert any(name.startswith("## pooling ") for name in names if name)
+
+
+def test_a_short_run_says_that_it_is(
+    tmp_path: Path, gloo_pool: GlooPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    registry = probe_registry(tmp_path, steps=4, profile_steps=5, checkpoint_every=0)
+    for summary, _ in gloo_pool.run(trained, registry):
+        assert summary["parts_ms"] is None
+    assert "4 steps are too few to profile 5 of them" in capfd.readouterr().out
