@@ -21,9 +21,9 @@ class Samples:
 
     def __init__(self, features: SparseFeatures | KeyedJaggedTensor) -> None:
         self.dedup: InverseKeyedJaggedTensor | None = None
-        self._group_of: dict[str, int] = {}
+        self._group_of: Mapping[str, int] = {}
         if isinstance(features, SparseFeatures):
-            self.dedup, self._group_of = features.dedup, features.dedup.group_of
+            self.dedup, self._group_of = features.dedup, features.group_of
             features = features.plain
         self.batch_size: int = features.stride()
 

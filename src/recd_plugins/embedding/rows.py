@@ -24,11 +24,11 @@ def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -
         if _is_whole(features, keys, features.stride()):
             return features
         return _joined(Weighted.by_key(features), keys)
-    dedup = features.dedup
-    counts = [dedup.unique_counts[dedup.group_of[key]] for key in keys if key in dedup.group_of]
+    dedup, group_of = features.dedup, features.group_of
+    counts = [dedup.unique_counts[group_of[key]] for key in keys if key in group_of]
     if _is_whole(dedup.kjt, keys, max(counts, default=0)):
         return dedup.kjt
-    return _joined(Weighted.by_key(features.plain) | dedup.parts(), keys)
+    return _joined(features.rows, keys)
 
 
 def _is_whole(kjt: KeyedJaggedTensor, keys: Sequence[str], stride: int) -> bool:

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.rows.weighted import Weighted
 
 __all__ = ["SparseFeatures"]
 
 
 @dataclass(frozen=True)
 class SparseFeatures:
-    """All sparse features of B samples, each in one of the two."""
+    """All sparse features of B samples, each in one of the two.
+
+    Where a model reads ids itself, it finds them as in a KJT: by key, expanded.
+    """
 
     plain: KeyedJaggedTensor
     """Those that are not deduplicated, B rows each."""
     dedup: InverseKeyedJaggedTensor
     """Those that are: the unique samples of each group, and which sample has which."""
+
+    @cached_property
+    def rows(self) -> Mapping[str, Weighted]:
+        """Each feature's rows: its unique samples, or all B."""
+        return Weighted.by_key(self.plain) | self.dedup.parts()
+
+    @cached_property
+    def group_of(self) -> Mapping[str, int]:
+        """The group of each deduplicated feature."""
+        return self.dedup.group_of
+
+    def keys(self) -> list[str]:
+        return [*self.plain.keys(), *self.dedup.kjt.keys()]
+
+    def stride(self) -> int:
+        """B."""
+        return int(self.plain.stride())
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        """All B rows of a feature."""
+        of = self.dedup.to_kjt([key]) if key in self.group_of else self.plain
+        return of[key]
+
+    def to_dict(self) -> dict[str, JaggedTensor]:
+        """All B rows of every feature."""
+        return {**self.plain.to_dict(), **self.dedup.to_kjt().to_dict()}
