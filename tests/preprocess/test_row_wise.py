@@ -154,6 +154,39 @@ def test_it_runs_once_on_each_unique_sample():
     assert result.kjt is ikjt.kjt
 
 
+def test_it_is_given_no_more_padding_than_its_keys_need():
+    """`b` has three unique samples, but is not taken; `c` has two, and `a` one."""
+    seen = []
+
+    def look(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        seen.append(to_lists(features))
+        return fill_empty(features)
+
+    rows = {"a": [[1]] * 3, "b": [[4], [5], [6]], "c": [[7], [], [7]]}
+    ikjt = InverseKeyedJaggedTensor.from_kjt(from_lists(rows))
+    result = RowWise(look)(ikjt, ["a", "c"]).validate()
+    assert seen == [{"a": [[1], []], "c": [[7], []]}]
+    assert to_lists(result.kjt) == {
+        "a": [[1], [], []],
+        "b": [[4], [5], [6]],
+        "c": [[7], [99], []],
+    }
+
+
+def test_on_partial_it_runs_once_on_each_unique_sample():
+    seen = []
+
+    def look(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        seen.append(to_lists(features))
+        return FirstX(2)(features)
+
+    rows = {"a": [[1, 2, 3], [1, 2, 3], [2, 3, 4]]}
+    result = RowWise(look)(PartialInverseKeyedJaggedTensor.from_kjt(from_lists(rows)))
+    assert seen == [{"a": [[1, 2, 3], [2, 3, 4]]}]
+    assert result.kjt.values().tolist() == [1, 2, 3]
+    assert to_lists(result.to_kjt()) == {"a": [[1, 2], [1, 2], [2, 3]]}
+
+
 def test_padding_rows_stay_empty():
     ikjt = InverseKeyedJaggedTensor.from_kjt(from_lists({"a": [[1], [1], []], "b": [[], [5], [6]]}))
     filled = RowWise(fill_empty)(ikjt)
@@ -227,6 +260,10 @@ def test_declared_keys_replace_those_of_their_group():
         "d": [[7], [7], [7]],
     }
     assert RowWise(Sum())(features, ["a", "b"]).keys() == ["c", "d", "a+b"]
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(features, [["a", "b"], ["c", "d"]])
+    found = RowWise(Sum())(partial, ["a", "b", "c"]).validate()
+    assert found.groups == result.groups
+    assert to_lists(found.to_kjt()) == to_lists(result.to_kjt())
 
 
 class Constant:
@@ -237,12 +274,9 @@ class Constant:
 
 
 def test_keys_that_cannot_be_followed():
-    ikjt = InverseKeyedJaggedTensor.from_kjt(FEATURES)
-    with pytest.raises(PluginError, match=r"Constant makes the same key of two feature groups"):
-        RowWise(Constant())(ikjt)
-    partial = PartialInverseKeyedJaggedTensor.from_kjt(FEATURES)
-    with pytest.raises(PluginError, match=r"Constant changes keys, which the partial IKJT of a, b"):
-        RowWise(Constant())(partial)
+    for kind in (InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor):
+        with pytest.raises(PluginError, match="Constant makes the same key of two feature groups"):
+            RowWise(Constant())(kind.from_kjt(FEATURES))
 
 
 def test_an_elementwise_transform_keeps_lengths():

@@ -34,5 +34,6 @@ def with_ids(
         offsets=features.offsets_or_none() if kept else None,
         stride=None if ragged else features.stride(),
         stride_per_key_per_rank=features.stride_per_key_per_rank() if ragged else None,
+        length_per_key=features.length_per_key_or_none() if kept else None,
         inverse_indices=features.inverse_indices_or_none(),
     )

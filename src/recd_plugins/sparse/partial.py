@@ -21,7 +21,6 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.deduplicate import unique_samples
 from recd_plugins.sparse.rows.shared import SharedRows
 from recd_plugins.sparse.rows.unique import group_codes
-from recd_plugins.sparse.rows.weighted import Weighted
 from recd_plugins.sparse.wire import partial as list_views
 from recd_plugins.sparse.wire import stream
 
@@ -63,23 +62,20 @@ class PartialInverseKeyedJaggedTensor(Bundle):
                 "a partial IKJT holds the same samples under every key, but this KJT has a "
                 "stride per key. Expand it to the batch first."
             )
-        keys = features.keys()
-        groups = check_groups([[key] for key in keys] if groups is None else groups, keys)
         if features.device().type != "cpu":
             return cls.from_kjt(features.to(torch.device("cpu")), groups).to(features.device())
-        columns = Weighted.by_key(features)
-        shared, lookups = {}, []
-        for group in groups:
-            alone = {key: unique_samples([columns[key]]) for key in group}
-            unique = alone[group[0]]
-            if len(group) > 1:
-                unique = group_codes([codes.inverse_lookup for codes in alone.values()])
-            lookups.append(unique.inverse_lookup)
-            for key, codes in alone.items():
-                rows = SharedRows.of(columns[key], codes.firsts)
-                # Equal rows of a feature share their values, also where the group's differ.
-                shared[key] = rows._replace(spans=rows.spans[codes.inverse_lookup[unique.firsts]])
-        return cls._of(groups, shared, torch.stack(lookups), features.lengths().dtype)
+        return cls.from_ikjt(InverseKeyedJaggedTensor.from_kjt(features, groups))
+
+    @classmethod
+    def from_ikjt(cls, ikjt: InverseKeyedJaggedTensor) -> PartialInverseKeyedJaggedTensor:
+        """The same samples; each feature's unique rows are laid over their neighbours. On CPU."""
+        shared = {}
+        for key, feature in ikjt.parts().items():
+            # Equal rows of a feature share their values, also where the group's samples differ.
+            unique = unique_samples([feature])
+            rows = SharedRows.of(feature, unique.firsts)
+            shared[key] = rows._replace(spans=rows.spans[unique.inverse_lookup])
+        return cls._of(ikjt.groups, shared, ikjt.inverse_lookup, ikjt.kjt.lengths().dtype)
 
     @classmethod
     def _of(

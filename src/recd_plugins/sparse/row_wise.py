@@ -12,9 +12,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import PluginError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.keyed import with_ids
-from recd_plugins.sparse.padding import real_rows
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.some_keys import SomeKeys
 
 __all__ = ["KjtTransform", "RowWise"]
 
@@ -34,7 +33,8 @@ class RowWise:
     - `changes_keys = True`: other keys come out. It then runs on each group apart, and what comes
       out is that group.
     - `elementwise = True`: an id's result depends on that id alone, and rows keep their lengths.
-      Then it runs on a partial IKJT's shared values, which are else made anew of its result.
+      Then it runs on a partial IKJT's shared values; else on its unique samples, each spread
+      out, and what they share is found anew.
     """
 
     def __init__(self, transform: KjtTransform) -> None:
@@ -86,9 +86,11 @@ class RowWise:
         self, features: InverseKeyedJaggedTensor, chosen: Collection[str]
     ) -> InverseKeyedJaggedTensor:
         if not self._changes_keys:
-            kjt = self._on_kjt(features.kjt, chosen)
-            result = dataclasses.replace(features, kjt=kjt)
-            return result if kjt.lengths() is features.kjt.lengths() else _trimmed(result)
+            some = SomeKeys(features, chosen)
+            taken = some.take()
+            made = self._run(taken)
+            kept = made.lengths() is taken.lengths()
+            return some.put(made if kept else some.without_padding(made))
         parts = []
         for part in features.kjt.split([len(group) for group in features.groups]):
             ours = [key for key in part.keys() if key in chosen]  # noqa: SIM118  # no mapping
@@ -100,7 +102,9 @@ class RowWise:
                 "Deduplicate what it takes together: one group in dedup.groups."
             )
         groups = tuple(tuple(part.keys()) for part in parts)
-        return _trimmed(dataclasses.replace(features, kjt=kjt, groups=groups))
+        result = dataclasses.replace(features, kjt=kjt, groups=groups)
+        every = SomeKeys(result, kjt.keys())
+        return every.put(every.without_padding(kjt))
 
     def _on_partial(
         self, features: PartialInverseKeyedJaggedTensor, chosen: Collection[str]
@@ -113,13 +117,8 @@ class RowWise:
                     "a row has. Take that attribute away."
                 )
             return dataclasses.replace(features, kjt=kjt)
-        expanded = self._on_kjt(features.to_kjt(), chosen)
-        if expanded.keys() != features.kjt.keys():
-            raise PluginError(
-                f"preprocess: {self.name} changes keys, which the partial IKJT of "
-                f"{', '.join(chosen)} cannot follow. Use `dedup: exact` for these features."
-            )
-        return PartialInverseKeyedJaggedTensor.from_kjt(expanded, features.groups)
+        ikjt = self._on_ikjt(features.to_ikjt(), chosen)
+        return PartialInverseKeyedJaggedTensor.from_ikjt(ikjt)
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         result = self.transform(features)
@@ -139,25 +138,6 @@ class RowWise:
                 "one row for each: a row without ids is an empty one."
             )
         return result
-
-
-def _trimmed(features: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
-    """Without the ids that a transform put into rows behind a group's unique samples."""
-    kjt, stride = features.kjt, features.kjt.stride()
-    if all(count == stride for count in features.unique_counts):
-        return features
-    lengths = kjt.lengths()
-    real = real_rows(features.groups, features.unique_counts, lengths.device)
-    if not bool((lengths * ~real).any()):
-        return features
-    kept, weights = torch.repeat_interleave(real, lengths), kjt.weights_or_none()
-    kjt = with_ids(
-        kjt,
-        kjt.values()[kept],
-        lengths=lengths * real,
-        weights=None if weights is None else weights[kept],
-    )
-    return dataclasses.replace(features, kjt=kjt)
 
 
 def _name_of(transform: KjtTransform) -> str:

@@ -1,0 +1,99 @@
+"""Some keys of an IKJT as a KJT of their unique samples, and the IKJT with what became of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from itertools import groupby
+
+import torch
+from torch.nn.functional import pad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.sparse.padding import real_rows
+from recd_plugins.sparse.rows.weighted import Weighted
+
+__all__ = ["SomeKeys"]
+
+
+class SomeKeys:
+    """At least one of an IKJT's keys, in the order of its groups."""
+
+    def __init__(self, features: InverseKeyedJaggedTensor, keys: Collection[str]) -> None:
+        self._features = features
+        self._runs: list[tuple[bool, range]] = []
+        """The places of all keys, cut where those that are meant begin and end."""
+        stop, wanted = 0, frozenset(keys)
+        for taken, run in groupby(features.kjt.keys(), wanted.__contains__):
+            start, stop = stop, stop + len(list(run))
+            self._runs.append((taken, range(start, stop)))
+        left = [
+            (ours, count)
+            for group, count in zip(features.groups, features.unique_counts, strict=True)
+            if (ours := tuple(key for key in group if key in wanted))
+        ]
+        self._groups = tuple(ours for ours, _ in left)
+        self._unique_counts = tuple(count for _, count in left)
+
+    def take(self) -> KeyedJaggedTensor:
+        """Their unique samples, padded to the largest of their groups."""
+        kjt, stride = self._features.kjt, max(self._unique_counts)
+        if len(self._runs) == 1:
+            return kjt
+        return _joined(
+            [key for group in self._groups for key in group],
+            [_rows(kjt, run, stride) for taken, run in self._runs if taken],
+            stride,
+        )
+
+    def without_padding(self, made: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """`made` row by row of what was taken, without ids in rows behind a group's last."""
+        if len(set(self._unique_counts)) == 1:
+            return made
+        lengths, weights = made.lengths(), made.weights_or_none()
+        real = real_rows(self._groups, self._unique_counts, lengths.device)
+        if not bool((lengths.bool() & ~real).any()):
+            return made
+        kept = torch.repeat_interleave(real, lengths)
+        return with_ids(
+            made,
+            made.values()[kept],
+            lengths=lengths * real,
+            weights=None if weights is None else weights[kept],
+        )
+
+    def put(self, made: KeyedJaggedTensor) -> InverseKeyedJaggedTensor:
+        """The IKJT with `made`, rows of the same keys, in the place of what was taken."""
+        kjt, stride = self._features.kjt, self._features.kjt.stride()
+        if len(self._runs) > 1:
+            parts, done = [], 0
+            for taken, run in self._runs:
+                if taken:
+                    parts.append(_rows(made, range(done, done + len(run)), stride))
+                    done += len(run)
+                else:
+                    parts.append(_rows(kjt, run, stride))
+            made = _joined(kjt.keys(), parts, stride)
+        return dataclasses.replace(self._features, kjt=made)
+
+
+def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> Weighted:
+    """Of the keys in these places, each with `stride` rows: less padding than it has, or more."""
+    offsets = kjt.offset_per_key()
+    ids = slice(offsets[run.start], offsets[run.stop])
+    lengths = kjt.lengths().view(len(kjt.keys()), -1)[run.start : run.stop]
+    weights = kjt.weights_or_none()
+    return Weighted(
+        kjt.values()[ids],
+        pad(lengths, (0, stride - kjt.stride())).view(-1),  # a negative pad cuts
+        None if weights is None else weights[ids],
+    )
+
+
+def _joined(keys: list[str], parts: list[Weighted], stride: int) -> KeyedJaggedTensor:
+    rows = Weighted.joined(parts)
+    return KeyedJaggedTensor(
+        keys=keys, values=rows.values, lengths=rows.lengths, weights=rows.weights, stride=stride
+    )
