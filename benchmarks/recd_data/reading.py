@@ -34,7 +34,7 @@ def reader(
     by_time: Table, by_session: Table, groups: Groups, batch_size: int, rounds: int
 ) -> list[Figure]:
     transforms = steps(by_time.schema)
-    plain, recd = BatchTransform(transforms), BatchTransform(transforms, [Exact(groups)])
+    plain, recd = BatchTransform(transforms), BatchTransform(transforms, Exact(groups))
     sides = {
         "plain": _epoch_of(_loader(by_time, "split", batch_size, plain)),
         "clustered": _epoch_of(_loader(by_session, "whole", batch_size, plain)),

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.data.batch import Batch
+    from recd_plugins.data.columns import Columns
     from recd_plugins.planning.topology import Topology
+    from recd_plugins.sparse.groups import Groups
 
 __all__ = [
     "SLOTS",
@@ -200,9 +202,14 @@ class Explains(Protocol):
 
 
 class DedupConverter(Protocol):
-    """Moves features of a batch from `features` to `dedup`; may say why (`Explains`)."""
+    """Takes groups of features out of batches, for `batch.dedup`; may say why (`Explains`)."""
 
-    def convert(self, batch: Batch) -> Batch: ...
+    @property
+    def groups(self) -> Groups:
+        """The features that it takes, and which together; none: batches stay as they are."""
+
+    def convert(self, features: Columns) -> Any:
+        """What becomes `batch.dedup`: the B samples of these features, all that it takes."""
 
 
 class Preprocess(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from recd_dedup.dedup.partial import Partial
 from recd_dedup.preprocess.clamp import Clamp
 from recd_dedup.preprocess.first_x import FirstX
 from recd_dedup.preprocess.sigrid_hash import SigridHash
-from recd_plugins.data.batch import Batch
+from recd_plugins.data.columns import Columns
 from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter
@@ -88,12 +87,12 @@ def open_loader(table, transform, **options):
 
 def factors(table: Table, **options) -> list[float]:
     """DedupeFactor of each batch."""
-    loader = open_loader(table, BatchTransform([], [EXACT]), **options)
+    loader = open_loader(table, BatchTransform([], EXACT), **options)
     return [batch.dedup.dedupe_factor() for batch in loader]
 
 
 def test_dedup_holds_what_repeats_and_features_the_rest(clustered):
-    loader = open_loader(clustered, BatchTransform([], [EXACT]), sessions="whole")
+    loader = open_loader(clustered, BatchTransform([], EXACT), sessions="whole")
     for batch in loader:
         assert batch.features.keys() == ["item"]
         assert batch.dedup.groups == GROUPS
@@ -104,7 +103,7 @@ def test_dedup_holds_what_repeats_and_features_the_rest(clustered):
 @pytest.mark.parametrize("converter", [EXACT, PARTIAL], ids=["exact", "partial"])
 def test_batches_hold_what_they_hold_without_dedup(clustered, converter, steps):
     plain = open_loader(clustered, BatchTransform(steps), sessions="whole")
-    deduped = open_loader(clustered, BatchTransform(steps, [converter]), sessions="whole")
+    deduped = open_loader(clustered, BatchTransform(steps, converter), sessions="whole")
     for expected, found in zip(plain, deduped, strict=True):
         lists = to_lists(found.features) | to_lists(found.dedup.to_kjt())
         assert lists == to_lists(expected.features)
@@ -152,12 +151,12 @@ def test_whole_sessions_meet_the_papers_factor(tmp_path):
 
 @pytest.mark.parametrize("converter", [EXACT, PARTIAL], ids=["exact", "partial"])
 def test_resuming_is_exact(clustered, converter):
-    transform = BatchTransform(STEPS, [converter])
+    transform = BatchTransform(STEPS, converter)
     check_resume(lambda: open_loader(clustered, transform, sessions="whole"))
 
 
 def test_a_worker_sends_and_resumes_deduplicated_batches(clustered):
-    transform = BatchTransform(STEPS, [EXACT])
+    transform = BatchTransform(STEPS, EXACT)
 
     def loader():
         return open_loader(clustered, transform, sessions="whole", workers=1)
@@ -178,15 +177,17 @@ def test_a_worker_sends_and_resumes_deduplicated_batches(clustered):
 class Aside:
     """A converter of somebody else's, with a class of its own."""
 
-    def convert(self, batch: Batch) -> Batch:
-        return dataclasses.replace(batch, features=batch.features.permute([0]), dedup=self)
+    groups = GROUPS
+
+    def convert(self, features: Columns) -> Aside:
+        return self
 
 
 def test_what_dedup_hides_cannot_be_transformed(clustered):
-    transform = BatchTransform(STEPS, [Aside()])
+    transform = BatchTransform(STEPS, Aside())
     with pytest.raises(PluginError, match="SigridHash is for history, which dedup put into a Asid"):
         next(iter(open_loader(clustered, transform)))
-    batch = next(iter(open_loader(clustered, BatchTransform([(["item"], FirstX(0))], [Aside()]))))
+    batch = next(iter(open_loader(clustered, BatchTransform([(["item"], FirstX(0))], Aside()))))
     assert to_lists(batch.features) == {"item": [[]] * BATCH_SIZE}
 
 
@@ -204,8 +205,8 @@ class Shuffled:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_transform_of_more_than_a_row_is_refused_where_deduplicated(clustered, workers):
-    refused = BatchTransform([(["history", "item"], Shuffled())], [EXACT])
+    refused = BatchTransform([(["history", "item"], Shuffled())], EXACT)
     with pytest.raises(PluginError, match=r"Shuffled says `row_wise = False`.* of history"):
         next(iter(open_loader(clustered, refused, workers=workers)))
-    allowed = BatchTransform([(["item"], Shuffled())], [EXACT])
+    allowed = BatchTransform([(["item"], Shuffled())], EXACT)
     assert len(next(iter(open_loader(clustered, allowed, workers=workers)))) == BATCH_SIZE

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.columns import Columns, JoinedColumns
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.transform import BatchTransform
+from recd_plugins.errors import PluginError
 from recd_plugins.testing.batches import from_lists, random_batch, to_lists
 from recd_plugins.testing.probe import SCHEMA
 from recd_plugins.testing.resume import assert_same_batch
@@ -148,27 +150,49 @@ def test_any_steps_on_any_features_equal_a_loop_over_rows(data: st.DataObject) -
     assert list(done.keys()) == keys
 
 
-class Moves:
+class Aside:
     """Takes one feature aside, as a dedup converter does; it notes how often."""
 
     def __init__(self, key: str) -> None:
-        self.key = key
+        self.groups = ((key,),)
         self.calls = 0
 
-    def convert(self, batch: Batch) -> Batch:
+    def convert(self, features: Columns) -> KeyedJaggedTensor:
         self.calls += 1
-        keys = list(batch.features.keys())
-        inside, outside = [keys.index(self.key)], [i for i, k in enumerate(keys) if k != self.key]
-        return dataclasses.replace(
-            batch, features=batch.features.permute(outside), dedup=batch.features.permute(inside)
-        )
+        assert features.keys == list(self.groups[0])
+        return features.to_kjt()
 
 
 def test_what_is_deduplicated_is_transformed_too() -> None:
-    converter = Moves("b")
-    done = BatchTransform([(["a", "b"], plus(10)), (["b"], Rows(twice))], [converter])(
+    converter = Aside("b")
+    done = BatchTransform([(["a", "b"], plus(10)), (["b"], Rows(twice))], converter)(
         batch_of(LISTS)
     )
     assert converter.calls == 1
     assert to_lists(done.features) == {"a": [[11], [], [12, 13]], "c": LISTS["c"]}
     assert to_lists(done.dedup) == {"b": [[14, 15, 14, 15], [16, 16], []]}
+
+
+def test_what_a_reader_keeps_apart_is_deduplicated_too() -> None:
+    lists = {key: LISTS[key] for key in "ac"}
+    apart = JoinedColumns(from_lists({"b": LISTS["b"]}))
+    done = BatchTransform([(["a", "b"], plus(10))], Aside("b"))(batch_of(lists), apart)
+    assert to_lists(done.features) == {"a": [[11], [], [12, 13]], "c": LISTS["c"]}
+    assert to_lists(done.dedup) == {"b": [[14, 15], [16], []]}
+
+
+def test_a_converter_that_takes_what_there_is_not_is_named() -> None:
+    with pytest.raises(PluginError, match=r"Aside takes feature 'bb', .*did you mean 'b'"):
+        BatchTransform([], Aside("bb"))(batch_of(LISTS))
+
+
+class Silent:
+    """A converter that says nothing of what it takes."""
+
+    def convert(self, features: Columns) -> KeyedJaggedTensor:
+        return features.to_kjt()
+
+
+def test_a_converter_must_say_what_it_takes() -> None:
+    with pytest.raises(PluginError, match=r"Silent does not say which features .*`groups`"):
+        BatchTransform([], Silent())

@@ -13,11 +13,13 @@ import recd_plugins
 from recd_dedup.dedup.exact import Exact, build_exact
 from recd_dedup.dedup.groups import GroupsConfig
 from recd_plugins.config import parse
+from recd_plugins.data.batch import Batch
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import PluginError, RegistryError
-from recd_plugins.slots import Context
+from recd_plugins.slots import Context, DedupConverter
 from recd_plugins.testing.batches import random_batch, to_lists
 from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.probe import SCHEMA
@@ -57,20 +59,25 @@ def test_exact_keeps_the_contract(groups, validate):
     check_record(EXACT, options={"groups": groups, "validate": validate})
 
 
+def left_alone(converter: DedupConverter, batch: Batch) -> bool:
+    done = BatchTransform([], converter)(batch)
+    return done.features is batch.features and done.dedup is None
+
+
 def test_none_keeps_the_contract_and_the_batch():
     check_record(NONE, expand=lambda batch: batch.features)
     batch = random_batch(SCHEMA, 4, seed=0)
-    assert NONE.build(NONE.config(), Context()).convert(batch) is batch
+    assert left_alone(NONE.build(NONE.config(), Context()), batch)
 
 
 def test_what_is_not_in_a_group_stays_a_kjt():
     batch = random_batch(SCHEMA, 8, seed=0)
-    converted = Exact((("shop", "item"),)).convert(batch)
+    converted = BatchTransform([], Exact((("shop", "item"),)))(batch)
     before = to_lists(batch.features)
     assert list(to_lists(converted.features)) == ["seen", "history"]
     assert to_lists(converted.features) | to_lists(converted.dedup.to_kjt()) == before
     assert converted.dedup.groups == (("shop", "item"),)
-    whole = Exact((("history",), ("item", "seen", "shop"))).convert(batch)
+    whole = BatchTransform([], Exact((("history",), ("item", "seen", "shop"))))(batch)
     assert whole.features.keys() == []
     assert whole.features.stride() == whole.dedup.batch_size == 8
     assert to_lists(whole.dedup.to_kjt()) == before
@@ -110,7 +117,7 @@ def test_auto_asks_the_advisor_and_says_why(table):
     assert Exact((("item",),)).explain() == ""
     nothing = build_exact(GroupsConfig(min_factor=100), context)
     batch = random_batch(SESSIONS, 4, seed=0)
-    assert nothing.convert(batch) is batch
+    assert left_alone(nothing, batch)
 
 
 def test_auto_without_a_table_says_so():

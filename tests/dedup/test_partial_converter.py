@@ -20,7 +20,9 @@ from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.yoochoose import Yoochoose, YoochooseConfig
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.columns import JoinedColumns
 from recd_plugins.data.dataset import Dataset
+from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context, DedupRecord
 from recd_plugins.sparse.arrow import jagged_from_arrow
@@ -60,11 +62,12 @@ def saved(batches: Iterator[Batch]) -> tuple[float, float]:
     """DedupeFactor of exact and of partial; what partial made of a batch comes back as it was."""
     before, exact, partial = 0, 0, 0
     for batch in batches:
-        found = Partial(GROUPS, validate=True).convert(batch).dedup
+        columns = JoinedColumns(batch.features)
+        found = Partial(GROUPS, validate=True).convert(columns)
         assert torch.equal(found.to_kjt().values(), batch.features.values())
         assert torch.equal(found.to_kjt().lengths(), batch.features.lengths())
         before += batch.features.values().numel()
-        exact += Exact(GROUPS).convert(batch).dedup.kjt.values().numel()
+        exact += Exact(GROUPS).convert(columns).kjt.values().numel()
         partial += found.values_kept()
     return before / exact, before / partial
 
@@ -72,7 +75,7 @@ def saved(batches: Iterator[Batch]) -> tuple[float, float]:
 def test_it_moves_the_features_of_its_groups() -> None:
     columns = {"b": [[3, 4, 5], [4, 5, 6], [3, 4, 5]], "item": [[1], [2], [3]], "c": [[], [7], []]}
     batch = batch_of(columns)
-    found = Partial((("c",), ("b",))).convert(batch)
+    found = BatchTransform([], Partial((("c",), ("b",))))(batch)
     assert to_lists(found.features) == {"item": columns["item"]}
     assert isinstance(found.dedup, PartialInverseKeyedJaggedTensor)
     assert found.dedup.groups == (("c",), ("b",))
@@ -84,7 +87,9 @@ def test_it_moves_the_features_of_its_groups() -> None:
 
 def test_without_groups_batches_stay_as_they_are() -> None:
     batch = batch_of({"a": [[1]]})
-    assert Partial(()).convert(batch) is batch
+    done = BatchTransform([], Partial(()))(batch)
+    assert done.features is batch.features
+    assert done.dedup is None
 
 
 @pytest.mark.parametrize("groups", [[["history"]], [["seen", "history"], ["item"]]])

@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
-from recd_plugins.data.batch import Batch
+from recd_plugins.data.columns import Columns
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Progress, Table, write_table
@@ -137,10 +137,10 @@ class Plus(Modulo):
 
 
 class Moves:
-    """Puts the features aside, as a dedup converter does."""
+    """A dedup converter that does not say which features it takes."""
 
-    def convert(self, batch: Batch) -> Batch:
-        return dataclasses.replace(batch, dedup=batch.features)
+    def convert(self, features: Columns) -> KeyedJaggedTensor:
+        return features.to_kjt()
 
 
 class Told(nn.Module):

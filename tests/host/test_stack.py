@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from stack_plugin import SCHEMA, Moves
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from stack_plugin import SCHEMA
 
 import recd_plugins as rp
 from recd_plugins.data.schema import Schema
@@ -275,12 +274,11 @@ def test_a_feature_that_is_not_there_is_named_with_its_line(
     assert ("did you mean 'item'?" in said) == ("itm" in key)
 
 
-def test_no_model_is_adapted_to_a_converter_without_groups(registry: dict[str, Any]) -> None:
+def test_a_converter_without_groups_is_refused(registry: dict[str, Any]) -> None:
     registry["dedup"] = "moves"
     stack = rp.load(registry)
-    (first, *_) = stack.loader(0, 1)
-    assert isinstance(first.dedup, KeyedJaggedTensor)
-    assert isinstance(Moves().convert(first).dedup, KeyedJaggedTensor)
+    with pytest.raises(PluginError, match=r"dedup: Moves does not say .*attribute `groups`"):
+        stack.loader(0, 1)
     with pytest.raises(CapabilityError) as caught:
         stack.adapt(stack.model())
     assert str(caught.value) == (

@@ -13,6 +13,7 @@ from contract_records import broken, record
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.columns import Columns
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema
@@ -153,13 +154,13 @@ class Unique:
 @dataclass
 class OneGroup:
     off: int = 0
+    groups: tuple[tuple[str, ...], ...] = (("history",),)
 
-    def convert(self, batch: Batch) -> Batch:
-        lists = to_lists(batch.features)
-        history = lists.pop("history")
+    def convert(self, features: Columns) -> Unique:
+        history = to_lists(features.to_kjt())["history"]
         rows = [list(row) for row in dict.fromkeys(map(tuple, history))]
         inverse = [(rows.index(row) + self.off) % len(rows) for row in history]
-        return dataclasses.replace(batch, features=from_lists(lists), dedup=Unique(rows, inverse))
+        return Unique(rows, inverse)
 
 
 def test_a_correct_dedup_passes_and_a_wrong_inverse_is_told() -> None:
@@ -168,3 +169,14 @@ def test_a_correct_dedup_passes_and_a_wrong_inverse_is_told() -> None:
     assert "every row of 'history' must come back" in broken(
         record(DedupRecord, lambda: OneGroup(off=1))
     )
+
+
+@pytest.mark.parametrize("groups", [(("absent",),), (("history",), ("item", "history"))])
+def test_a_dedup_takes_features_of_the_schema_each_once(groups) -> None:
+    told = broken(record(DedupRecord, lambda: OneGroup(groups=groups)))
+    assert "its `groups` must name features of the schema, each in one group" in told
+    assert repr(groups) in told
+
+
+def test_a_dedup_without_groups_takes_nothing() -> None:
+    check_record(record(DedupRecord, lambda: OneGroup(groups=())))

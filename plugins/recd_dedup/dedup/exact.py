@@ -8,8 +8,7 @@ from recd_dedup.dedup.groups import GroupConverter, GroupsConfig
 from recd_plugins.slots import Context
 
 if TYPE_CHECKING:
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
+    from recd_plugins.data.columns import Columns
     from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 
 __all__ = ["Exact", "build_exact"]
@@ -18,10 +17,9 @@ __all__ = ["Exact", "build_exact"]
 class Exact(GroupConverter):
     """To an IKJT."""
 
-    def deduplicated(self, features: KeyedJaggedTensor) -> InverseKeyedJaggedTensor:
-        from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-
-        return InverseKeyedJaggedTensor.from_kjt(features, self.groups, validate=self._validate)
+    def convert(self, features: Columns) -> InverseKeyedJaggedTensor:
+        ikjt = features.to_ikjt(self.groups)
+        return ikjt.validate() if self._validate else ikjt
 
 
 def build_exact(config: GroupsConfig, context: Context) -> Exact:

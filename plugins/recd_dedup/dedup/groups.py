@@ -1,8 +1,7 @@
-"""What the converters share: which features they take, and the way from `features` to `dedup`."""
+"""What the converters share: which features they take, and why."""
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,7 @@ from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
 
 if TYPE_CHECKING:
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
-    from recd_plugins.data.batch import Batch
+    from recd_plugins.data.columns import Columns
     from recd_plugins.sparse.groups import Groups
 
 __all__ = ["GroupConverter", "GroupsConfig", "chosen_groups"]
@@ -36,7 +33,7 @@ class GroupsConfig(Config):
 
 
 class GroupConverter(ABC):
-    """Moves the features of its groups from `batch.features` to `batch.dedup`."""
+    """Takes the features of its groups out of batches; a `slots.DedupConverter`."""
 
     def __init__(
         self,
@@ -51,7 +48,6 @@ class GroupConverter(ABC):
         self._validate = validate
         self._shares = shares
         self._why = why
-        self._keys = frozenset(key for group in groups for key in group)
 
     @classmethod
     def chosen(cls, config: GroupsConfig, context: Context) -> Self:
@@ -60,16 +56,8 @@ class GroupConverter(ABC):
         return cls(groups, validate=config.validate, why=why, shares=shares)
 
     @abstractmethod
-    def deduplicated(self, features: KeyedJaggedTensor) -> Any:
+    def convert(self, features: Columns) -> Any:
         """The groups' features of a batch, each value kept once."""
-
-    def convert(self, batch: Batch) -> Batch:
-        from recd_plugins.sparse.rows.weighted import without
-
-        if not self.groups:
-            return batch
-        dedup = self.deduplicated(batch.features)
-        return dataclasses.replace(batch, features=without(batch.features, self._keys), dedup=dedup)
 
     def explain(self) -> str:
         """Why each feature is in its group or in none, where the advisor decided."""

@@ -9,7 +9,10 @@ from recd_plugins.config import Config
 from recd_plugins.slots import Context
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.data.columns import Columns
+    from recd_plugins.sparse.groups import Groups
 
 __all__ = ["NoDedup", "NoneConfig", "build_none"]
 
@@ -22,10 +25,10 @@ class NoneConfig(Config):
 class NoDedup:
     """Leaves batches as they are."""
 
-    groups = ()
+    groups: Groups = ()
 
-    def convert(self, batch: Batch) -> Batch:
-        return batch
+    def convert(self, features: Columns) -> KeyedJaggedTensor:
+        return features.to_kjt()
 
 
 def build_none(config: NoneConfig, context: Context) -> NoDedup:

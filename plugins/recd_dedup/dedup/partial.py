@@ -8,8 +8,7 @@ from recd_dedup.dedup.groups import GroupConverter, GroupsConfig
 from recd_plugins.slots import Context
 
 if TYPE_CHECKING:
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
+    from recd_plugins.data.columns import Columns
     from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["Partial", "build_partial"]
@@ -18,10 +17,10 @@ __all__ = ["Partial", "build_partial"]
 class Partial(GroupConverter):
     """To a partial IKJT."""
 
-    def deduplicated(self, features: KeyedJaggedTensor) -> PartialInverseKeyedJaggedTensor:
+    def convert(self, features: Columns) -> PartialInverseKeyedJaggedTensor:
         from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
-        partial = PartialInverseKeyedJaggedTensor.from_kjt(features, self.groups)
+        partial = PartialInverseKeyedJaggedTensor.from_kjt(features.to_kjt(), self.groups)
         if self._validate:
             partial.validate()
         return partial

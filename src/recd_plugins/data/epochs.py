@@ -15,9 +15,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.batch_reader import BatchReader
+from recd_plugins.data.columns import Columns
 from recd_plugins.data.order import Order, Shares
-from recd_plugins.data.stripes import BatchReader
 from recd_plugins.data.table import Table
+from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError, PluginError, RecdError
 
 __all__ = ["LocalLoader", "RankBatches"]
@@ -55,17 +57,18 @@ class RankBatches(IterableDataset[Batch | RecdError]):
         return EpochIterator(self, self.epoch)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch | RecdError]:
-        worker = get_worker_info()
-        reader = BatchReader(
-            self._table,
-            self.order,
-            self._shares.streams_of(self._rank, worker.id if worker else 0),
-            prefetch=self._prefetch,
-            threads=worker is None,
-        )
+        worker, transform = get_worker_info(), self._transform
         try:
-            for batch in reader.batches(epoch, first):
-                yield batch if self._transform is None else self._transform(batch)
+            reader = BatchReader(
+                self._table,
+                self.order,
+                self._shares.streams_of(self._rank, worker.id if worker else 0),
+                apart=transform.takes if isinstance(transform, BatchTransform) else (),
+                prefetch=self._prefetch,
+                threads=worker is None,
+            )
+            for batch, apart in reader.batches(epoch, first):
+                yield _transformed(batch, apart, transform)
         except RecdError as error:
             yield error
 
@@ -182,6 +185,12 @@ class LocalLoader:
                 worker_init_fn=_die_with_parent,
                 generator=torch.Generator(),  # else it draws from the trainer's random numbers
             )
+
+
+def _transformed(batch: Batch, apart: Columns, transform: Transform | None) -> Batch:
+    if isinstance(transform, BatchTransform):
+        return transform(batch, apart)
+    return batch if transform is None else transform(batch)
 
 
 def _die_with_parent(worker: int) -> None:

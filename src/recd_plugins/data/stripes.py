@@ -1,34 +1,24 @@
-"""Stripes of a table → the batches of a consumer: decode, gather in order, cut, join.
-
-Memory, per stream of the consumer: the window in use and, while the next one is loaded, that
-one twice (decoded, and in its order); about five windows resident, since allocators keep what
-is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a length or float.
-"""
+"""Stripes of a table → tensors: read, decode, check."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from recd_plugins.data.batch import Batch
-from recd_plugins.data.order import Order, Piece, Window
-from recd_plugins.data.sessions import runs_of
+from recd_plugins.data.order import Piece
 from recd_plugins.data.table import Stripe, Table, id_error, id_ranges
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks
-from recd_plugins.sparse.jagged import Jagged, Scratch, concat, select, split, to_kjt
+from recd_plugins.sparse.jagged import Jagged
 
-__all__ = ["BatchReader", "StripeReader"]
+__all__ = ["Decoded", "StripeReader"]
 
 OPEN_FILES = 16
 """Files that stay open, the last used: an epoch meets the stripes of a file in any order."""
@@ -46,19 +36,6 @@ class Decoded:
     """Per sparse feature its rows, in parts."""
     sessions: pa.ChunkedArray | None = None
     """[N] the session of each, where it is asked for."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """B rows of a stream that go into one batch."""
-
-    dense: Tensor
-    """[B, n_dense] float32."""
-    labels: Tensor
-    """[B] float32."""
-    weights: Tensor
-    """[B] float32; 0 marks padding."""
-    features: Mapping[str, Jagged]
 
 
 class StripeReader:
@@ -132,90 +109,8 @@ class StripeReader:
                     raise id_error(stripe, feature.name, worst, feature.num_ids)
 
 
-class BatchReader:
-    """The batches of one consumer: those streams of an order that it owns."""
-
-    def __init__(
-        self,
-        table: Table,
-        order: Order,
-        streams: Sequence[int],
-        *,
-        prefetch: bool = True,
-        threads: bool = True,
-    ) -> None:
-        """`prefetch` loads each stream's next window in a thread, while this one is used."""
-        self._order = order
-        self._streams = streams
-        self._prefetch = prefetch
-        self._stripes = StripeReader(table, threads=threads, sessions=order.sessions != "split")
-        self._scratch = Scratch()
-
-    def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """The epoch from batch `first` on, which begins as fast as from its start."""
-        if not self._prefetch:
-            yield from self._batches(epoch, first, None)
-            return
-        pool = ThreadPoolExecutor(1, thread_name_prefix="recd-reader")
-        try:
-            yield from self._batches(epoch, first, pool)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _batches(self, epoch: int, first: int, pool: Executor | None) -> Iterator[Batch]:
-        streams = [self._parts(epoch, stream, first, pool) for stream in self._streams]
-        for batch in range(first, self._order.num_batches):
-            parts = []
-            for stream in streams:
-                left = self._order.batch_rows(batch)
-                while left:
-                    parts.append(next(stream))
-                    left -= len(parts[-1].labels)
-            yield _join(parts)
-
-    def _parts(
-        self, epoch: int, stream: int, first: int, pool: Executor | None
-    ) -> Iterator[Samples]:
-        """The stream cut at the borders of batches and of windows."""
-        windows = self._order.windows(epoch, stream, first)
-        if pool is None:
-            for window in windows:
-                yield from self._load(window)
-            return
-        ahead: deque[Future[list[Samples]]] = deque()
-        for window in windows:
-            ahead.append(pool.submit(self._load, window))
-            if len(ahead) == 2:
-                yield from ahead.popleft().result()
-        for last in ahead:
-            yield from last.result()
-
-    def _load(self, window: Window) -> list[Samples]:
-        """The window's rows in order, cut at the borders of batches."""
-        pieces = [self._stripes.decode(piece) for piece in window.pieces]
-        sessions = [piece.sessions for piece in pieces if piece.sessions is not None]
-        order = self._order.rows(window, runs_of(sessions) if sessions else None)
-        rows, sizes = torch.from_numpy(order), window.cuts(self._order.rows_per_batch)
-        weights = torch.ones(len(rows))
-        weights[len(rows) - window.padding :] = 0
-        features = []
-        for name in pieces[0].features:
-            parts = [part for piece in pieces for part in piece.features[name]]
-            column = parts[0] if len(parts) == 1 else concat(parts, self._scratch)
-            features.append((name, split(select(column, rows), sizes)))
-        tensors = (
-            _take([piece.dense for piece in pieces], order).split(sizes),
-            _take([piece.labels for piece in pieces], order).split(sizes),
-            weights.split(sizes),
-        )
-        return [
-            Samples(*part, {name: column[index] for name, column in features})
-            for index, part in enumerate(zip(*tensors, strict=True))
-        ]
-
-
-# torch's own stack, cat and index would wake its threads. Those belong to the model, and
-# to wait for them costs more than they save: numpy copies on the thread that calls it.
+# torch's own stack would wake its threads. Those belong to the model, and to wait for them
+# costs more than they save: numpy copies on the thread that calls it.
 
 
 def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
@@ -223,20 +118,3 @@ def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
     if not columns:
         return torch.empty(num_rows, 0)
     return torch.from_numpy(np.stack([column.numpy() for column in columns], axis=1))
-
-
-def _take(parts: Sequence[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
-    """Rows of [n_i, ...] laid end to end."""
-    whole = np.concatenate([part.numpy() for part in parts])
-    return torch.from_numpy(whole.take(rows, axis=0))
-
-
-def _join(parts: Sequence[Samples]) -> Batch:
-    return Batch(
-        dense=torch.cat([part.dense for part in parts]),
-        features=to_kjt(
-            {name: [part.features[name] for part in parts] for name in parts[0].features}
-        ),
-        labels=torch.cat([part.labels for part in parts]),
-        weights=torch.cat([part.weights for part in parts]),
-    )

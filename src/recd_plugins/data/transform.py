@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.errors import PluginError
+from recd_plugins.data.columns import Columns, JoinedColumns
+from recd_plugins.errors import PluginError, nearest
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.sparse.rows.weighted import without
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess
@@ -32,14 +35,19 @@ class BatchTransform:
     def __init__(
         self,
         steps: Sequence[tuple[Sequence[str], Preprocess]],
-        dedup: Sequence[DedupConverter] = (),
+        dedup: DedupConverter | None = None,
     ) -> None:
         self._steps = [(names, RowWise(transform)) for names, transform in steps]
         self._dedup = dedup
+        self.takes = frozenset() if dedup is None else _taken(dedup)
+        """The features that the converter takes."""
 
-    def __call__(self, batch: Batch) -> Batch:
-        for converter in self._dedup:
-            batch = converter.convert(batch)
+    def __call__(self, batch: Batch, apart: Columns | None = None) -> Batch:
+        """A reader may keep what the converter takes `apart`, where it need not be joined.
+
+        Then the batch's features are the others; without `apart` they are all.
+        """
+        batch = self._deduplicated(batch, apart)
         features, dedup = batch.features, batch.dedup
         for names, transform in self._steps:
             features = transform(features, names)
@@ -48,6 +56,34 @@ class BatchTransform:
             elif dedup is not None:
                 _check_reached(features, names, dedup, transform)
         return dataclasses.replace(batch, features=features, dedup=dedup)
+
+    def _deduplicated(self, batch: Batch, apart: Columns | None) -> Batch:
+        if self._dedup is None or not self.takes:
+            return batch
+        features = batch.features
+        taken = JoinedColumns(features) if apart is None else apart
+        for key in self.takes:
+            if key not in taken.keys:
+                who = type(self._dedup).__name__
+                raise PluginError(
+                    f"dedup: {who} takes feature {key!r}, which there is not; "
+                    f"{nearest(key, taken.keys)}"
+                )
+        if apart is None:
+            keys = features.keys()
+            taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
+            features = without(features, self.takes)
+        return dataclasses.replace(batch, features=features, dedup=self._dedup.convert(taken))
+
+
+def _taken(dedup: DedupConverter) -> frozenset[str]:
+    groups = getattr(dedup, "groups", None)
+    if groups is None:
+        raise PluginError(
+            f"dedup: {type(dedup).__name__} does not say which features it takes. Give it an "
+            "attribute `groups`, a tuple of tuples of features."
+        )
+    return frozenset(chain.from_iterable(groups))
 
 
 def _check_reached(

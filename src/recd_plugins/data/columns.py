@@ -1,0 +1,85 @@
+"""The sparse features of a batch before they are joined: what a `dedup` converter is given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.sparse.groups import Groups, check_groups
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.rows.pool import Picked, joined, unique_samples
+
+__all__ = ["Columns", "JoinedColumns", "PooledColumns"]
+
+
+class Columns(ABC):
+    """Some sparse features of B samples, wherever their ids lie."""
+
+    @property
+    @abstractmethod
+    def keys(self) -> list[str]:
+        """The features."""
+
+    @abstractmethod
+    def to_kjt(self) -> KeyedJaggedTensor:
+        """All B samples of them all: each id is copied, however often it repeats."""
+
+    @abstractmethod
+    def to_ikjt(self, groups: Sequence[Sequence[str]]) -> InverseKeyedJaggedTensor:
+        """The unique samples of each group: ids that repeat are not copied.
+
+        The same as `InverseKeyedJaggedTensor.from_kjt` of `to_kjt`.
+        """
+
+
+class JoinedColumns(Columns):
+    """Those of a KJT: a reader's that joins first."""
+
+    def __init__(self, features: KeyedJaggedTensor) -> None:
+        self._features = features
+
+    @property
+    def keys(self) -> list[str]:
+        keys: list[str] = self._features.keys()
+        return keys
+
+    def to_kjt(self) -> KeyedJaggedTensor:
+        return self._features
+
+    def to_ikjt(self, groups: Sequence[Sequence[str]]) -> InverseKeyedJaggedTensor:
+        return InverseKeyedJaggedTensor.from_kjt(self._features, groups)
+
+
+class PooledColumns(Columns):
+    """Rows in pools, where equal ones are one already: no id is compared again."""
+
+    def __init__(self, keys: Sequence[str], parts: Sequence[Picked]) -> None:
+        """The B samples lie in several windows, it may be: in parts, each with its pool."""
+        self._keys = list(keys)
+        self._parts = parts
+
+    @property
+    def keys(self) -> list[str]:
+        return self._keys
+
+    def to_kjt(self) -> KeyedJaggedTensor:
+        return joined(self._parts).kjt(self._keys)
+
+    def to_ikjt(self, groups: Sequence[Sequence[str]]) -> InverseKeyedJaggedTensor:
+        checked = check_groups(groups, self._keys)
+        made = [self._unique(part, checked) for part in self._parts]
+        return made[0] if len(made) == 1 else InverseKeyedJaggedTensor.concat(made)
+
+    def _unique(self, part: Picked, groups: Groups) -> InverseKeyedJaggedTensor:
+        at = {key: index for index, key in enumerate(self._keys)}
+        unique = unique_samples(part.rows, [[at[key] for key in group] for group in groups])
+        return InverseKeyedJaggedTensor(
+            joined([Picked(part.pool, unique.rows)]).kjt([*chain.from_iterable(groups)]),
+            torch.from_numpy(unique.inverse_lookup),
+            groups,
+            tuple(unique.counts.tolist()),
+        )

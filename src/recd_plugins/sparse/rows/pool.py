@@ -1,0 +1,297 @@
+"""The different rows of many features, each kept once and known by its number.
+
+What a reader holds of a window: batches are made of numbers, and an id is copied again only
+where a batch keeps it. All on CPU, on the thread that calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.sparse.rows.block import Block
+from recd_plugins.sparse.rows.unique import hash_row
+
+__all__ = ["Picked", "RowPool", "UniqueSamples", "joined", "unique_samples"]
+
+I64: TypeAlias = npt.NDArray[np.int64]
+I32: TypeAlias = npt.NDArray[np.int32]
+Numbers: TypeAlias = npt.NDArray[Any]
+"""Of rows: int32, or int64 where there may be too many."""
+
+MIX = np.uint64(0xFF51AFD7ED558CCD)
+HALF = np.uint64(32)
+
+
+class RowPool:
+    """Rows laid end to end; row r is `values[offsets[r] : offsets[r + 1]]`, and row 0 is empty."""
+
+    def __init__(self, num_ids: int, num_rows: int) -> None:
+        """Room for so many ids and rows; memory is taken only as far as it is filled."""
+        self.values = np.empty(num_ids, np.int64)
+        self.offsets = np.empty(num_rows + 2, np.int64)
+        self.offsets[:2] = 0
+        self.num_rows = 1
+        """The empty one included."""
+        self.numbers: type[np.signedinteger[Any]] = (
+            np.int32 if num_rows < np.iinfo(np.int32).max else np.int64
+        )
+        """Their type."""
+
+    def add(self, parts: Sequence[Jagged]) -> Numbers:
+        """[N] the number of each row of a feature, whose rows come in parts.
+
+        Rows of the feature are equal if and only if their numbers are; those of others may be
+        equal under another number. Empty rows are row 0.
+        """
+        num_rows = sum(lengths.numel() for _, lengths in parts)
+        numbers = np.empty(num_rows, self.numbers)
+        slots = np.zeros(2 << num_rows.bit_length(), self.numbers)
+        hashes = np.empty(num_rows, np.uint64)
+        done, first = 0, self.num_rows
+        for values, lengths in parts:
+            count = lengths.numel()
+            self.num_rows = _add(
+                values.numpy(),
+                lengths.numpy(),
+                self.values,
+                self.offsets,
+                self.num_rows,
+                first,
+                slots,
+                hashes,
+                numbers[done : done + count],
+            )
+            done += count
+        return numbers
+
+
+class Picked(NamedTuple):
+    """The rows that S samples have of K features."""
+
+    pool: RowPool
+    rows: Numbers
+    """[K, S]."""
+
+    @classmethod
+    def of(cls, columns: Sequence[Sequence[Jagged]], order: I64) -> Picked:
+        """Rows `order` [S] of each feature, in this order, from a pool of their own.
+
+        `columns` are the features; the rows of each come in parts.
+        """
+        parts = [part for column in columns for part in column]
+        numel = sum(values.numel() for values, _ in parts)
+        pool = RowPool(numel, sum(lengths.numel() for _, lengths in parts))
+        rows = np.empty((len(columns), len(order)), pool.numbers)
+        for column, numbers in zip(columns, rows, strict=True):
+            pool.add(column).take(order, out=numbers, mode="clip")  # "raise" would buffer it
+        return cls(pool, rows)
+
+    def cut(self, sizes: Sequence[int]) -> list[Picked]:
+        """Consecutive samples, in parts of `sizes`."""
+        cuts = np.cumsum(sizes)[:-1]
+        return [Picked(self.pool, rows) for rows in np.split(self.rows, cuts, axis=1)]
+
+
+class UniqueSamples(NamedTuple):
+    """The different ones of S samples, in each of G groups of features."""
+
+    inverse_lookup: I64
+    """[G, S] which of the group's unique samples each sample is."""
+    counts: I64
+    """[G] the unique samples of each group, in order of first appearance."""
+    rows: Numbers
+    """[K, max(counts)] what these have of each feature, group after group; then row 0."""
+
+
+def unique_samples(rows: Numbers, groups: Sequence[Sequence[int]]) -> UniqueSamples:
+    """Samples are one in a group where their rows agree in all its features.
+
+    `rows` [K, S] are those of `Picked`; a group names some of the K, each one feature's.
+    """
+    features = np.array([feature for group in groups for feature in group])
+    bounds = np.cumsum([0, *map(len, groups)])
+    inverse_lookup = np.empty((len(groups), rows.shape[1]), np.int64)
+    firsts = np.empty_like(inverse_lookup)
+    counts = _unique_samples(rows, features, bounds, inverse_lookup, firsts)
+    picked = np.zeros((len(features), counts.max()), rows.dtype)
+    _pick(rows, features, bounds, firsts, counts, picked)
+    return UniqueSamples(inverse_lookup, counts, picked)
+
+
+def joined(parts: Sequence[Picked]) -> Block:
+    """The rows of all samples, one part's after another's."""
+    sizes = [part.rows.shape[1] for part in parts]
+    lengths = np.empty((len(parts[0].rows), sum(sizes)), np.int32)
+    columns = np.split(lengths, np.cumsum(sizes)[:-1], axis=1)
+    numels = [
+        _measure(part.pool.offsets, part.rows, column)
+        for part, column in zip(parts, columns, strict=True)
+    ]
+    every = np.stack(numels, axis=1)  # [K, parts]
+    starts = every.cumsum().reshape(every.shape) - every
+    values = np.empty(every.sum(), np.int64)
+    for part, start in zip(parts, starts.T.copy(), strict=True):
+        _copy(part.pool.values, part.pool.offsets, part.rows, start, values)
+    return Block(values, lengths)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _add(
+    values: npt.NDArray[Any],
+    lengths: npt.NDArray[Any],
+    pool: I64,
+    offsets: I64,
+    num_rows: int,
+    first: int,
+    slots: Numbers,
+    hashes: npt.NDArray[np.uint64],
+    numbers: Numbers,
+) -> int:
+    """Copies those rows that are new behind the pool's `num_rows`, and counts these anew.
+
+    The feature's rows are numbers `first` and up, in an open hash table that is at most half
+    full. A row is taken for a copy only after its ids were compared.
+    """
+    mask = np.uint64(len(slots) - 1)
+    stop = length = np.int64(0)
+    for row in range(len(lengths)):
+        start, before = stop, length
+        length = np.int64(lengths[row])
+        stop = start + length
+        if length == 0:
+            numbers[row] = 0
+            continue
+        ids = values[start:stop]
+        # In a clustered table the row before is the likeliest copy: one look, and no hash.
+        if length == before and _equal(ids, values[start - length : start]):
+            numbers[row] = numbers[row - 1]
+            continue
+        row_hash = hash_row(ids)
+        slot = row_hash & mask
+        while True:
+            number = np.int64(slots[slot])
+            if number == 0:
+                number = np.int64(num_rows)
+                slots[slot] = number
+                hashes[number - first] = row_hash
+                begin = offsets[number]
+                num_rows += 1
+                offsets[num_rows] = begin + length
+                copy = pool[begin : begin + length]
+                for i in range(len(ids)):
+                    copy[i] = ids[i]
+                break
+            if hashes[number - first] == row_hash:
+                known = pool[offsets[number] : offsets[number + 1]]
+                if len(known) == length and _equal(ids, known):
+                    break
+            slot = (slot + np.uint64(1)) & mask
+        numbers[row] = number
+    return num_rows
+
+
+# Rows are handed over as views: indices that count from 0 need no check for negative ones,
+# which would keep the compiler from comparing several ids at a time.
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _equal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
+    """Of two rows of one length, not 0."""
+    if left[0] != right[0]:
+        return False
+    differ = False
+    for i in range(len(left)):
+        differ |= left[i] != right[i]
+    return not differ
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _unique_samples(
+    rows: Numbers, features: I64, bounds: I64, inverse_lookup: I64, firsts: I64
+) -> I64:
+    """[G] the counts; `firsts` [G, S] become the samples where each unique one appears first."""
+    num_groups, num_samples = inverse_lookup.shape
+    size = 2
+    while size < 2 * num_samples:
+        size *= 2
+    mask = np.uint64(size - 1)
+    slots = np.empty(size, np.int32)
+    counts = np.zeros(num_groups, np.int64)
+    for group in range(num_groups):
+        members = features[bounds[group] : bounds[group + 1]]
+        slots[:] = -1
+        count = 0
+        for sample in range(num_samples):
+            if sample > 0 and _agree(rows, members, sample, sample - 1):
+                inverse_lookup[group, sample] = inverse_lookup[group, sample - 1]
+                continue
+            mixed = np.uint64(0)
+            for feature in members:
+                mixed = (mixed ^ np.uint64(rows[feature, sample])) * MIX
+                mixed ^= mixed >> HALF
+            slot = mixed & mask
+            while True:
+                known = np.int64(slots[slot])
+                if known < 0:
+                    slots[slot] = count
+                    known = np.int64(count)
+                    firsts[group, known] = sample
+                    count += 1
+                    break
+                if _agree(rows, members, sample, firsts[group, known]):
+                    break
+                slot = (slot + np.uint64(1)) & mask
+            inverse_lookup[group, sample] = known
+        counts[group] = count
+    return counts
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _agree(rows: Numbers, features: I64, left: int, right: int) -> bool:
+    differ = False
+    for feature in features:
+        differ |= rows[feature, left] != rows[feature, right]
+    return not differ
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _pick(
+    rows: Numbers, features: I64, bounds: I64, firsts: I64, counts: I64, picked: Numbers
+) -> None:
+    for group in range(len(counts)):
+        for k in range(bounds[group], bounds[group + 1]):
+            for i in range(counts[group]):
+                picked[k, i] = rows[features[k], firsts[group, i]]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
+    """[K] the ids of each feature's rows; `lengths` [K, S] become the rows'."""
+    numels = np.zeros(len(rows), np.int64)
+    for k in range(len(rows)):
+        for i in range(rows.shape[1]):
+            row = rows[k, i]
+            length = offsets[row + 1] - offsets[row]
+            lengths[k, i] = length
+            numels[k] += length
+    return numels
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _copy(values: I64, offsets: I64, rows: Numbers, starts: I64, out: I64) -> None:
+    """Lays each feature's rows end to end in `out`, from its `starts` [K] on."""
+    for k in range(len(rows)):
+        at = starts[k]
+        for i in range(rows.shape[1]):
+            row = rows[k, i]
+            source = values[offsets[row] : offsets[row + 1]]
+            target = out[at : at + len(source)]
+            for j in range(len(source)):
+                target[j] = source[j]
+            at += len(source)
