@@ -9,9 +9,20 @@ import torch
 from torch import Tensor, nn
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-__all__ = ["LazyKeyedTensor", "OfParts", "bags_of", "sharding_types"]
+__all__ = [
+    "LazyKeyedTensor",
+    "OfParts",
+    "bags_of",
+    "flush_kernels",
+    "fused_arithmetic",
+    "order_input",
+    "purge_kernels",
+    "sharding_types",
+    "slot_names",
+]
 
 
 class OfParts:
@@ -90,3 +101,53 @@ def bags_of(module: EmbeddingBagCollection, tables: Collection[str]) -> Embeddin
     part.embedding_bags.update({name: module.embedding_bags[name] for name in part.embedding_bags})
     part._device = module.device
     return part
+
+
+def slot_names(sharded: ShardedModule[Any, Any, Any, Any]) -> tuple[list[str], list[str]]:
+    """What a sharded collection looks up, in the order of its exchanges: features, and names.
+
+    A name is that of the output: `feature`, or `feature@table` where tables share a feature.
+    """
+    shardings: Any = (
+        sharded._sharding_type_to_sharding.values()
+        if hasattr(sharded, "_sharding_type_to_sharding")  # an EmbeddingCollection's
+        else sharded._embedding_shardings
+    )
+    features = [name for sharding in shardings for name in sharding.feature_names()]
+    names = [name for sharding in shardings for name in sharding.uncombined_embedding_names()]
+    return features, names
+
+
+def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]) -> None:
+    """Have a sharded collection take its n-th feature from the KJT's key `order[n]`.
+
+    It would go by the names of features, but the ids of one feature may differ by table. To be
+    called once, before its first input.
+    """
+    module: Any = sharded
+    features, _ = slot_names(sharded)
+    module._create_input_dist(features)
+    module._has_uninitialized_input_dist = False
+    permutes = list(order) != list(range(len(order)))
+    module._features_order = list(order) if permutes else []
+    module._has_features_permute = permutes  # an EmbeddingBagCollection's
+    tensor = torch.tensor(module._features_order, dtype=torch.int32, device=module._device)
+    module.register_buffer("_features_order_tensor", tensor, persistent=False)
+
+
+def fused_arithmetic(optimizer: KeyedOptimizer) -> tuple[str, Any]:
+    """Of one of TorchRec's fused kernels: fbgemm's name of its optimizer, and its arguments."""
+    kernel: Any = optimizer._emb_module
+    return kernel.optimizer.name, kernel.optimizer_args
+
+
+def flush_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
+    """Bring rows that kernels cache (UVM) home, so that the tables may be read."""
+    for lookup in sharded._lookups:
+        lookup.flush()
+
+
+def purge_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
+    """Have kernels forget the rows that they cache (UVM), for the tables were written to."""
+    for lookup in sharded._lookups:
+        lookup.purge()

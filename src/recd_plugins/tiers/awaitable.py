@@ -1,0 +1,76 @@
+"""Embeddings on their way from everywhere: waited for when they are first looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugins.tiers.merge import Sources, merge_sequences
+from recd_plugins.tiers.tiers import Tiers
+from recd_plugins.tiers.trip import GroupTrip
+from recd_plugins.tiers.update import Update
+
+__all__ = ["SequencesAwaitable"]
+
+
+class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
+    """What an EmbeddingCollection yields: each id's row, in the order of the ids."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        update: Update,
+        canonical: LazyAwaitable[dict[str, JaggedTensor]],
+        need_indices: bool,
+    ) -> None:
+        super().__init__()
+        self._tiers = tiers
+        self._update = update
+        self._canonical = canonical
+        self._need_indices = need_indices
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        if torch.is_grad_enabled():
+            self._tiers.expect(self._update)
+        trip = self._update.trip
+        rows = self._rows(self._canonical.wait())
+        ids = trip.ids.split(trip.length_per_slot)
+        return {
+            slot.name: JaggedTensor(
+                values=values, lengths=lengths, weights=own if self._need_indices else None
+            )
+            for slot, values, lengths, own in zip(
+                self._tiers.slots, rows, trip.lengths, ids, strict=True
+            )
+        }
+
+    def _rows(self, canonical: dict[str, JaggedTensor]) -> Iterator[Tensor]:
+        """The rows of each slot's ids, slot by slot."""
+        slots = iter(self._tiers.slots)
+        for number, group in enumerate(self._update.trip.groups):
+            parts = [canonical[next(slots).name].values() for _ in group.segments.lengths]
+            merged = merge_sequences(
+                torch.cat(parts) if len(parts) > 1 else parts[0],
+                self._tiers.alive,
+                _sources(group),
+                partial(self._update.owe, number),
+            )
+            yield from merged.split(list(group.segments.lengths))
+        for slot in slots:
+            yield canonical[slot.name].values()
+
+
+def _sources(group: GroupTrip) -> Sources:
+    everywhere = group.replicas.all_ranks_replica
+    return Sources(
+        routed=group.routed,
+        passed_inverse=group.passage.inverse,
+        replicated=None if everywhere is None else everywhere.rows,
+        per_node=None if group.rows is None else group.rows.wait(),
+        per_node_inverse=None if group.asked is None else group.asked.inverse,
+    )

@@ -1,0 +1,131 @@
+"""An EmbeddingCollection that TorchRec sharded, with replicas of its hot rows in front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.tiers.awaitable import SequencesAwaitable
+from recd_plugins.tiers.nodes import Nodes
+from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
+from recd_plugins.tiers.trip import Trip
+from recd_plugins.tiers.update import Update
+
+__all__ = ["TierEmbeddingCollection", "TierSequenceContext"]
+
+
+@dataclass
+class TierSequenceContext(EmbeddingCollectionContext):
+    """TorchRec's context of a batch, and its trip through the tiers."""
+
+    trip: Trip | None = None
+    update: Update | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        super().record_stream(stream)
+        if self.trip is not None:
+            self.trip.record_stream(stream)
+
+
+class TierEmbeddingCollection(ShardedEmbeddingCollection):
+    """TorchRec's module, to which only those ids go that no tier has.
+
+    Parameters, state dict and optimizer are TorchRec's: those of the canonical tables. Every
+    rank must call `state_dict`, as for a checkpoint, for then the replicas bring rows home.
+    """
+
+    def __init__(
+        self,
+        module: EmbeddingCollection,
+        parameters: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        *,
+        plan: TierPlan,
+        nodes: Nodes,
+        chunk_rows: int = CHUNK_ROWS,
+        **options: Any,
+    ) -> None:
+        """`options` are those of TorchRec's module."""
+        super().__init__(module, dict(parameters), env, **options)
+        self.tiers = Tiers(
+            self,
+            module.embedding_configs(),
+            self._optim,
+            self.module_sharding_plan,
+            plan,
+            nodes,
+            chunk_rows,
+        )
+        self.register_state_dict_pre_hook(lambda *_: self.tiers.flush())
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        return self.tiers.optimizer
+
+    def create_context(self) -> TierSequenceContext:
+        return TierSequenceContext()
+
+    def input_dist(
+        self, ctx: TierSequenceContext, features: KeyedJaggedTensor
+    ) -> KJTListSplitsAwaitable[TierSequenceContext]:
+        """Route the ids, and send those that pass on TorchRec's way, the others' in the node."""
+        with torch.no_grad():
+            ctx.trip = self.tiers.depart(features)
+            canonical = super().input_dist(ctx, self._passing(ctx.trip))
+            in_node = self.tiers.requests(ctx.trip)
+        return KJTListSplitsAwaitable([*canonical.awaitables, *in_node], ctx)
+
+    def compute(self, ctx: TierSequenceContext, dist_input: KJTList) -> list[Tensor]:
+        rows: list[Tensor] = super().compute(ctx, self._arrive(ctx, dist_input))
+        return rows
+
+    def output_dist(
+        self, ctx: TierSequenceContext, output: list[Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        return self._merged(ctx, super().output_dist(ctx, output))
+
+    def compute_and_output_dist(
+        self, ctx: TierSequenceContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Answer the node first: its rows travel while TorchRec looks up its own."""
+        canonical = self._arrive(ctx, input)
+        return self._merged(ctx, super().compute_and_output_dist(ctx, canonical))
+
+    def _passing(self, trip: Trip) -> KeyedJaggedTensor:
+        """The ids that pass, as one sample with many ids: whose they are stays here."""
+        parts = [group.passage for group in trip.groups]
+        lengths = [length for part in parts for length in part.lengths]
+        lengths += trip.length_per_slot[len(lengths) :]
+        done = sum(sum(group.segments.lengths) for group in trip.groups)
+        return KeyedJaggedTensor(
+            keys=[slot.name for slot in self.tiers.slots],
+            values=torch.cat([*(part.ids for part in parts), trip.ids[done:]]),
+            lengths=torch.tensor(lengths, dtype=torch.int32, device=trip.ids.device),
+            stride=1,
+            length_per_key=lengths,
+        )
+
+    def _arrive(self, ctx: TierSequenceContext, input: KJTList) -> KJTList:
+        """What TorchRec exchanged; what the node asked is answered."""
+        assert ctx.trip is not None
+        count = len(ctx.sharding_contexts)
+        ctx.update = self.tiers.arrive(ctx.trip, input.features[count:])
+        return KJTList(input.features[:count])
+
+    def _merged(
+        self, ctx: TierSequenceContext, canonical: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> SequencesAwaitable:
+        assert ctx.update is not None
+        return SequencesAwaitable(self.tiers, ctx.update, canonical, self._need_indices)

@@ -1,0 +1,86 @@
+"""The exchange within a node: ids go to the rank that has their rows, and rows come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchrec.distributed.types import Awaitable
+from torchrec.streamable import Multistreamable
+
+from recd_plugins.tiers.nodes import Arriving, Peers
+from recd_plugins.tiers.share import Layout
+
+__all__ = ["Asked", "NodeIds", "NodeIdsAwaitable", "NodeRequest"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What this rank asks of its node: different ids, those of rank 0's share first."""
+
+    ids: Tensor
+    """[u] int64: what the rank that is asked knows a row by."""
+    counts: Tensor
+    """[W] int64: how many are asked of each rank."""
+    inverse: Tensor
+    """[n] int64: which of the u a rank's n occurrences are."""
+
+    @classmethod
+    def of(cls, positions: Tensor, layout: Layout) -> Asked:
+        """Rows of a tier that is dealt out by `layout`; many a one more than once."""
+        places, inverse = torch.unique(layout.place(positions), return_inverse=True)
+        ends = torch.arange(1, layout.ranks_per_node + 1, device=places.device) * layout.share_rows
+        cuts = torch.searchsorted(places, ends)
+        return cls(places % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
+
+
+@dataclass
+class NodeIds(Multistreamable):
+    """What the node asks of this rank, and how many it asked of others."""
+
+    ids: Tensor
+    """[r] int64, by the rank that asks."""
+    asked: list[int]
+    """Of each rank."""
+    answers: list[int]
+    """To each rank; they sum to r."""
+
+    def send_back(self, rows: Tensor, node: Peers) -> Arriving:
+        """`rows` [r, D] for the ids asked of this rank; [u, D] for those that it asked."""
+        return node.all_to_all(rows, self.answers, self.asked)
+
+    def send_there(self, rows: Tensor, node: Peers) -> Arriving:
+        """`rows` [u, D], of the ids that this rank asked, to whom it asked; [r, D] arrive."""
+        return node.all_to_all(rows, self.asked, self.answers)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.ids.record_stream(stream)
+
+
+class NodeIdsAwaitable(Awaitable[NodeIds]):
+    """The ids, on their way."""
+
+    def __init__(self, asked: Asked, counts: Tensor, node: Peers) -> None:
+        super().__init__()
+        self._asked, self._answers = asked.counts.tolist(), counts.tolist()
+        self._ids = node.all_to_all(asked.ids, self._asked, self._answers)
+
+    def _wait_impl(self) -> NodeIds:
+        return NodeIds(self._ids.wait(), self._asked, self._answers)
+
+
+class NodeRequest(Awaitable[Awaitable[NodeIds]]):
+    """How many ids each rank asks, on its way: what TorchRec calls a splits awaitable.
+
+    TorchRec joins the splits of all modules in one exchange over one group. This is no part
+    of that: it is awaited with them, but sent on its own, within the node.
+    """
+
+    def __init__(self, asked: Asked, node: Peers) -> None:
+        super().__init__()
+        self._asked, self._node = asked, node
+        self._counts = node.all_to_all(asked.counts)
+
+    def _wait_impl(self) -> NodeIdsAwaitable:
+        return NodeIdsAwaitable(self._asked, self._counts.wait(), self._node)

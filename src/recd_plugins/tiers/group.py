@@ -1,0 +1,164 @@
+"""Tables alike: their hot rows live in one replica and travel in one exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torchrec.distributed.types import ParameterSharding, ShardedModule
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+
+from recd_plugins.compat.torchrec import fused_arithmetic, slot_names
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.tier_plan import Coalesce, TierPlan
+from recd_plugins.tiers.canonical import CanonicalTable, canonical_tables
+from recd_plugins.tiers.optimizer import OptimizerKind, RowOptimizer
+
+__all__ = ["Slot", "TableGroup", "arrange"]
+
+KINDS: dict[str, OptimizerKind] = {
+    "EXACT_SGD": "sgd",
+    "EXACT_ADAGRAD": "adagrad",
+    "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad",
+}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One feature of one table."""
+
+    name: str
+    """Of the output: `feature`, or `feature@table` where tables share a feature."""
+    feature: str
+    table: str
+
+
+@dataclass(eq=False)
+class TableGroup:
+    """Row-wise tables of one dimension, type, optimizer and way of coalescing."""
+
+    tables: tuple[str, ...]
+    num_rows: tuple[int, ...]
+    homes: tuple[CanonicalTable, ...]
+    slots: tuple[Slot, ...]
+    """Table by table."""
+    coalesce: Coalesce
+    arithmetic: RowOptimizer
+    optimizer: KeyedOptimizer
+    """TorchRec's, of these tables."""
+    learning_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.take_learning_rate()
+
+    @property
+    def like(self) -> Tensor:
+        """[0, D] of the tables' type, on their device."""
+        return self.homes[0].rows[:0]
+
+    @property
+    def table_of_slot(self) -> tuple[int, ...]:
+        return tuple(self.tables.index(slot.table) for slot in self.slots)
+
+    def take_learning_rate(self) -> None:
+        """As TorchRec's kernels do: from the first of the optimizer's groups."""
+        self.learning_rate = float(next(iter(self.optimizer.param_groups))["lr"])
+
+
+def arrange(
+    sharded: ShardedModule[Any, Any, Any, Any],
+    configs: Sequence[BaseEmbeddingConfig],
+    optimizer: CombinedOptimizer,
+    shardings: Mapping[str, ParameterSharding],
+    plan: TierPlan,
+) -> tuple[list[TableGroup], list[Slot]]:
+    """The groups of the tables that the plan names, and the slots of all the others."""
+    every = _slots(sharded, configs)
+    by_name = {config.name: config for config in configs}
+    groups: list[TableGroup] = []
+    for _, kernel in optimizer.optimizers:
+        homes = dict(_homes(kernel, shardings, plan))
+        alike: dict[tuple[int, Coalesce], list[str]] = {}
+        for name in homes:
+            kind = by_name[name].embedding_dim, plan.tables[name].coalesce
+            alike.setdefault(kind, []).append(name)
+        groups += [
+            TableGroup(
+                tables=tuple(names),
+                num_rows=tuple(by_name[name].num_embeddings for name in names),
+                homes=tuple(homes[name] for name in names),
+                slots=tuple(slot for name in names for slot in every if slot.table == name),
+                coalesce=coalesce,
+                arithmetic=_arithmetic(kernel, names),
+                optimizer=kernel,
+            )
+            for (_, coalesce), names in alike.items()
+        ]
+    for group in groups:
+        _check_rows(group, plan)
+    tiered = {name for group in groups for name in group.tables}
+    return groups, [slot for slot in every if slot.table not in tiered]
+
+
+def _slots(
+    sharded: ShardedModule[Any, Any, Any, Any], configs: Sequence[BaseEmbeddingConfig]
+) -> list[Slot]:
+    """Each feature of each table once, in TorchRec's order."""
+    tables = {
+        name: config.name
+        for config in configs
+        for feature in config.feature_names
+        for name in (feature, f"{feature}@{config.name}")
+    }
+    features, names = slot_names(sharded)
+    found = {
+        name: Slot(name, feature, tables[name])
+        for feature, name in zip(features, names, strict=True)
+    }
+    return list(found.values())
+
+
+def _homes(
+    kernel: KeyedOptimizer, shardings: Mapping[str, ParameterSharding], plan: TierPlan
+) -> list[tuple[str, CanonicalTable]]:
+    planned = [key.split(".")[1] for key in kernel.params if key.split(".")[1] in plan.tables]
+    for name in planned:
+        if shardings[name].sharding_type != "row_wise":
+            raise CapabilityError(
+                f"tiers: table {name!r} has a tier plan, but TorchRec's plan shards it "
+                f"{shardings[name].sharding_type}. Only row-wise tables have replicas: shard it "
+                "row_wise, or leave it out of the tier plan."
+            )
+    if not planned:
+        return []
+    return [(name, home) for name, home in canonical_tables(kernel) if name in planned]
+
+
+def _arithmetic(kernel: KeyedOptimizer, tables: Sequence[str]) -> RowOptimizer:
+    name, arguments = fused_arithmetic(kernel)
+    extras = [
+        option
+        for option in ("gradient_clipping", "max_norm", "weight_decay", "weight_norm_coefficient")
+        if getattr(arguments, option)
+    ]
+    if name not in KINDS or extras:
+        raise CapabilityError(
+            f"tiers: tables {', '.join(tables)} are updated by fbgemm's {name}"
+            f"{' with ' + ', '.join(extras) if extras else ''}, which replicas cannot repeat. Use "
+            f"one of {', '.join(KINDS.values())} without them, or leave these tables out of the "
+            "tier plan."
+        )
+    return RowOptimizer(KINDS[name], arguments.eps)
+
+
+def _check_rows(group: TableGroup, plan: TierPlan) -> None:
+    for name, num_rows in zip(group.tables, group.num_rows, strict=True):
+        for rows in (plan.tables[name].replicated, plan.tables[name].per_node):
+            if rows.size and rows.max() >= num_rows:
+                raise RegistryError(
+                    f"tier plan of table {name!r} names row {rows.max()}, but the table has "
+                    f"{num_rows}. Plan anew for this model."
+                )

@@ -1,0 +1,127 @@
+"""Who shares a node with whom: the groups of ranks that tiers exchange in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from recd_plugins.errors import CapabilityError
+
+__all__ = ["Arriving", "Nodes", "Peers"]
+
+
+@dataclass
+class Arriving:
+    """A tensor that a collective is filling."""
+
+    tensor: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        return self.tensor
+
+
+class Peers:
+    """Ranks that exchange, by their order; a rank alone hands everything to itself.
+
+    Every peer must call each method, with tensors of one shape but where it says otherwise.
+    """
+
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self._group = group
+        self.size = 1 if group is None else group.size()
+        self.rank = 0 if group is None else group.rank()
+
+    def all_reduce(self, mine: Tensor) -> Arriving:
+        """The sum over peers, in place."""
+        if self._group is None:
+            return Arriving(mine, None)
+        return Arriving(mine, dist.all_reduce(mine, group=self._group, async_op=True))
+
+    def all_gather(self, mine: Tensor) -> Arriving:
+        """[size, *mine.shape], by peer."""
+        if self._group is None:
+            return Arriving(mine.unsqueeze(0), None)
+        every = mine.new_empty((self.size, *mine.shape))
+        # gloo takes peers' parts one after another, not stacked.
+        work = dist.all_gather_into_tensor(
+            every.flatten(0, 1), mine.contiguous(), self._group, async_op=True
+        )
+        return Arriving(every, work)
+
+    def reduce_scatter(self, parts: Tensor) -> Arriving:
+        """Of `parts` [size, ...], one for each peer: the sum over peers of this rank's."""
+        if self._group is None:
+            return Arriving(parts.squeeze(0), None)
+        mine = torch.empty_like(parts[0])
+        work = dist.reduce_scatter_tensor(
+            mine, parts.flatten(0, 1), group=self._group, async_op=True
+        )
+        return Arriving(mine, work)
+
+    def all_to_all(
+        self,
+        parts: Tensor,
+        sends: list[int] | None = None,
+        receives: list[int] | None = None,
+    ) -> Arriving:
+        """Of `parts` [n, ...] the first `sends[0]` go to peer 0, and so on; as many of each peer
+        come back. Without `sends`, all are sent equally many."""
+        if self._group is None:
+            return Arriving(parts, None)
+        count = len(parts) if receives is None else sum(receives)
+        received = parts.new_empty((count, *parts.shape[1:]))
+        work = dist.all_to_all_single(
+            received, parts.contiguous(), receives, sends, self._group, async_op=True
+        )
+        return Arriving(received, work)
+
+
+class Nodes:
+    """A world of `n_nodes` × `ranks_per_node` ranks, as one of them sees it.
+
+    Rank r is rank r mod `ranks_per_node` of node r / `ranks_per_node`, as torchrun counts them.
+    """
+
+    def __init__(self, world: ProcessGroup, ranks_per_node: int) -> None:
+        """Every rank of `world` must call it, as it makes groups."""
+        size = world.size()
+        if size % ranks_per_node:
+            raise CapabilityError(
+                f"tiers: {size} ranks are no whole number of nodes of {ranks_per_node}. Set "
+                "topology.ranks_per_node to a divisor of the world size, or start as many ranks "
+                "on each node (torchrun --nproc-per-node)."
+            )
+        ranks = torch.tensor(dist.get_process_group_ranks(world)).view(-1, ranks_per_node)
+        self.world = Peers(world)
+        self.node = Peers(_own_group(ranks))
+        """The ranks of this node."""
+        self.across = Peers(_own_group(ranks.T))
+        """The ranks of all nodes whose place in their node is this one's."""
+
+    @property
+    def n_nodes(self) -> int:
+        return self.across.size
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.node.size
+
+
+def _own_group(groups: Tensor) -> ProcessGroup | None:
+    """Make all `groups` [n, size] of ranks, and return that of this rank; none if it is alone."""
+    if groups.shape[1] == 1:
+        return None
+    own = None
+    for ranks in groups.tolist():
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            own = group
+    return own

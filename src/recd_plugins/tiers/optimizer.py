@@ -1,0 +1,76 @@
+"""The tables' fused optimizers on rows of a replica: fbgemm's arithmetic, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchrec.optim.keyed import CombinedOptimizer
+
+__all__ = ["FlushingOptimizer", "OptimizerKind", "RowOptimizer"]
+
+OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad"]
+
+
+@dataclass(frozen=True)
+class RowOptimizer:
+    """Updates rows w [n, D] by their gradients g [n, D]; each row stands for itself.
+
+    sgd               w <- w - lr g
+    adagrad           s <- s + g²,          w <- w - lr g / (sqrt(s) + eps),   s [n, D]
+    rowwise_adagrad   s <- s + mean_d(g²),  w <- w - lr g / (sqrt(s) + eps),   s [n]
+    """
+
+    kind: OptimizerKind
+    eps: float
+
+    def empty_state(self, rows: Tensor) -> Tensor:
+        """A place for the state of `rows` [n, D]: [n, D], [n] or [n, 0], float32."""
+        width = {"sgd": 0, "adagrad": rows.shape[1], "rowwise_adagrad": 1}[self.kind]
+        return torch.zeros(len(rows), width, device=rows.device)
+
+    def step(self, rows: Tensor, state: Tensor, gradients: Tensor, learning_rate: float) -> None:
+        """Update `rows` and their `state` [n, 0 | 1 | D] in place."""
+        match self.kind:
+            case "sgd":
+                rows.sub_(gradients, alpha=learning_rate)
+                return
+            case "adagrad":
+                state.addcmul_(gradients, gradients)
+            case "rowwise_adagrad":
+                state += gradients.square().mean(dim=1, keepdim=True)
+        rows.sub_(gradients * (learning_rate / (state.sqrt() + self.eps)))
+
+
+class FlushingOptimizer(CombinedOptimizer):
+    """TorchRec's fused optimizer of a collection, whose state is partly with replicas.
+
+    Whoever asks for the state gets it whole: `flush` first brings it home. Learning rates
+    reach the replicas when they reach TorchRec's kernels: in `zero_grad` and `step`.
+    """
+
+    def __init__(
+        self,
+        optimizer: CombinedOptimizer,
+        flush: Callable[[], None],
+        set_learning_rates: Callable[[], None],
+    ) -> None:
+        super().__init__(list(optimizer.optimizers))
+        self._flush = flush
+        self._set_learning_rates = set_learning_rates
+
+    @property
+    def state(self) -> Any:
+        self._flush()
+        return super().state
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none)
+        self._set_learning_rates()
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self._set_learning_rates()

@@ -1,0 +1,110 @@
+"""Sharders that put tiers in front of the tables that a tier plan names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingEnv2D,
+)
+from torchrec.modules.embedding_modules import EmbeddingCollection
+
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.tiers.collection import TierEmbeddingCollection
+from recd_plugins.tiers.nodes import Nodes
+from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
+
+__all__ = ["TierCluster", "TierEmbeddingCollectionSharder", "tier_sharders"]
+
+
+class TierCluster:
+    """A tier plan on a world of ranks: what all sharders of a job share."""
+
+    def __init__(self, plan: TierPlan, *, chunk_rows: int = CHUNK_ROWS) -> None:
+        self.plan = plan
+        self.chunk_rows = chunk_rows
+        self._nodes: Nodes | None = None
+        self._tiers: WeakSet[Tiers] = WeakSet()
+
+    def nodes(self, env: ShardingEnv) -> Nodes:
+        """The groups of the world's ranks, made once; every rank must call it."""
+        if isinstance(env, ShardingEnv2D) or env.process_group is None:
+            raise CapabilityError(
+                "tiers need one process group over all ranks: 2D parallelism has none. Leave "
+                "tier plans out, or shard over all ranks."
+            )
+        if env.world_size != self.plan.world_size:
+            raise RegistryError(
+                f"the tier plan is for {self.plan.n_nodes} nodes of {self.plan.ranks_per_node} "
+                f"ranks, but there are {env.world_size} ranks: plan anew."
+            )
+        if self._nodes is None:
+            self._nodes = Nodes(env.process_group, self.plan.ranks_per_node)
+        return self._nodes
+
+    def adopt(self, tiers: Tiers) -> None:
+        """Have `retier` reach them."""
+        self._tiers.add(tiers)
+
+    def retier(self, plan: TierPlan) -> None:
+        """`Tiers.retier` of all collections; every rank calls it between the same batches."""
+        if (plan.n_nodes, plan.ranks_per_node) != (self.plan.n_nodes, self.plan.ranks_per_node):
+            raise RegistryError(
+                f"the new tier plan is for {plan.n_nodes} nodes of {plan.ranks_per_node} ranks, "
+                f"the job runs on {self.plan.n_nodes} of {self.plan.ranks_per_node}."
+            )
+        self.plan = plan
+        for tiers in self._tiers:
+            tiers.retier(plan)
+
+
+class TierEmbeddingCollectionSharder(EmbeddingCollectionSharder):
+    """TorchRec's sharder; a collection of which no table is planned is TorchRec's module."""
+
+    def __init__(self, cluster: TierCluster, fused_params: Mapping[str, Any] | None = None) -> None:
+        # Sharding mutates the mapping that it is given.
+        super().__init__(fused_params=dict(fused_params or {}))
+        self._cluster = cluster
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingCollection:
+        if not any(
+            config.name in self._cluster.plan.tables for config in module.embedding_configs()
+        ):
+            return super().shard(module, params, env, device, module_fqn)
+        sharded = TierEmbeddingCollection(
+            module,
+            params,
+            env,
+            plan=self._cluster.plan,
+            nodes=self._cluster.nodes(env),
+            chunk_rows=self._cluster.chunk_rows,
+            fused_params=self.fused_params,
+            device=device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
+        self._cluster.adopt(sharded.tiers)
+        return sharded
+
+
+def tier_sharders(
+    cluster: TierCluster, fused_params: Mapping[str, Any] | None = None
+) -> list[ModuleSharder[nn.Module]]:
+    """What DistributedModelParallel needs to put tiers in front of a model's tables."""
+    return [TierEmbeddingCollectionSharder(cluster, fused_params)]

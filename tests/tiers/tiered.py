@@ -1,0 +1,151 @@
+"""What the tests of tiers train: small tables, tier plans drawn at random, odd batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.arrange import Arranged, BySharding
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+
+ROWS = {"songs": 41, "artists": 13}
+"""Rows of the tables: no multiple of any world size."""
+FEATURES = {"songs": ["heard", "seen"], "artists": ["seen", "liked"]}
+"""Two features share a table, and two tables a feature."""
+NUM_IDS = {"heard": 41, "seen": 13, "liked": 13}
+OUTPUTS = ("heard", "seen@songs", "seen@artists", "liked")
+DIM = 8
+
+Tiers = Literal["all_ranks", "per_node", "both", "none"]
+
+
+class Sequences(nn.Module):
+    """logit = w . [sum of the embeddings of each output] + b, of an EmbeddingCollection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequences = EmbeddingCollection(
+            tables=[
+                EmbeddingConfig(
+                    name=name, embedding_dim=DIM, num_embeddings=rows, feature_names=FEATURES[name]
+                )
+                for name, rows in ROWS.items()
+            ],
+            device=torch.device("meta"),
+        )
+        self.sum = _Sum()
+        self.over = nn.Linear(DIM * len(OUTPUTS), 1)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        embedded = self.sequences(batch.features)
+        summed = [self.sum(embedded[key]) for key in OUTPUTS]
+        logits = self.over(torch.cat(summed, dim=1)).squeeze(1)
+        losses = nn.functional.binary_cross_entropy_with_logits(
+            logits, batch.labels, batch.weights, reduction="sum"
+        )
+        loss = losses / batch.weights.sum().clamp(min=1)
+        return loss, (loss.detach(), logits.detach())
+
+
+class _Sum(nn.Module):
+    """A module, so that TorchRec's tracer does not look inside; and it takes an empty batch."""
+
+    def forward(self, jagged: JaggedTensor) -> Tensor:
+        lengths, values = jagged.lengths(), jagged.values()
+        sums = values.new_zeros(len(lengths), values.shape[1])
+        return sums.index_add(0, torch.repeat_interleave(lengths.long()), values)
+
+
+@dataclass(frozen=True)
+class ByTiers:
+    """Row-wise TorchRec behind tiers, whose rows are drawn at random."""
+
+    ranks_per_node: int
+    seed: int = 0
+    tiers: Tiers = "both"
+    coalesce: Coalesce = "none"
+    chunk_rows: int = 1 << 15
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        world_size = torch.distributed.get_world_size()
+        arranged = BySharding("row_wise")(model, optimizer)
+        plan = tier_plan(self, world_size // self.ranks_per_node)
+        cluster = TierCluster(plan, chunk_rows=self.chunk_rows)
+        return Arranged(model, arranged.plan, tier_sharders(cluster, optimizer.fused_params()))
+
+
+def tier_plan(drawn: ByTiers, n_nodes: int) -> TierPlan:
+    """Each table's rows dealt out to the tiers and to none, anew for each seed."""
+    draw = np.random.default_rng(drawn.seed)
+    tables = {}
+    for name, rows in ROWS.items():
+        order = draw.permutation(rows)
+        some, most = np.sort(draw.integers(0, rows, 2))
+        plan = TablePlan(
+            table=name,
+            replicated=order[:some],
+            per_node=order[some:most],
+            coalesce=drawn.coalesce,
+        )
+        match drawn.tiers:
+            case "all_ranks":
+                plan = dataclasses.replace(plan, per_node=order[:0])
+            case "per_node":
+                plan = dataclasses.replace(plan, replicated=order[:0])
+            case "none":
+                plan = dataclasses.replace(plan, replicated=order[:0], per_node=order[:0])
+        tables[name] = plan
+    return TierPlan(tables=tables, n_nodes=n_nodes, ranks_per_node=drawn.ranks_per_node)
+
+
+def batch_of(seed: int, batch_size: int, low: float = 0.0, high: float = 1.0) -> Batch:
+    """Random samples with ids in [low, high) of each feature's range; its keys in odd order."""
+    draw = torch.Generator().manual_seed(seed)
+    keys = ["liked", "heard", "seen"]
+    lengths = torch.randint(0, 5, (len(keys), batch_size), generator=draw)
+    values = [
+        torch.randint(int(low * NUM_IDS[key]), int(high * NUM_IDS[key]), (int(n),), generator=draw)
+        for key, n in zip(keys, lengths.sum(1), strict=True)
+    ]
+    return Batch(
+        dense=torch.empty(batch_size, 0),
+        features=KeyedJaggedTensor(keys=keys, values=torch.cat(values), lengths=lengths.flatten()),
+        labels=torch.randint(0, 2, (batch_size,), generator=draw).float(),
+        weights=torch.ones(batch_size),
+    )
+
+
+def odd_batches(world_size: int, steps: int = 20, *, empty: bool = True) -> list[Sequence[Batch]]:
+    """By step and rank: batches of uneven sizes, some empty, some of low ids or high ones alone.
+
+    Not `empty`, what was is one sample of weight 0: it comes to the same, and can be looked up
+    without tiers.
+    """
+    return [
+        [_odd_batch(step, rank, world_size, empty) for rank in range(world_size)]
+        for step in range(steps)
+    ]
+
+
+def _odd_batch(step: int, rank: int, world_size: int, empty: bool) -> Batch:
+    size = (step * 3 + rank * 5) % 8
+    batch = batch_of(
+        seed=step * world_size + rank,
+        batch_size=size if empty else max(1, size),
+        low=0.5 if (step + rank) % 5 == 1 else 0.0,
+        high=0.5 if (step + rank) % 5 == 2 else 1.0,
+    )
+    weights = batch.weights if size else torch.zeros_like(batch.weights)
+    return dataclasses.replace(batch, weights=weights)
