@@ -14,7 +14,11 @@ from recd_plugins.planning.topology import PRESETS
 __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]
 
 PRICES = Prices(
-    cluster=Cluster.of(PRESETS["flexshard_a100"], 32), batch_size=4096, k=6.25, reduce="dense"
+    cluster=Cluster.of(PRESETS["flexshard_a100"], 32),
+    batch_size=4096,
+    k=6.25,
+    reduce="dense",
+    ask_once=False,
 )
 """Those of section 5: U = 32, W = 8, B = 4096; k as the text's tables imply it."""
 DESIGNS = ("row-wise", "2-tier", "3-tier")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -82,11 +83,18 @@ def auto(
 
 
 def frontier(
-    tables: Tables, prices: Prices, *, tiers: Literal[2, 3] = 3, coalesce: Coalesce = "none"
+    tables: Tables,
+    prices: Prices,
+    *,
+    tiers: Literal[2, 3] = 3,
+    coalesce: Mapping[str, Coalesce] = MappingProxyType({}),
 ) -> Optimum:
-    """Every trade of memory against time that is worth making: the Pareto curve."""
+    """Every trade of memory against time that is worth making: the Pareto curve.
+
+    `coalesce` says how the ids of each table travel; of others, as they are.
+    """
     merged = Merged.of(tables)
-    offers = Offers.of(merged, prices, dict.fromkeys(tables, coalesce))
+    offers = Offers.of(merged, prices, coalesce)
     base = Ledger.of(tables, {}, prices).cost.memory
     return Optimum.of(merged, offers, _allowed(prices, tiers), base)
 

@@ -14,6 +14,8 @@ __all__ = ["Cluster"]
 INTRA_NODE_GBPS = 600.0
 INTER_NODE_GBPS = 12.5
 """TorchRec's defaults (`INTRA_NODE_BANDWIDTH`, `CROSS_NODE_BANDWIDTH` of its planner)."""
+LATENCY_MS = 0.02
+"""Of a collective that nobody measured."""
 NO_LINK = Link(gbps=1e6)
 """Of a collective over one rank: nothing moves."""
 
@@ -81,4 +83,6 @@ def ranks_per_node(topology: Topology, world_size: int) -> int:
 
 
 def _link(seconds_per_gb: float) -> Link:
-    return Link(gbps=1 / seconds_per_gb) if seconds_per_gb > 0 else NO_LINK
+    if seconds_per_gb <= 0:
+        return NO_LINK
+    return Link(gbps=1 / seconds_per_gb, latency_ms=LATENCY_MS)

@@ -93,6 +93,8 @@ class Prices:
     k: float
     """Bytes that a replicated row takes with all that goes with it, over its own."""
     reduce: Reduce = "touched"
+    ask_once: bool = True
+    """Whether a rank asks its node for a row once, as our tiers do, or once per access."""
 
     def row_wise(self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none") -> Cost:
         """In TorchRec's row-wise table (RW): one rank has the row, all others ask for it.
@@ -200,10 +202,10 @@ class Prices:
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + N / 16 W (no bits where the reduce is dense)
         local           (4 s + 4 v / W) r; coalesced 2 pB r more
-        with s = pB, coalesced per rank or node appears(B), and t, v as for DP.
+        with s = appears(B), or pB where ids are not coalesced; and t, v as for DP.
         """
         accesses = rows.p * self.batch_size
-        plain = coalesce == "none"
+        plain = coalesce == "none" and not self.ask_once
         sent = accesses if plain else appears(rows.presence, self.batch_size)
         spread = 0.0 if plain else accesses
         n, w, _ = self._shape

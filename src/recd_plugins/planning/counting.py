@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.rows import Integers, RowDistribution
+from recd_plugins.planning.rows import Floats, Integers, RowDistribution
 
 __all__ = ["RowCounter"]
 
@@ -37,24 +37,46 @@ class RowCounter:
         self._batches += 1
         self.samples += samples
 
-    def distribution(self) -> RowDistribution:
+    def distribution(self, *, sample: bool = False) -> RowDistribution:
         """p = lookups / samples; presence q such that 1 - (1 - q)^B is the share of batches of
-        B samples that hold a row, over all rows with as many lookups. Ids: of all that occur."""
+        B samples that hold a row, over all rows with as many lookups. Ids: of all that occur.
+
+        Where what was counted is a `sample` of what will come, rows not seen yet will come too:
+        each row seen gives d = n1 / (n1 + 2 n2) of a lookup to them (Ney's absolute
+        discounting; n1, n2 rows were looked up once, twice).
+        """
         if not self.samples:
             raise DataError("rows: nothing was counted: there are no samples.")
         order = np.argsort(-self._lookups, kind="stable")
         lookups = self._lookups[order]
         starts = np.flatnonzero(np.diff(lookups, prepend=-1))
-        counts = np.diff(starts, append=len(order))
-        p = lookups[starts] / self.samples
+        counts, each = np.diff(starts, append=len(order)), lookups[starts].astype(np.float64)
         held = np.add.reduceat(self._holding[order], starts, dtype=np.int64) / counts
         # Held by every batch there was: by all but half a one, for all that is known.
         share = np.minimum(held, self._batches - 0.5) / self._batches
         presence = -np.expm1(np.log1p(-share) * self._batches / self.samples)
-        always = np.where(held == self._batches, np.minimum(p, 1.0), 0.0)
+        always = np.where(held == self._batches, np.minimum(each / self.samples, 1.0), 0.0)
+        presence = np.maximum(presence, always)
+        if sample:
+            kept = _discounted(counts, each)
+            together = np.divide(presence, each, out=np.zeros_like(each), where=each > 0)
+            presence = np.where(each > 0, together * kept, kept / self.samples)
+            each = kept
         return RowDistribution.of(
             counts,
-            p,
-            np.maximum(presence, always),
+            each / self.samples,
+            presence.clip(max=1.0),
             ids=order[: int(np.count_nonzero(self._lookups))],
         )
+
+
+def _discounted(counts: Integers, lookups: Floats) -> Floats:
+    """Lookups per row once those seen have given some to those that were not."""
+    once, twice = (int(counts[lookups == times].sum()) for times in (1, 2))
+    seen, unseen = int(counts[lookups > 0].sum()), int(counts[lookups == 0].sum())
+    if not unseen or not once:
+        return lookups
+    part = once / (once + 2 * twice)
+    # No row that was not seen gets more than one that was.
+    part = min(part, unseen / (seen + unseen))
+    return np.where(lookups > 0, lookups - part, part * seen / unseen)

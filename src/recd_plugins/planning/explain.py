@@ -12,10 +12,9 @@ from recd_plugins.planning.ledger import (
     TableLedger,
     TableSizes,
     TierName,
-    marginal_ms,
-    milliseconds,
 )
 from recd_plugins.planning.rows import Floats
+from recd_plugins.planning.step_time import marginal_ms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +128,8 @@ class PlanReport:
         axes = figure.add_subplot()
         base = self.row_wise
         if self.frontier is not None:
-            latency = self.ledger.ms - _marginal(self.ledger)
+            cluster = self.ledger.prices.cluster
+            latency = self.ledger.ms - float(marginal_ms(self.ledger.cost, cluster))
             axes.plot(
                 self.frontier.memory / 1e6,
                 self.frontier.ms + latency,
@@ -156,7 +156,7 @@ class PlanReport:
 
     def _totals(self) -> Iterator[str]:
         base, coalesced, plan = self.row_wise, self.coalesced, self.ledger
-        before, after = (milliseconds(one.cost, one.prices.cluster) for one in (base, plan))
+        before, after = base.milliseconds, plan.milliseconds
         yield "; ".join(
             f"{LINKS[name]} {before[name]:.3g} -> {after[name]:.3g} ms"
             for name in LINKS
@@ -219,10 +219,6 @@ def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, .
         _bytes(report.memory),
         f"{report.ms:.3g}",
     )
-
-
-def _marginal(ledger: Ledger) -> float:
-    return float(marginal_ms(ledger.cost, ledger.prices.cluster))
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.planning.step_time import COLLECTIVES, milliseconds, overlapped
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
-from recd_plugins.planning.topology import GB
 
 __all__ = [
     "Entry",
@@ -21,14 +21,12 @@ __all__ = [
     "TableLedger",
     "TableSizes",
     "TierName",
-    "marginal_ms",
-    "milliseconds",
     "tier_plan",
 ]
 
 TierName = Literal["replicated", "per_node", "row_wise"]
-BESIDE = ("a2a_intra", "ar_cross")
-"""The exchanges that other links carry than the global all-to-all's."""
+TINY = 1e-300
+"""Instead of 0, where nothing is looked up and so nothing is a share of it."""
 TINY = 1e-300
 """Instead of 0, where nothing is looked up and so nothing is a share of it."""
 CALLS = {"a2a_global": 3, "a2a_intra": 3, "ar_global": 1, "ar_cross": 1}
@@ -113,38 +111,40 @@ class Ledger:
     def cost(self) -> Cost:
         return sum((table.cost for table in self.tables.values()), Cost())
 
+    @cached_property
+    def calls(self) -> dict[str, int]:
+        """How often a step calls each collective.
+
+        The way to the canonical tables: splits, ids, rows, gradients. Tables of one width and
+        way of coalescing share their replicas' calls: DP tells bits, reduces and gathers, Flex
+        exchanges as the canonical tables do and tells bits; a dense reduce is one call.
+        """
+        dense = self.prices.reduce == "dense"
+        calls = dict.fromkeys(COLLECTIVES, 0) | {"a2a_global": 4}
+        tiers = {
+            (tier, one.table.width, one.sizes.coalesce)
+            for one in self.tables.values()
+            for tier, entry in one.entries.items()
+            if entry.rows and (tier != "row_wise" or one.sizes.coalesce == "node")
+        }
+        for tier, _, _ in tiers:
+            if dense and tier == "replicated":
+                calls["ar_global"] += 1
+                continue
+            calls["a2a_intra"] += 4
+            if tier != "row_wise":
+                calls["ar_cross"] += 1 if dense else 2
+        return calls
+
+    @cached_property
+    def milliseconds(self) -> dict[str, float]:
+        """Expected time of a step by collective, and of the rank's own work."""
+        return milliseconds(self.cost, self.prices.cluster, self.calls)
+
     @property
     def ms(self) -> float:
-        """Expected milliseconds of a step's exchange and lookups.
-
-        One after the other, but for the share of a2a_intra and ar_cross that runs beside
-        a2a_global: overlap * min(a2a_global, a2a_intra + ar_cross).
-        """
-        cluster = self.prices.cluster
-        each = milliseconds(self.cost, cluster)
-        beside = min(each["a2a_global"], sum(each[name] for name in BESIDE))
-        return sum(each.values()) - cluster.overlap * beside
-
-
-def milliseconds(cost: Cost, cluster: Cluster) -> dict[str, float]:
-    """What each collective takes, latency included where it is called at all; and the rank's
-    own work: `local` at the rate of random rows, `coalesced` ids at theirs."""
-    found = {}
-    for name, calls in CALLS.items():
-        payload, link = getattr(cost, name), getattr(cluster, name)
-        found[name] = (calls - 1) * link.latency_ms + link.ms(payload) if payload else 0.0
-    found["local"] = cluster.local_ms(cost.local, cost.coalesced)
-    return found
-
-
-def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
-    """Milliseconds of each row by its bytes alone: what one row more or less changes, as long
-    as what may run beside the global all-to-all is shorter."""
-    total = cluster.local_ms(cost.local, cost.coalesced)
-    for name in CALLS:
-        share = 1 - cluster.overlap if name in BESIDE else 1.0
-        total = total + getattr(cost, name) * (share * 1000 / (getattr(cluster, name).gbps * GB))
-    return total
+        """Expected milliseconds of a step's exchange and lookups."""
+        return overlapped(self.milliseconds, self.prices.cluster)
 
 
 def tier_plan(

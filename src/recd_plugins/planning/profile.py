@@ -116,7 +116,8 @@ def profile_batches(
 
     A deduplicated feature brings those of its unique samples, as a model that takes them looks
     up; p is per sample of the batch all the same. Batches of another size than the first are
-    left out: they would blur `presence`. Tables of more than `exact_rows` rows are sketched.
+    left out: they would blur `presence`. Rows that these batches lack get their part of the
+    lookups to come (`RowCounter`). Tables of more than `exact_rows` rows are sketched.
     """
     counters = {
         name: RowCounter(part.num_rows) if part.num_rows <= exact_rows else RowSketch(COUNTERS)
@@ -134,7 +135,9 @@ def profile_batches(
             counters[name].add(np.concatenate([NONE, *ids]), size)
     if not size:
         raise DataError("profile: there are no batches to count: the train split is empty.")
-    rows = {name: _counted(counters[name], part.num_rows) for name, part in counted.items()}
+    rows = {
+        name: _counted(counters[name], part.num_rows, sample=True) for name, part in counted.items()
+    }
     return Profile(rows=rows, samples=samples)
 
 
@@ -167,10 +170,12 @@ def profile_trace(
     return Profile(rows=found, samples=whole)
 
 
-def _counted(counter: RowCounter | RowSketch, num_rows: int) -> RowDistribution:
+def _counted(
+    counter: RowCounter | RowSketch, num_rows: int, *, sample: bool = False
+) -> RowDistribution:
     if isinstance(counter, RowSketch):
         return counter.distribution(num_rows)
-    return counter.distribution()
+    return counter.distribution(sample=sample)
 
 
 def _lookups(batch: Batch) -> dict[str, Integers]:

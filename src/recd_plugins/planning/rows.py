@@ -96,7 +96,7 @@ class RowDistribution:
             counts=kept[some],
             p=self.p[some],
             presence=self.presence[some],
-            ids=None if self.ids is None else self.ids[first:last],
+            ids=None if self.ids is None or last > len(self.ids) else self.ids[first:last],
             error=self.error,
         )
 
@@ -124,14 +124,21 @@ class RowDistribution:
         )
 
     def hottest(self, rows: int) -> Integers:
-        """The ids of the `rows` hottest rows; `DataError` where they are not known."""
-        if self.ids is None or rows > len(self.ids):
+        """The ids of the `rows` hottest rows; `DataError` where they are not known.
+
+        Rows that were never counted are alike: they come last, by their id.
+        """
+        if self.ids is not None and rows <= len(self.ids):
+            return self.ids[:rows]
+        if self.ids is None or len(self.ids) < self.num_rows - self.counts[-1]:
             known = 0 if self.ids is None else len(self.ids)
             raise DataError(
                 f"rows: {rows:,} hottest rows are asked for, but the ids of only {known:,} are "
                 "known. Count a table or a trace: formulas have no ids."
             )
-        return self.ids[:rows]
+        others = np.ones(self.num_rows, np.bool_)
+        others[self.ids] = False
+        return np.concatenate([self.ids, np.flatnonzero(others)[: rows - len(self.ids)]])
 
 
 def appears(presence: Floats, samples: float) -> Floats:

@@ -1,0 +1,67 @@
+"""What one row costs in every tier, with the formulas: what `recd explain` prints."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recd_plugins.planning import cost
+from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.planning.step_time import marginal_ms
+
+__all__ = ["PriceList"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceList:
+    """Of a row that samples look up `p` times on average, of `width` bytes."""
+
+    prices: Prices
+    p: float
+    width: int
+
+    def costs(self) -> Mapping[str, Cost]:
+        """By the way that the row is placed."""
+        rows = RowDistribution.of([1], [self.p])
+        prices, width = self.prices, self.width
+        ways = {
+            "RW": prices.row_wise(rows, width),
+            "RW by rank": prices.row_wise(rows, width, "rank"),
+            "RW by node": prices.row_wise(rows, width, "node"),
+            "CW": prices.column_wise(rows, width),
+            "DP": prices.replicated(rows, width),
+            "Flex": prices.per_node(rows, width),
+            "Flex by rank": prices.per_node(rows, width, "rank"),
+        }
+        return {way: price.of(rows.counts) for way, price in ways.items()}
+
+    def values(self) -> Mapping[str, Any]:
+        """All numbers, for machines; `ms` is a step's, latencies aside."""
+        cluster = self.prices.cluster
+        return {
+            way: {**vars(price), "ms": float(marginal_ms(price, cluster))}
+            for way, price in self.costs().items()
+        }
+
+    def lines(self) -> Iterator[str]:
+        """A table of them, then each price's formulas."""
+        cluster, values = self.prices.cluster, self.values()
+        yield (
+            f"a row of {self.width} bytes, {self.p:g} lookups a sample; {cluster.n_nodes} nodes of "
+            f"{cluster.ranks_per_node} ranks, {self.prices.batch_size:,} samples a rank and step, "
+            f"k = {self.prices.k:g}"
+        )
+        ways = list(values)
+        widths = [max(10, len(way)) for way in ways]
+        yield "  ".join([" " * 15, *map(str.rjust, ways, widths)])
+        for name in values[ways[0]]:
+            cells = (f"{values[way][name]:.4g}" for way in ways)
+            yield "  ".join([name.ljust(15), *map(str.rjust, cells, widths)])
+        yield ""
+        yield from (inspect.getdoc(cost) or "").splitlines()[2:]
+        for price in ("row_wise", "column_wise", "replicated", "per_node"):
+            yield ""
+            yield from (inspect.getdoc(getattr(Prices, price)) or "").splitlines()

@@ -1,0 +1,42 @@
+"""What a planner may offer beyond its slot: plans without ranks, and tiers with their reasons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from recd_plugins.planning.topology import Topology
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ShardingPlan
+
+    from recd_plugins.planning.explain import PlanReport
+    from recd_plugins.planning.profile import Profile
+    from recd_plugins.planning.tier_plan import TierPlan
+
+__all__ = ["Proposes", "Tiered"]
+
+
+@runtime_checkable
+class Proposes(Protocol):
+    """Plans for ranks that need not be there: what `recd plan` asks for."""
+
+    def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
+        """The plan for a number of ranks; `explain` then says why."""
+
+
+@runtime_checkable
+class Tiered(Protocol):
+    """Gives rows replicas. All are None before the first plan, and where none has any."""
+
+    @property
+    def tier_plan(self) -> TierPlan | None:
+        """Which rows, where."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """How tables are accessed, which it was made from."""
+
+    @property
+    def report(self) -> PlanReport | None:
+        """What it costs and saves."""
