@@ -1,13 +1,25 @@
-"""FlexShard: per-row tiers in front of TorchRec's tables, sized by what each row costs where."""
+"""FlexShard: per-row tiers in front of TorchRec's tables, sized by what each row costs where.
+
+`policy/` turns prices into sizes: the paper's breakpoints, and the optimum over all of them;
+`planner.py` profiles, chooses, and leaves other tables to TorchRec's planner.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from recd_flexshard.planner import FlexShardConfig, build_flexshard
 from recd_plugins import hookimpl
 from recd_plugins.slots import ShardingRecord
 
 
 @hookimpl
 def recd_sharding() -> list[ShardingRecord[Any]]:
-    return []
+    return [
+        ShardingRecord(
+            name="flexshard",
+            summary="Replicas of hot rows, two or three tiers, by expected time and memory.",
+            config=FlexShardConfig,
+            build=build_flexshard,
+        )
+    ]

@@ -24,6 +24,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
+from recd_plugins.planning.proposal import Proposes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.slots import (
@@ -189,6 +190,19 @@ class Stack:
                 "first, or pass one."
             )
         return self._planner.plan(model, topology or self.registry.topology, group)
+
+    def propose(
+        self, model: nn.Module, world_size: int, topology: Topology | None = None
+    ) -> Planner:
+        """The planner, once it has planned for so many ranks, which need not be there."""
+        planner = self._planner
+        if not isinstance(planner, Proposes):
+            raise CapabilityError(
+                f"sharding: {type(planner).__name__} plans on the ranks themselves alone: it has "
+                "no `propose`. Train with it, and see what stack.explain() says."
+            )
+        planner.propose(model, topology or self.registry.topology, world_size)
+        return self._planner
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The sharders of the plan; they carry the tables' fused optimizer."""

@@ -6,6 +6,7 @@ import typer
 
 from recd_plugins.cli.data import data
 from recd_plugins.cli.doctor import doctor
+from recd_plugins.cli.plan import explain, plan
 from recd_plugins.cli.plugins import plugins
 from recd_plugins.cli.train import train
 
@@ -19,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(plan)
+app.command()(explain)
 app.command()(plugins)
 app.add_typer(data, name="data")
 app.command()(doctor)

@@ -1,0 +1,152 @@
+"""`recd plan` and `recd explain`: what the sharding planner would do, and what prices it sees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.planning.explain import PlanReport
+    from recd_plugins.slots import Planner
+
+__all__ = ["explain", "plan"]
+
+DPI = 150
+
+Ranks = Annotated[
+    int | None, typer.Option("--ranks", help="World size to plan for; by default train.ranks.")
+]
+SavePlan = Annotated[
+    Path | None, typer.Option("--save", help="A file for the tier plan (Arrow).", metavar="FILE")
+]
+SaveProfile = Annotated[
+    Path | None,
+    typer.Option("--save-profile", help="A file for the access distributions.", metavar="FILE"),
+]
+FigureFile = Annotated[
+    Path | None, typer.Option("--figure", help="A PNG of the frontier.", metavar="FILE")
+]
+Lookups = Annotated[
+    float, typer.Option("--p", help="Expected lookups of the row in a sample.", min=0)
+]
+RowBytes = Annotated[int, typer.Option("--row-bytes", help="Bytes of the row.", min=1)]
+Multiplier = Annotated[
+    float, typer.Option("--k", help="Bytes that a replica takes over the row's own.", min=0)
+]
+
+
+def plan(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    ranks: Ranks = None,
+    save: SavePlan = None,
+    save_profile: SaveProfile = None,
+    figure: FigureFile = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a registry's model without training it, for any number of ranks, and say why.
+
+    Tables are profiled on the train split, which is prepared first if it is not there.
+    """
+    with reported(debug):
+        from recd_plugins.stack import load
+
+        stack = load(registry, _said(overrides, ranks))
+        for slot in ("dataset", "model"):
+            stack.registry.one(slot)  # named before any work is done for it
+        with progress() as show:
+            stack.prepare(show)
+        _quiet()
+        planner = stack.propose(stack.adapt(stack.model()), stack.registry.train.ranks)
+        report = _write(planner, save, save_profile, figure)
+        if as_json:
+            values = None if report is None else report.values()
+            print(json.dumps({"plan": planner.explain(), "tiers": values}))
+        else:
+            print(planner.explain())
+
+
+def explain(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    ranks: Ranks = None,
+    p: Lookups = 0.001,
+    row_bytes: RowBytes = 256,
+    k: Multiplier = 1.7,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Price one row in every tier, on the registry's cluster, with the formulas."""
+    with reported(debug):
+        from recd_plugins.planning.cluster import Cluster
+        from recd_plugins.planning.cost import Prices
+        from recd_plugins.planning.price_list import PriceList
+        from recd_plugins.registry import Registry
+
+        chosen = Registry.load(registry, _said(overrides, ranks))
+        prices = Prices(
+            cluster=Cluster.of(chosen.topology, chosen.train.ranks),
+            batch_size=chosen.train.batch_size,
+            k=k,
+        )
+        found = PriceList(prices=prices, p=p, width=row_bytes)
+        print(json.dumps(found.values()) if as_json else "\n".join(found.lines()))
+
+
+def _said(overrides: list[str] | None, ranks: int | None) -> list[str]:
+    return [*(overrides or ()), *([f"train.ranks={ranks}"] if ranks is not None else [])]
+
+
+def _quiet() -> None:
+    """Hide torch's and torchrec's own warnings: they ask nothing of a user."""
+    import logging
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    for chatty in ("torchrec", "torch.fx"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+
+
+def _write(
+    planner: Planner, plan: Path | None, profile: Path | None, figure: Path | None
+) -> PlanReport | None:
+    """The files that were asked for, where the planner has what goes into them; its report."""
+    from recd_plugins.errors import CapabilityError
+    from recd_plugins.planning.proposal import Tiered
+
+    tiered = planner if isinstance(planner, Tiered) else None
+    if tiered is None or tiered.report is None or tiered.profile is None:
+        for option, path in (("--save", plan), ("--save-profile", profile), ("--figure", figure)):
+            if path is not None:
+                raise CapabilityError(
+                    f"{option}: this planner weighed no tiers, so there is nothing to write. "
+                    "Choose `sharding: flexshard`, for a model with tables of sequences."
+                )
+        return None
+    if plan is not None:
+        if tiered.tier_plan is None:
+            raise CapabilityError(
+                "--save: no row has a replica in this plan, so there is no tier plan. "
+                "`recd plan` says why."
+            )
+        tiered.tier_plan.save(plan)
+    if profile is not None:
+        tiered.profile.save(profile)
+    if figure is not None:
+        _draw(tiered.report, figure)
+    return tiered.report
+
+
+def _draw(report: PlanReport, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    report.draw(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)

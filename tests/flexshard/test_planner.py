@@ -1,0 +1,195 @@
+"""Ladder: plans for ranks that are not there, as values; then trained on two and four ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_flexshard
+from recd_flexshard.planner import FlexShardConfig, FlexShardPlanner
+from recd_plugins.config import parse
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.ledger import TableSizes
+from recd_plugins.planning.profile import Profile
+from recd_plugins.planning.topology import Topology
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.slots import Context
+from recd_plugins.testing.batches import random_batches
+from recd_plugins.testing.conformance import check_record
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.probe import SCHEMA, Probe
+
+SLOW = Topology(ranks_per_node=2, inter_node_gbps=0.02, intra_node_gbps=2)
+ROWS = 500
+
+
+def skewed(batches: int = 20, batch_size: int = 64) -> Iterator[Batch]:
+    """Histories of 20 ids, of which most are among the first few rows."""
+    draw = np.random.default_rng(0)
+    for _ in range(batches):
+        ids = (draw.zipf(1.5, batch_size * 20) - 1) % ROWS
+        lengths = torch.full((batch_size,), 20, dtype=torch.int32)
+        yield Batch(
+            dense=torch.zeros(batch_size, 0),
+            features=KeyedJaggedTensor(
+                keys=["history"], values=torch.from_numpy(ids.astype(np.int64)), lengths=lengths
+            ),
+            labels=torch.zeros(batch_size),
+            weights=torch.ones(batch_size),
+        )
+
+
+class Histories(nn.Module):
+    """Two tables of sequences, of which the batches know the first one's feature."""
+
+    def __init__(self, tables: int = 1) -> None:
+        super().__init__()
+        self.sequences = EmbeddingCollection(
+            tables=[
+                EmbeddingConfig(
+                    name=f"t{number}",
+                    embedding_dim=16,
+                    num_embeddings=ROWS,
+                    feature_names=["history"],
+                )
+                for number in range(tables)
+            ],
+            device=torch.device("meta"),
+        )
+
+
+def context(batches: Any = skewed, batch_size: int = 64) -> Context:
+    return Context(
+        batch_size=batch_size,
+        fused=OptimizerSettings().fused_params(),
+        batches=batches,
+    )
+
+
+def planner(batches: Any = skewed, **options: Any) -> FlexShardPlanner:
+    config = parse(FlexShardConfig, {"others": {"search": "greedy"}, **options}, "sharding")
+    return FlexShardPlanner(config, context(batches))
+
+
+def test_hot_rows_of_sequences_get_replicas_and_their_tables_are_row_wise() -> None:
+    made = planner(goal="min_communication")
+    plan = made.propose(Histories(2), SLOW, 4)
+    assert made.tier_plan is not None
+    assert (made.tier_plan.n_nodes, made.tier_plan.ranks_per_node) == (2, 2)
+    for name in ("t0", "t1"):
+        assert plan.plan["sequences"][name].sharding_type == "row_wise"
+        table = made.tier_plan.tables[name]
+        replicas = np.concatenate([table.replicated, table.per_node])
+        # By far the most of the lookups are of row 0, then 1, ...
+        assert set(range(4)) <= set(replicas[:8].tolist())
+        assert len(table.replicated) % 4 == len(table.per_node) % 4 == 0
+    text = made.explain()
+    assert "goal min_communication; 2 nodes of 2 ranks" in text
+    assert "by TorchRec's performance model" in text
+
+
+def test_what_it_leaves_alone_is_torchrecs() -> None:
+    made = planner(goal="min_communication", tables=["t1"])
+    made.propose(Histories(2), SLOW, 4)
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == {"t1"}
+    with pytest.raises(RegistryError, match="no table of sequences is named 't9'"):
+        planner(tables=["t9"]).propose(Histories(), SLOW, 4)
+
+
+@pytest.mark.parametrize("goal", ["auto", "memory_neutral"])
+def test_every_goal_makes_a_plan(goal: str) -> None:
+    made = planner(goal=goal)
+    made.propose(Histories(), SLOW, 4)
+    assert made.report is not None
+    assert made.report.ledger.ms <= made.report.row_wise.ms
+    extra = made.report.ledger.cost.memory - made.report.row_wise.cost.memory
+    assert extra <= 0
+
+
+def test_k_and_budgets_size_the_tiers() -> None:
+    def replicas(**options: Any) -> int:
+        made = planner(tiers=2, **options)
+        made.propose(Histories(), SLOW, 4)
+        assert made.report is not None
+        return made.report.ledger.tables["t0"].sizes.replicated
+
+    assert replicas(goal="memory_neutral", k=6.25) < replicas(goal="memory_neutral", k=1.5)
+    small, large = (replicas(goal="budget", k=6.25, budget_gb=gb) for gb in (0.0, 1e-5))
+    assert small < large
+    with pytest.raises(CapabilityError, match="Raise the budget"):
+        replicas(goal="budget", budget_gb=-1.0)
+
+
+def test_fast_links_leave_everything_to_torchrec() -> None:
+    fast = Topology(inter_node_gbps=1e6, intra_node_gbps=1e6, unique_ns=1000)
+    made = planner()
+    plan = made.propose(Histories(), fast, 4)
+    assert made.tier_plan is None
+    assert made.report is not None
+    assert made.report.ledger.tables["t0"].sizes == TableSizes()
+    assert [type(s).__name__ for s in made.sharders()] == [
+        "EmbeddingBagCollectionSharder",
+        "EmbeddingCollectionSharder",
+    ]
+    assert set(plan.plan["sequences"]) == {"t0"}
+
+
+def test_a_saved_profile_takes_the_place_of_batches(tmp_path: Path) -> None:
+    first = planner()
+    first.propose(Histories(), SLOW, 4)
+    assert first.profile is not None
+    first.profile.save(tmp_path / "profile.arrow")
+
+    def none() -> Iterable[Batch]:
+        raise AssertionError("nothing must be read")
+
+    second = planner(none, profile=str(tmp_path / "profile.arrow"))
+    second.propose(Histories(), SLOW, 4)
+    assert second.tier_plan == first.tier_plan
+    other = Profile(rows={"t0": dataclasses.replace(first.profile["t0"].part(0, 100))})
+    other.save(tmp_path / "other.arrow")
+    with pytest.raises(CapabilityError, match="of 100 rows, but the model's has 500"):
+        planner(none, profile=str(tmp_path / "other.arrow")).propose(Histories(), SLOW, 4)
+
+
+def test_without_batches_or_sequences_it_says_so() -> None:
+    made = planner(None)
+    made.propose(Histories(), SLOW, 4)
+    assert made.tier_plan is None
+    assert "no batches to profile" in made.explain()
+    bags = planner()
+    model = Probe()
+    del model.sequences
+    bags.propose(model, SLOW, 4)
+    assert "no table of sequences" in bags.explain()
+
+
+def probed() -> Iterable[Batch]:
+    return [step[0] for step in random_batches(SCHEMA, steps=8)]
+
+
+def test_the_record_keeps_its_contract(gloo_pool: GlooPool) -> None:
+    """Weights equal unsharded ones, with replicas or without."""
+    (record,) = recd_flexshard.recd_sharding()
+    base = Context(schema=SCHEMA, batch_size=16)
+    options = {"others": {"search": "greedy"}}
+    check_record(record, options=options, context=base, pool=gloo_pool)
+    check_record(
+        record,
+        options={**options, "goal": "min_communication", "tiers": 2},
+        context=dataclasses.replace(base, batches=partial(probed)),
+        pool=gloo_pool,
+    )
