@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.schema import Schema
 from recd_plugins.slots import Context
 from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.sparse.rows.gather import row_offsets, spread_rows
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -36,21 +35,14 @@ class FirstX(nn.Module):
         self.n = n
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        lengths = features.lengths()
-        weights = features.weights_or_none()
-        if weights is not None:  # fbgemm truncates no weights of every type, so their places
-            places = torch.arange(weights.numel(), device=weights.device)
-            weights = weights[self._truncated(places, lengths)]
+        starts, weights = row_offsets(features.lengths())[:-1], features.weights_or_none()
+        lengths = features.lengths().clamp(max=self.n)
         return with_ids(
             features,
-            self._truncated(features.values(), lengths),
-            lengths=lengths.clamp(max=self.n),
-            weights=weights,
+            spread_rows(features.values(), starts, lengths),
+            lengths=lengths,
+            weights=None if weights is None else spread_rows(weights, starts, lengths),
         )
-
-    def _truncated(self, values: Tensor, lengths: Tensor) -> Tensor:
-        truncated: Tensor = torch.ops.fbgemm.jagged_1d_to_truncated_values(values, lengths, self.n)
-        return truncated
 
     def schema(self, schema: Schema) -> Schema:
         return schema

@@ -140,12 +140,18 @@ class InverseKeyedJaggedTensor(Bundle):
     ) -> InverseKeyedJaggedTensor:
         """Of each key's unique rows and an inverse lookup [G, B], as they are."""
         counts = tuple(rows[group[0]].lengths.numel() for group in groups)
-        every = Weighted.joined([rows[key] for group in groups for key in group], padded=True)
-        return cls._of(groups, every, inverse_lookup, counts)
+        parts = [rows[key] for group in groups for key in group]
+        numels = [part.values.numel() for part in parts]
+        return cls._of(groups, Weighted.joined(parts, padded=True), inverse_lookup, counts, numels)
 
     @classmethod
     def _of(
-        cls, groups: Groups, rows: Weighted, inverse_lookup: Tensor, counts: tuple[int, ...]
+        cls,
+        groups: Groups,
+        rows: Weighted,
+        inverse_lookup: Tensor,
+        counts: tuple[int, ...],
+        length_per_key: list[int] | None = None,
     ) -> InverseKeyedJaggedTensor:
         """Of the unique rows of all keys, padded to the largest group's."""
         kjt = KeyedJaggedTensor(
@@ -154,6 +160,7 @@ class InverseKeyedJaggedTensor(Bundle):
             lengths=rows.lengths,
             weights=rows.weights,
             stride=max(counts),
+            length_per_key=length_per_key,
         )
         return cls(kjt, inverse_lookup, groups, counts)
 

@@ -48,7 +48,8 @@ class RowWise:
         """The features transformed; of `keys` alone, if given, while the others stay."""
         plain = isinstance(features, KeyedJaggedTensor)
         held = features.keys() if plain else features.kjt.keys()
-        chosen = [key for key in held if keys is None or key in keys]
+        wanted = frozenset(held if keys is None else keys)
+        chosen = [key for key in held if key in wanted]
         if not chosen:
             return features
         if not plain and not self._row_wise:

@@ -54,7 +54,7 @@ class SomeKeys:
             return made
         lengths, weights = made.lengths(), made.weights_or_none()
         real = real_rows(self._groups, self._unique_counts, lengths.device)
-        if not bool((lengths.bool() & ~real).any()):
+        if int((lengths * real).sum()) == made.values().numel():
             return made
         kept = torch.repeat_interleave(real, lengths)
         return with_ids(
@@ -81,8 +81,10 @@ class SomeKeys:
 
 def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> Weighted:
     """Of the keys in these places, each with `stride` rows: less padding than it has, or more."""
-    offsets = kjt.offset_per_key()
-    ids = slice(offsets[run.start], offsets[run.stop])
+    ids = slice(None)
+    if len(run) < len(kjt.keys()):
+        offsets = kjt.offset_per_key()
+        ids = slice(offsets[run.start], offsets[run.stop])
     lengths = kjt.lengths().view(len(kjt.keys()), -1)[run.start : run.stop]
     weights = kjt.weights_or_none()
     return Weighted(

@@ -25,6 +25,8 @@ class Deduplicated(NamedTuple):
     """[G, B] int64."""
     unique_counts: tuple[int, ...]
     """[G]."""
+    length_per_key: list[int]
+    """The ids of every key."""
 
 
 def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
@@ -37,8 +39,8 @@ def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
         unique = unique_samples([rows[key] for key in group], out=lookup)
         firsts |= dict.fromkeys(group, unique.firsts)
         counts.append(unique.firsts.numel())
-    kept = _select_each([rows[key] for key in firsts], list(firsts.values()))
-    return Deduplicated(kept, lookups, tuple(counts))
+    kept, numels = _select_each([rows[key] for key in firsts], list(firsts.values()))
+    return Deduplicated(kept, lookups, tuple(counts), numels)
 
 
 def unique_samples(features: Sequence[Weighted], out: Tensor | None = None) -> Unique:
@@ -63,14 +65,19 @@ def unique_samples(features: Sequence[Weighted], out: Tensor | None = None) -> U
     return Unique(inverse_lookup, firsts)
 
 
-def _select_each(features: Sequence[Weighted], rows: Sequence[Tensor]) -> Weighted:
-    """`feature.select(rows)` of each feature and its rows, joined and padded: one copy on CPU."""
+def _select_each(
+    features: Sequence[Weighted], rows: Sequence[Tensor]
+) -> tuple[Weighted, list[int]]:
+    """`feature.select(rows)` of each feature and its rows, joined and padded: one copy on CPU.
+
+    And how many ids each has.
+    """
     given = [feature.weights for feature in features if feature.weights is not None]
     kinds = {(feature.values.dtype, feature.lengths.dtype) for feature in features}
     alike = len(kinds) == 1 and len(given) in (0, len(features))
     if not alike or not all(feature.values.is_cpu for feature in features):
         picked = [feature.select(row) for feature, row in zip(features, rows, strict=True)]
-        return Weighted.joined(picked, padded=True)
+        return Weighted.joined(picked, padded=True), [part.values.numel() for part in picked]
     offsets = [feature.offsets for feature in features]
     stride = max(row.numel() for row in rows)
     lengths = torch.zeros(len(features), stride, dtype=features[0].lengths.dtype)
@@ -83,4 +90,4 @@ def _select_each(features: Sequence[Weighted], rows: Sequence[Tensor]) -> Weight
         return out
 
     values = gathered([feature.values for feature in features])
-    return Weighted(values, lengths.view(-1), gathered(given) if given else None)
+    return Weighted(values, lengths.view(-1), gathered(given) if given else None), numels
