@@ -69,6 +69,7 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
             chunk_rows,
         )
         self.register_state_dict_pre_hook(lambda *_: self.tiers.flush())
+        self.register_load_state_dict_pre_hook(lambda *_: self.tiers.flush())
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:

@@ -1,0 +1,209 @@
+"""What else training does to tiers: four gloo ranks, each against row-wise TorchRec beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiered import ByTiers, Sequences, batch_of, tier_plan
+from torch import Tensor
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import CapabilityError
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.arrange import Arrangement, BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.trained import gather_table
+from recd_plugins.tiers.sharder import TierCluster
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+
+DRAWN = ByTiers(ranks_per_node=2, seed=3)
+TOLERANCE = 1e-6
+"""Sums in another order differ by 1e-7 of what they sum, a few steps add it up."""
+
+Model = DistributedModelParallel
+
+
+def build(arrange: Arrangement, kind: str = "rowwise_adagrad") -> Model:
+    optimizer = OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    model = Sequences()
+    initialisers = table_initialisers(model)
+    arranged = arrange(model, optimizer)
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
+    )
+    initialise_tables(sharded, initialisers, 0)
+    return sharded
+
+
+def batch(step: int) -> Batch:
+    """This rank's."""
+    return batch_of(step * dist.get_world_size() + dist.get_rank(), 6)
+
+
+def step(model: Model, number: int) -> None:
+    model(batch(number))[0].backward()
+    model.fused_optimizer.step()
+
+
+def tables(model: Model) -> dict[str, Tensor]:
+    return {
+        name: gather_table(value)
+        for name, value in model.state_dict().items()
+        if "embeddings" in name
+    }
+
+
+def state(model: Model) -> dict[str, Tensor]:
+    """The optimizer's, of this rank's rows."""
+    return {
+        f"{name}/{key}": value.local_shards()[0].tensor.clone()
+        for name, states in model.fused_optimizer.state_dict()["state"].items()
+        for key, value in states.items()
+    }
+
+
+def assert_alike(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, ours in left.items():
+        torch.testing.assert_close(ours, right[name], atol=TOLERANCE, rtol=0)
+
+
+def both(train: Callable[[Model], None], kind: str = "rowwise_adagrad") -> None:
+    """On a rank: train behind tiers and without, and compare."""
+    models = build(DRAWN, kind), build(BySharding("row_wise"), kind)
+    for model in models:
+        train(model)
+    assert_alike(*map(tables, models))
+
+
+def change_learning_rates(model: Model) -> None:
+    for number in range(6):
+        for group in model.fused_optimizer.param_groups:
+            group["lr"] = 0.1 / (number + 1)
+        step(model, number)
+
+
+def forward_twice(model: Model) -> None:
+    for number in range(0, 10, 2):
+        (model(batch(number))[0] + model(batch(number + 1))[0]).backward()
+
+
+def forward_without_backward(model: Model) -> None:
+    for number in range(0, 10, 2):
+        with torch.no_grad():
+            model(batch(number))
+        model(batch(number))  # a loss that nobody asks the gradient of
+        step(model, number + 1)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("train", [change_learning_rates, forward_twice, forward_without_backward])
+def test_parity(gloo_pool: GlooPool, train: Callable[[Model], None], kind: str) -> None:
+    gloo_pool.run(both, train, kind, world_size=4)
+
+
+def replicas_on_a_rank() -> tuple[list[Tensor], list[Tensor]]:
+    model = build(DRAWN)
+    for number in range(5):
+        step(model, number)
+    groups = model.module.sequences.tiers._holds.groups
+    return (
+        [group.all_ranks_replica.rows for group in groups],
+        [group.per_node_replica.share.rows for group in groups],
+    )
+
+
+def test_replicas_are_equal_bit_by_bit(gloo_pool: GlooPool) -> None:
+    found = gloo_pool.run(replicas_on_a_rank, world_size=4)
+    for rank, (everywhere, shared) in enumerate(found):
+        torch.testing.assert_close(everywhere, found[0][0], atol=0, rtol=0)
+        torch.testing.assert_close(shared, found[rank % 2][1], atol=0, rtol=0)
+
+
+def move_between(there: Arrangement, back: Arrangement, through_optimizer_first: bool) -> None:
+    """On a rank: three steps, move everything to the other arrangement, three more."""
+    first, second, reference = build(there), build(back), build(BySharding("row_wise"))
+    for number in range(3):
+        step(first, number)
+        step(reference, number)
+        step(second, number + 10)  # elsewhere
+    if through_optimizer_first:
+        second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
+        second.load_state_dict(first.state_dict())
+    else:
+        second.load_state_dict(first.state_dict())
+        second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
+    for number in range(3, 6):
+        step(first, number)
+        step(second, number)
+        step(reference, number)
+    for model in (first, second):
+        assert_alike(state(model), state(reference))
+        assert_alike(tables(model), tables(reference))
+
+
+@pytest.mark.parametrize(
+    ("there", "back"),
+    [
+        (DRAWN, BySharding("row_wise")),
+        (BySharding("row_wise"), DRAWN),
+        (DRAWN, ByTiers(ranks_per_node=4, seed=4)),
+    ],
+    ids=["to TorchRec", "from TorchRec", "to another plan"],
+)
+@pytest.mark.parametrize("optimizer_first", [False, True])
+def test_checkpoints_move(
+    gloo_pool: GlooPool, there: Arrangement, back: Arrangement, optimizer_first: bool
+) -> None:
+    gloo_pool.run(move_between, there, back, optimizer_first, world_size=4)
+
+
+def cluster_of(model: Model) -> TierCluster:
+    cluster: TierCluster = model.sharders[0]._cluster
+    return cluster
+
+
+def retier_under_way() -> None:
+    """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
+
+    def batches() -> Iterator[Batch]:
+        return iter([batch(number) for number in range(12)])
+
+    models = build(DRAWN), build(BySharding("row_wise"))
+    for model in models:
+        optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        stream = batches()
+        for number in range(12):
+            if model is models[0] and number in (4, 5, 8):
+                drawn = dataclasses.replace(DRAWN, seed=number)
+                cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
+            pipeline.progress(stream)
+    assert_alike(*map(tables, models))
+    assert_alike(*map(state, models))
+
+
+def test_rows_move_between_tiers_while_batches_are_in_flight(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(retier_under_way, world_size=4)
+
+
+def retier_before_backward() -> str:
+    model = build(DRAWN)
+    loss = model(batch(0))[0]
+    cluster_of(model).retier(tier_plan(dataclasses.replace(DRAWN, seed=9), n_nodes=1))
+    try:
+        model(batch(1))
+    except CapabilityError as error:
+        loss.backward()
+        return str(error)
+    return ""
+
+
+def test_rows_do_not_move_while_a_backward_is_due(gloo_pool: GlooPool) -> None:
+    assert all("after the backward" in said for said in gloo_pool.run(retier_before_backward))
