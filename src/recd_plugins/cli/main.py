@@ -8,7 +8,9 @@ from recd_plugins.cli.data import data
 from recd_plugins.cli.doctor import doctor
 from recd_plugins.cli.plan import explain, plan
 from recd_plugins.cli.plugins import plugins
+from recd_plugins.cli.topology import topology
 from recd_plugins.cli.train import train
+from recd_plugins.cli.tune import tune
 
 __all__ = ["app", "main"]
 
@@ -22,8 +24,10 @@ app = typer.Typer(
 app.command()(train)
 app.command()(plan)
 app.command()(explain)
+app.add_typer(tune, name="tune")
 app.command()(plugins)
 app.add_typer(data, name="data")
+app.add_typer(topology, name="topology")
 app.command()(doctor)
 
 

@@ -1,0 +1,92 @@
+"""`recd topology`: what the cluster's links do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.stack import Stack
+
+__all__ = ["topology"]
+
+topology = typer.Typer(no_args_is_help=True, help="Links between ranks and between nodes.")
+
+Ranks = Annotated[
+    int, typer.Option("--ranks", help="Processes to start; under torchrun its world size counts.")
+]
+RanksPerNode = Annotated[
+    int | None,
+    typer.Option("--ranks-per-node", help="Ranks that share a node; by default the launcher's."),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Save = Annotated[
+    Path, typer.Option("--save", help="The file that `topology:` in registry.yaml may name.")
+]
+
+
+@topology.command()
+def measure(
+    ranks: Ranks = 2,
+    ranks_per_node: RanksPerNode = None,
+    device: Device = "auto",
+    save: Save = Path("topology.yaml"),
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure all-to-alls and all-reduces inside and across nodes, and save them as a topology.
+
+    Starts its ranks itself; under torchrun (`torchrun -m recd_plugins topology measure`) it is
+    one rank of the running cluster.
+    """
+    with reported(debug):
+        from recd_plugins.stack import load
+
+        node = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
+        stack = load({"train": {"ranks": ranks, "device": device}, "topology": node})
+        if "RANK" in os.environ:
+            _be_a_rank(stack, save)
+            return
+        command = ["recd_plugins", "topology", "measure", "--save", str(save)]
+        command += ["--device", device, "--ranks", str(ranks)]
+        command += [] if ranks_per_node is None else ["--ranks-per-node", str(ranks_per_node)]
+        command += ["--debug"] if debug else []
+        found = _lead(stack, command, save)
+    print(json.dumps(found) if as_json else save.read_text() + str(save))
+
+
+def _lead(stack: Stack, command: list[str], save: Path) -> dict[str, Any]:
+    import dataclasses
+
+    from recd_plugins.planning.topology import load_topology
+    from recd_plugins.trainer.launch import launch
+
+    failure = launch(command, stack.registry.train.ranks, threads=1, quiet=True)
+    if failure is not None:
+        print(failure.output if failure.code == 2 else f"error: {failure}", file=sys.stderr)
+        raise typer.Exit(2 if failure.code == 2 else 1)
+    return dataclasses.asdict(load_topology(save, "topology"))
+
+
+def _be_a_rank(stack: Stack, save: Path) -> None:
+    import torch.distributed as dist
+
+    from recd_plugins.planning.measure import measure_topology
+    from recd_plugins.planning.topology import save_topology
+    from recd_plugins.trainer.launch import die_with_parent
+    from recd_plugins.trainer.run import process_group
+
+    die_with_parent()
+    with process_group(stack) as device:
+        world = dist.group.WORLD
+        assert world is not None  # process_group made it
+        found = measure_topology(world, device, topology=stack.registry.topology)
+        if dist.get_rank() == 0:
+            save_topology(found, save)

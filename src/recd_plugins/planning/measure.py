@@ -1,0 +1,146 @@
+"""What a running process group does: bandwidth and latency of its collectives, as a topology."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from recd_plugins.planning.cluster import ranks_per_node
+from recd_plugins.planning.topology import GB, Link, Topology
+
+__all__ = ["fit_link", "measure_topology"]
+
+ROUNDS = 7
+"""Runs of which the median counts."""
+SMALL = 1 << 12
+"""Bytes of a payload that is all latency."""
+LONG_ENOUGH = 0.05
+"""Seconds of a call after which payloads grow no further."""
+ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
+
+
+def measure_topology(
+    group: ProcessGroup,
+    device: torch.device,
+    *,
+    topology: Topology | None = None,
+    largest: int = 1 << 28,
+) -> Topology:
+    """Measure a group's collectives across and inside nodes, and a rank's memory, all at once.
+
+    Every rank must call it, and gets the same answer: the slowest rank's. Nodes are those of
+    `topology`, by default the launcher's; what it says beside is kept where nothing is measured.
+    Payloads grow up to `largest` bytes, or until a call takes long enough.
+    """
+    world = group.size()
+    known = topology or Topology()
+    w = ranks_per_node(known, world)
+    ranks = torch.tensor(dist.get_process_group_ranks(group)).view(-1, w)
+    node, across = _own(ranks, group), _own(ranks.T, group)
+    collectives: Mapping[str, tuple[ProcessGroup | None, Callable[..., None]]] = {
+        "a2a_global": (group, _all_to_all),
+        "a2a_intra": (node if world > w > 1 else None, _all_to_all),
+        "ar_global": (group, _all_reduce),
+        "ar_cross": (across if world > w else None, _all_reduce),
+    }
+    found: dict[str, Any] = {}
+    for name, (peers, call) in collectives.items():
+        if peers is not None and world > 1:
+            found[name] = _measured(peers, group, device, call, largest)
+    if "a2a_global" in found and world == w:
+        found["a2a_intra"] = found["a2a_global"]
+    found |= _own_work(group, device)
+    found |= _links(found, world, w)
+    said = {name: value for name, value in vars(known).items() if value is not None}
+    return Topology(**{**said, **found, "device": device.type, "ranks_per_node": w})
+
+
+def fit_link(seconds: Mapping[int, float]) -> Link:
+    """From seconds by payload: latency of the smallest, bandwidth of what the largest adds."""
+    small, large = min(seconds), max(seconds)
+    more = max(seconds[large] - seconds[small], 1e-9)
+    return Link(gbps=(large - small) / more / GB, latency_ms=seconds[small] * 1000)
+
+
+def _measured(
+    peers: ProcessGroup,
+    world: ProcessGroup,
+    device: torch.device,
+    call: Callable[..., None],
+    largest: int,
+) -> Link:
+    seconds, payload = {}, SMALL
+    while True:
+        buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=device)
+        other = torch.empty_like(buffer)
+        seconds[buffer.nbytes] = _time(lambda: call(buffer, other, peers), world, device)  # noqa: B023
+        if payload >= largest or (payload > SMALL and max(seconds.values()) > LONG_ENOUGH):
+            return fit_link(seconds)
+        payload *= 8
+
+
+def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
+    dist.all_to_all_single(other, buffer, group=group)
+
+
+def _all_reduce(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
+    dist.all_reduce(buffer, group=group)
+
+
+def _own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:
+    """Rows gathered at random places, read and written; ids made unique; all ranks at it."""
+    draw = torch.Generator().manual_seed(world.rank())
+    table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
+    rows = torch.randint(0, TABLE_ROWS, (LOOKUPS,), generator=draw).to(device)
+    gathering = _time(lambda: table.index_select(0, rows), world, device)
+    unique = _time(lambda: torch.unique(rows % (LOOKUPS // 4), return_inverse=True), world, device)
+    return {
+        "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathering / GB,
+        "unique_ns": unique / LOOKUPS * 1e9,
+    }
+
+
+def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
+    """The two bandwidths that TorchRec's planner asks for, of what the all-to-alls moved."""
+    links = {}
+    if "a2a_intra" in found and w > 1:
+        links["intra_node_gbps"] = found["a2a_intra"].gbps * (w - 1) / w
+    if world > w:
+        links["inter_node_gbps"] = found["a2a_global"].gbps * (world - w) / world
+    return links
+
+
+def _time(call: Callable[[], object], world: ProcessGroup, device: torch.device) -> float:
+    """The median of some runs, of each its slowest rank's; the first one warms up."""
+    taken = []
+    for _ in range(ROUNDS + 1):
+        dist.barrier(world)
+        begun = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        slowest = torch.tensor(time.perf_counter() - begun, device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=world)
+        taken.append(float(slowest))
+    return statistics.median(taken[1:])
+
+
+def _own(groups: Tensor, world: ProcessGroup) -> ProcessGroup | None:
+    """Make all `groups` [n, size] of ranks; that of this rank, none where it is alone."""
+    if groups.shape[1] == 1:
+        return None
+    if len(groups) == 1:
+        return world
+    own = None
+    for ranks in groups.tolist():
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            own = group
+    return own

@@ -1,0 +1,69 @@
+"""Ladder: lines through timings as values, then a measured group of four gloo ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.planning.measure import fit_link, measure_topology
+from recd_plugins.planning.topology import GB, Link, Topology, load_topology
+from recd_plugins.testing.gloo import GlooPool
+
+
+def test_a_line_through_two_payloads_is_a_link() -> None:
+    truth = Link(gbps=0.5, latency_ms=2)
+    seconds = {size: truth.ms(size) / 1000 for size in (4096, 1 << 20, 1 << 24)}
+    found = fit_link(seconds)
+    assert found.gbps == pytest.approx(truth.gbps)
+    # The smallest payload is not nothing: its bytes count as latency.
+    assert found.latency_ms == pytest.approx(truth.ms(4096))
+    assert fit_link({4096: 1.0, GB: 0.5}).gbps > 1e6  # faster with more: no limit was found
+
+
+def measured(topology: Topology) -> Topology:
+    group = dist.group.WORLD
+    assert group is not None
+    return measure_topology(group, torch.device("cpu"), topology=topology, largest=1 << 20)
+
+
+def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> None:
+    said = Topology(ranks_per_node=2, host_memory_gb=3)
+    results = gloo_pool.run(measured, said, world_size=4, deadline=120)
+    found, *others = results
+    assert all(other == found for other in others)
+    assert (found.device, found.ranks_per_node, found.host_memory_gb) == ("cpu", 2, 3)
+    for link in (found.a2a_global, found.a2a_intra, found.ar_global, found.ar_cross):
+        assert link is not None
+        # Loopback on any machine: from a MB/s to a TB/s, and no call takes a second.
+        assert 1e-3 < link.gbps < 1e3
+        assert 0 < link.latency_ms < 1000
+    assert found.a2a_global is not None
+    assert found.inter_node_gbps == pytest.approx(found.a2a_global.gbps / 2)
+    assert found.gather_gbps is not None
+    assert found.gather_gbps > 1e-2
+    assert found.unique_ns is not None
+    assert 0.1 < found.unique_ns < 1e5
+
+
+def test_one_node_has_one_link(gloo_pool: GlooPool) -> None:
+    found = gloo_pool.run(measured, Topology(), world_size=2, deadline=120)[0]
+    assert found.a2a_intra == found.a2a_global
+    assert found.ar_cross is None
+    assert found.inter_node_gbps is None
+
+
+def test_the_command_saves_a_topology(tmp_path: Path) -> None:
+    save = tmp_path / "here.yaml"
+    run = ["topology", "measure", "--ranks", "1", "--device", "cpu", "--save", str(save), "--json"]
+    result = CliRunner().invoke(app, run)
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    found = load_topology(save, "topology")
+    assert said["gather_gbps"] == found.gather_gbps
+    assert found.a2a_global is None  # one rank exchanges nothing

@@ -1,0 +1,88 @@
+"""Ladder: `recd plan` and `recd explain` as a person runs them, on a small registry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from recd_plugins.cli.main import app
+from recd_plugins.planning.profile import Profile
+from recd_plugins.planning.tier_plan import TierPlan
+
+REGISTRY = """
+plugins: [recd_dlrm, recd_flexshard]
+folder: {folder}
+dataset: {{use: sessions, samples: 4_096}}
+model: {{use: sequence_dlrm, embedding_dim: 16}}
+sharding: {sharding}
+topology: {{ranks_per_node: 2, inter_node_gbps: 0.02, intra_node_gbps: 2}}
+train: {{ranks: 4, batch_size: 64, device: cpu}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With prepared tables, once the first test has run."""
+    return tmp_path_factory.mktemp("plan")
+
+
+TIERED = "{use: flexshard, others: {search: greedy}}"
+PLAIN = "{use: torchrec, search: greedy}"
+
+
+def run(folder: Path, *arguments: str, sharding: str = TIERED) -> Result:
+    registry = folder / "registry.yaml"
+    registry.write_text(REGISTRY.format(folder=folder / "data", sharding=sharding))
+    return CliRunner().invoke(app, [*arguments, "--registry", str(registry)])
+
+
+def test_plan_says_what_and_why_and_writes_what_is_asked_for(folder: Path) -> None:
+    saved = {name: folder / name for name in ("plan.arrow", "profile.arrow", "curve.png")}
+    result = run(
+        folder,
+        "plan",
+        "sharding.goal=min_communication",
+        "--save", str(saved["plan.arrow"]),
+        "--save-profile", str(saved["profile.arrow"]),
+        "--figure", str(saved["curve.png"]),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "goal min_communication; 2 nodes of 2 ranks, 64 samples" in result.stdout
+    assert "faster than row-wise" in result.stdout
+    assert "by TorchRec's performance model" in result.stdout
+    plan, profile = TierPlan.load(saved["plan.arrow"]), Profile.load(saved["profile.arrow"])
+    assert set(plan.tables) <= set(profile.rows)
+    assert plan.world_size == 4
+    assert saved["curve.png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_is_for_any_number_of_ranks_and_for_machines(folder: Path) -> None:
+    result = run(folder, "plan", "--ranks", "8", "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)["tiers"]
+    assert (said["n_nodes"], said["ranks_per_node"]) == (4, 2)
+    assert said["ms"]["plan"] <= said["ms"]["row_wise"]
+
+
+def test_torchrecs_planner_plans_too_but_has_no_tiers(folder: Path) -> None:
+    result = run(folder, "plan", sharding=PLAIN)
+    assert result.exit_code == 0, result.output
+    assert "by TorchRec's performance model" in result.stdout
+    refused = run(folder, "plan", "--save", str(folder / "none.arrow"), sharding=PLAIN)
+    assert refused.exit_code == 2
+    assert "weighed no tiers" in refused.stderr
+    assert not (folder / "none.arrow").exists()
+
+
+def test_explain_prices_a_row_with_its_formulas(folder: Path) -> None:
+    result = run(folder, "explain", "--p", "0.01", "--row-bytes", "128")
+    assert result.exit_code == 0, result.output
+    assert "a row of 128 bytes, 0.01 lookups a sample; 2 nodes of 2 ranks" in result.stdout
+    for formula in ("s (2 r + 8)", "k r / W", "appears(B W) N / 2"):
+        assert formula in result.stdout
+    said = json.loads(run(folder, "explain", "--p", "0.01", "--json").stdout)
+    assert said["RW"]["a2a_global"] == pytest.approx(0.01 * 64 * (2 * 256 + 8))
+    assert said["RW by rank"]["ms"] < said["RW"]["ms"]
