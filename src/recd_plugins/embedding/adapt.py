@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -26,6 +26,8 @@ from recd_plugins.sparse.groups import Groups
 
 __all__ = ["adapt", "explain"]
 
+OURS = (DedupEmbeddingCollection, DedupEmbeddingBagCollection)
+
 
 def adapt(
     model: nn.Module,
@@ -43,13 +45,13 @@ def adapt(
     stay, and a batch without `dedup` still works.
     `unique_shares` are each group's unique samples over the samples of a batch, as expected.
     """
-    for path, module in model.named_modules():
-        _check_kind(path, module)
+    modules = dict(model.named_modules())
+    _check(modules, poolings)
+    for path, module in modules.items():
         if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
             deduplicated(module, groups, unique_shares)
         elif pool_unique and _is_pooling(path, module, poolings):
             DedupPooling(module)
-    _check_named(model, poolings)
     seeing_all_features(model)
     return model
 
@@ -59,28 +61,36 @@ def explain(model: nn.Module) -> str:
     lines = []
     for path, module in model.named_modules():
         where = path or "the model"
-        if isinstance(module, DedupEmbeddingCollection | DedupEmbeddingBagCollection):
+        if isinstance(module, OURS):
             lines += [f"  {where}, {', '.join(one.tables)}: {one.why}" for one in module.parts]
         elif isinstance(module, DedupPooling):
             lines.append(f"  {where}: {explain_pooling(module)}")
     return "\n".join(["adapted to unique samples:", *lines])
 
 
-def _check_kind(path: str, module: nn.Module) -> None:
-    """`CapabilityError` for a collection that would meet unique samples unprepared."""
-    kinds = (
-        EmbeddingCollection,
-        EmbeddingBagCollection,
-        DedupEmbeddingCollection,
-        DedupEmbeddingBagCollection,
-    )
+def _check(modules: Mapping[str, nn.Module], poolings: Sequence[str]) -> None:
+    """Refuse what would meet unique samples unprepared, and names of no module.
+
+    That is collections of another kind, and TorchRec's modules that hold a collection and treat
+    its features themselves.
+    """
+    kinds = (*OURS, EmbeddingCollection, EmbeddingBagCollection)
     interfaces = (EmbeddingCollectionInterface, EmbeddingBagCollectionInterface)
-    if isinstance(module, interfaces) and type(module) not in kinds:
-        raise CapabilityError(
-            f"dedup: module {path!r} is a {type(module).__name__}, which cannot look up unique "
-            "samples: TorchRec's EmbeddingCollection and EmbeddingBagCollection can. Use one of "
-            "these, or take `dedup` out of registry.yaml."
-        )
+    for path, module in modules.items():
+        holds = any(isinstance(child, interfaces) for child in module.children())
+        if (isinstance(module, interfaces) and type(module) not in kinds) or (
+            holds and type(module).__module__.startswith("torchrec.modules.")
+        ):
+            raise CapabilityError(
+                f"dedup: module {path!r} is a {type(module).__name__}, which cannot look up unique "
+                "samples: TorchRec's EmbeddingCollection and EmbeddingBagCollection can. Use one "
+                "of these, or take `dedup` out of registry.yaml."
+            )
+    for pattern in poolings:
+        if not any(fnmatchcase(path, pattern) for path in modules):
+            raise RegistryError(
+                f"adapt: no module of the model is named {pattern!r}; {nearest(pattern, modules)}"
+            )
 
 
 def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
@@ -88,12 +98,3 @@ def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
         return True
     taken = tuple(inspect.signature(module.forward).parameters)
     return taken == ("values", "lengths", "query")
-
-
-def _check_named(model: nn.Module, poolings: Sequence[str]) -> None:
-    paths = [path for path, _ in model.named_modules()]
-    for pattern in poolings:
-        if not any(fnmatchcase(path, pattern) for path in paths):
-            raise RegistryError(
-                f"adapt: no module of the model is named {pattern!r}; {nearest(pattern, paths)}"
-            )

@@ -30,6 +30,8 @@ class DedupEmbeddingCollection(EmbeddingCollection):
     parts: tuple[Part, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
+    unique_shares: Mapping[str, float]
+    """Feature to its unique samples over the samples of a batch, as expected: for planners."""
 
     def forward(self, features: SparseFeatures | KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Whole tables, as they are before sharding."""
@@ -47,6 +49,8 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
     parts: tuple[Part, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
+    unique_shares: Mapping[str, float]
+    """Feature to its unique samples over the samples of a batch, as expected: for planners."""
 
     def forward(self, features: SparseFeatures | KeyedJaggedTensor) -> KeyedTensor:
         """Whole tables, as they are before sharding."""
@@ -73,6 +77,11 @@ def deduplicated(
         module.__class__ = DedupEmbeddingCollection
         module.parts = (whole(tables, groups),)
     made: DedupEmbeddingCollection | DedupEmbeddingBagCollection = module
+    made.unique_shares = {
+        key: share
+        for group, share in zip(groups, unique_shares or (), strict=bool(unique_shares))
+        for key in group
+    }
     made.key_of = {
         name: key
         for table, names in zip(tables, get_embedding_names_by_table(tables), strict=True)

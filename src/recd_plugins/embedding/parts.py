@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
@@ -13,8 +14,9 @@ from recd_plugins.sparse.groups import Groups
 __all__ = ["Part", "bag_parts", "whole"]
 
 MOST_CLASSES = 3
-LEAST_GAIN = 0.1
-"""A further size class must spare this share of the pooled cells: it costs exchanges of its own."""
+LEAST_GAIN = 0.05
+"""A further size class must spare this share of what all samples would take: it costs
+exchanges of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,6 @@ class Part:
     """Their features, in the order of the tables."""
     embeddings: Mapping[str, str]
     """What the part alone would call an embedding, to what the collection calls it."""
-    share: float | None = None
-    """Rows that it pools over samples of the batch, as expected; none where nobody knows."""
     why: str
 
 
@@ -36,7 +36,7 @@ def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> Part:
     keys = _keys(tables)
     unique = {key for group in groups for key in group}
     count = sum(key in unique for key in keys)
-    return _part(tables, tables, None, f"{count} of {len(keys)} features on unique samples")
+    return _part(tables, tables, f"{count} of {len(keys)} features on unique samples")
 
 
 def bag_parts(
@@ -54,27 +54,21 @@ def bag_parts(
     plain = [t for t in tables if t not in unique]
     parts = []
     if unique and unique_shares is None:
-        parts.append(_part(unique, tables, None, "unique samples, of how many is not known"))
+        parts.append(_part(unique, tables, "unique samples, of how many is not known"))
     elif unique:
         assert unique_shares is not None
         share_of = dict(zip(groups, unique_shares, strict=True))
         shares = {t.name: max(share_of[group_of[key]] for key in t.feature_names) for t in unique}
-        for tables_of_class in size_classes(unique, shares):
-            share = max(shares[t.name] for t in tables_of_class)
-            parts.append(
-                _part(
-                    tables_of_class,
-                    tables,
-                    share,
-                    f"unique samples, up to {share:.0%} of the batch",
-                )
-            )
+        for size_class in size_classes(unique, shares):
+            share = max(shares[t.name] for t in size_class)
+            why = f"unique samples, up to {share:.0%} of the batch"
+            parts.append(_part(size_class, tables, why))
     if plain:
         mixed = [key for t in plain for key in t.feature_names if key in group_of]
         why = "all samples"
         if mixed:
             why += f"; {', '.join(mixed)} share tables with features that are not deduplicated"
-        parts.append(_part(plain, tables, 1.0, why))
+        parts.append(_part(plain, tables, why))
     return tuple(parts)
 
 
@@ -87,10 +81,11 @@ def size_classes(
     tables by falling share; the best cut is found by trying all.
     """
     order = sorted(tables, key=lambda t: -shares[t.name])
-    columns = [t.embedding_dim * len(t.feature_names) for t in order]
+    widths = (t.embedding_dim * len(t.feature_names) for t in order)
+    columns = list(accumulate(widths, initial=0))
 
     def cost(start: int, stop: int) -> float:
-        return float(shares[order[start].name] * sum(columns[start:stop]))
+        return float(shares[order[start].name] * (columns[stop] - columns[start]))
 
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
     for stop in range(1, len(order) + 1):
@@ -104,7 +99,7 @@ def size_classes(
     chosen, cuts = best[1, count]
     for classes in range(2, min(MOST_CLASSES, count) + 1):
         spent, further = best[classes, count]
-        if chosen - spent > LEAST_GAIN * chosen:
+        if chosen - spent > LEAST_GAIN * columns[-1]:
             chosen, cuts = spent, further
     return [order[a:b] for a, b in zip(cuts, (*cuts[1:], count), strict=True)]
 
@@ -112,7 +107,6 @@ def size_classes(
 def _part(
     chosen: Sequence[BaseEmbeddingConfig],
     every: Sequence[BaseEmbeddingConfig],
-    share: float | None,
     why: str,
 ) -> Part:
     # TorchRec names an embedding by its feature, and by its table too if the feature has several.
@@ -126,7 +120,6 @@ def _part(
             for table, names_alone in zip(chosen, alone, strict=True)
             for mine, whole in zip(names_alone, names[table.name], strict=True)
         },
-        share=share,
         why=why,
     )
 

@@ -34,10 +34,11 @@ def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJ
     if not by_rank or len(set(by_rank[0])) == 1:
         return received
     longest = max(by_rank[0])
-    even = []
-    for kjt, exchange in zip(received, exchanges, strict=True):
+    even = list(received)  # what a sharder of its own exchanges beside TorchRec's stays as it is
+    for index, exchange in enumerate(exchanges):
         # Data-parallel tables exchange nothing: all rows are this rank's.
-        even.append(_padded(kjt, exchange.batch_size_per_rank or [kjt.stride()], longest))
+        strides = exchange.batch_size_per_rank or [even[index].stride()]
+        even[index] = _padded(even[index], strides, longest)
         exchange.batch_size_per_rank = [longest] * len(exchange.batch_size_per_rank)
     if context.divisor is not None:  # of a mean, which row-wise tables take after their sum
         spare = longest - context.divisor.shape[0]

@@ -66,6 +66,8 @@ class _Table:
     module: str
     offered: Mapping[str, Sequence[str]]
     """Sharding type to compute kernels."""
+    unique_shares: Mapping[str, float]
+    """Feature to the share of a batch's samples that it is looked up with, where not all."""
 
 
 def parameter_constraints(
@@ -73,9 +75,11 @@ def parameter_constraints(
     said: Mapping[str, TableConstraint],
     sharders: Sequence[ModuleSharder[nn.Module]],
     device: str,
+    batch_size: int,
 ) -> dict[str, ParameterConstraints]:
     """What `said` says of each table by name or glob (the last that fits counts), as TorchRec's.
 
+    Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -97,6 +101,7 @@ def parameter_constraints(
             compute_kernels=list(wanted.compute_kernels) or None,
             min_partition=wanted.min_partition,
             **_pooling_factors(table, wanted, where),
+            **_batch_sizes(table, wanted, batch_size),
         )
     return constraints
 
@@ -123,6 +128,7 @@ def _tables(
                     features=config.feature_names,
                     module=type(module).__name__,
                     offered=offered,
+                    unique_shares=getattr(module, "unique_shares", {}),
                 )
 
 
@@ -156,3 +162,12 @@ def _pooling_factors(table: _Table, wanted: TableConstraint, where: str) -> dict
             f"{len(table.features)}: give one for each of {', '.join(table.features)}."
         )
     return {"pooling_factors": factors} if factors else {}
+
+
+def _batch_sizes(table: _Table, wanted: TableConstraint, batch_size: int) -> dict[str, list[int]]:
+    """Samples per input: per feature, or their mean where TorchRec takes a table as one input."""
+    shares = [table.unique_shares.get(feature, 1.0) for feature in table.features]
+    if min(shares) == 1:
+        return {}
+    inputs = shares if wanted.pooling_factors else [sum(shares) / len(shares)]
+    return {"batch_sizes": [max(1, round(share * batch_size)) for share in inputs]}

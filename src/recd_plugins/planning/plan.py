@@ -111,7 +111,7 @@ class TorchRecPlanner:
         device = topology.device or self._device
         on = _torchrec_topology(topology, world_size, device)
         constraints = parameter_constraints(
-            model, self._config.constraints, self.sharders(), device
+            model, self._config.constraints, self.sharders(), device, self._batch_size
         )
         with _quiet_planner():
             planner = EmbeddingShardingPlanner(
