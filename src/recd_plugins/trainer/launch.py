@@ -43,13 +43,22 @@ class Failure:
         return f"rank {self.rank} ended with {how}{said}"
 
 
+STOPPING = "stopping after this step; once more to kill"
+
+
 def launch(
-    command: Sequence[str], ranks: int, *, threads: int, quiet: bool = False
+    command: Sequence[str],
+    ranks: int,
+    *,
+    threads: int,
+    quiet: bool = False,
+    stopping: str = STOPPING,
 ) -> Failure | None:
     """Run `python -m <command>` on ranks until all end; the first failure.
 
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
-    that the ranks stop together; the second kills them. `quiet` keeps rank 0's lines too.
+    that the ranks stop together, and told as `stopping`; the second kills them. `quiet` keeps
+    rank 0's lines too.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()
@@ -69,7 +78,7 @@ def launch(
             _Rank(rank, command, environment, ours, quiet=quiet or rank > 0)
             for rank in range(ranks)
         )
-        with _forwarded(processes):
+        with _forwarded(processes, stopping):
             return _wait(processes)
     finally:
         for process in processes:
@@ -130,7 +139,7 @@ def _wait(processes: list[_Rank]) -> Failure | None:
 
 
 @contextlib.contextmanager
-def _forwarded(processes: list[_Rank]) -> Any:
+def _forwarded(processes: list[_Rank], stopping: str) -> Any:
     """Pass the first signal on; die by the second."""
     asked = False
 
@@ -139,7 +148,7 @@ def _forwarded(processes: list[_Rank]) -> Any:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print("\nstopping after this step; once more to kill", file=sys.stderr, flush=True)
+        print(f"\n{stopping}", file=sys.stderr, flush=True)
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 process.process.send_signal(signal.SIGINT)

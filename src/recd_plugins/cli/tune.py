@@ -1,0 +1,213 @@
+"""`recd tune`: settings found by trying them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.stack import Stack
+    from recd_plugins.trainer.tune import Search, Trial
+
+__all__ = ["tune"]
+
+tune = typer.Typer(help="Find settings by trying them.", no_args_is_help=True)
+
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        help="Memory of a rank, in MiB; by default 0.9 of the GPU, or 0.8 of what the machine "
+        "has free, shared by the ranks.",
+        min=1,
+    ),
+]
+Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes; by default train.ranks.")]
+Steps = Annotated[int, typer.Option("--steps", help="Steps of a trial that are timed.", min=1)]
+Precision = Annotated[
+    float, typer.Option("--precision", help="How close to the largest, as a share.", min=0.001)
+]
+
+MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "LD_PRELOAD")
+
+
+@tune.callback()
+def group() -> None:
+    """Find settings by trying them."""
+
+
+@tune.command()
+def batch(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    budget: Budget = None,
+    ranks: Ranks = None,
+    steps: Steps = 4,
+    precision: Precision = 0.05,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the largest batch per rank that fits a memory budget, with and without dedup.
+
+    Each trial trains some steps on fresh ranks. Memory: on CUDA all that torch has allocated, on
+    the CPU what a rank's resident set peaks above its level before the first step.
+    """
+    with reported(debug):
+        from recd_plugins.stack import load
+
+        said = list(overrides or ())
+        if ranks is not None:
+            said.append(f"train.ranks={ranks}")
+        stack = load(registry, said)
+        for slot in ("dataset", "model"):
+            stack.registry.one(slot)
+        with progress() as show:
+            stack.prepare(show)
+        stack.check()
+        allowed = budget or _available(stack)
+        sides = {"plain": [*said, "dedup=null"]}
+        if stack.registry.chosen("dedup"):
+            sides["dedup"] = said
+        searches = {
+            name: _search(stack, registry, side, name, allowed, steps, precision)
+            for name, side in sides.items()
+        }
+    found = _found(stack, allowed, searches)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(found)
+
+
+def _search(
+    stack: Stack,
+    registry: Path,
+    overrides: list[str],
+    name: str,
+    budget: float,
+    steps: int,
+    precision: float,
+) -> Search:
+    from rich.console import Console
+
+    from recd_plugins.trainer.tune import TrialFailed, largest_batch, run_trial
+
+    settings = stack.registry.train
+    console = Console(stderr=True, highlight=False)
+    consumers = settings.ranks * max(1, getattr(stack.registry.one("reader").config, "workers", 1))
+
+    def attempt(size: int) -> Trial:
+        with console.status(f"{name}: {size:,} samples a rank"):
+            trial = run_trial(
+                registry,
+                overrides,
+                batch_size=size,
+                budget_mib=budget,
+                steps=steps,
+                ranks=settings.ranks,
+                threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+            )
+        console.print(f"{name:<5} {_told(trial, budget)}", soft_wrap=True)
+        return trial
+
+    try:
+        return largest_batch(
+            attempt,
+            start=settings.batch_size,
+            # Two batches an epoch, so that every rank fills one however rows are dealt out.
+            limit=max(1, stack.prepare().train.num_rows // (2 * consumers)),
+            precision=precision,
+        )
+    except TrialFailed as error:
+        user_error = error.failure.code == 2
+        print(error.failure.output if user_error else f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2 if user_error else 1) from None
+
+
+def _told(trial: Trial, budget: float) -> str:
+    if trial.memory_mib is None:
+        return f"{trial.batch_size:>8,}  out of memory"
+    return (
+        f"{trial.batch_size:>8,}  {trial.memory_mib:>9,.0f} of {budget:,.0f} MiB  "
+        f"{trial.samples_per_second:>10,.0f} samples/s  {'' if trial.fits else 'does not fit'}"
+    ).rstrip()
+
+
+def _available(stack: Stack) -> float:
+    """MiB a rank may have by default."""
+    if stack.device == "cuda":
+        import torch
+
+        return float(0.9 * torch.cuda.get_device_properties(0).total_memory / 2**20)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 0.8 * pages / 2**20 / stack.registry.train.ranks
+
+
+def _found(stack: Stack, budget: float, searches: Mapping[str, Search]) -> dict[str, Any]:
+    settings = stack.registry.train
+    sides = {
+        name: {
+            "best": search.best and dataclasses.asdict(search.best),
+            "exhausted": search.exhausted,
+            "trials": [dataclasses.asdict(trial) for trial in search.trials],
+        }
+        for name, search in searches.items()
+    }
+    best = [search.best for search in searches.values()]
+    plain, dedup = best if len(best) == 2 else (None, None)
+    return {
+        "budget_mib": budget,
+        "device": stack.device,
+        "ranks": settings.ranks,
+        "malloc": {name: os.environ[name] for name in MALLOC if name in os.environ},
+        "sides": sides,
+        "gain": dedup.batch_size / plain.batch_size if plain and dedup else None,
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    what = (
+        "all that torch allocates"
+        if found["device"] == "cuda"
+        else "peak resident set above its level before the first step; "
+        + (", ".join(f"{k}={v}" for k, v in found["malloc"].items()) or "malloc as it comes")
+    )
+    table = Table(
+        title=f"the largest batch of each of {found['ranks']} ranks on {found['device']} within "
+        f"{found['budget_mib']:,.0f} MiB",
+        caption=f"memory: {what}",
+        title_justify="left",
+        caption_justify="left",
+    )
+    names = {"plain": "without dedup", "dedup": "with dedup"}
+    table.add_column("")
+    for name in found["sides"]:
+        table.add_column(names[name], justify="right")
+    best = [side["best"] for side in found["sides"].values()]
+    sizes = [
+        "not one sample"
+        if one is None
+        else f"{'≥ ' if side['exhausted'] else ''}{one['batch_size']:,}"
+        for one, side in zip(best, found["sides"].values(), strict=True)
+    ]
+    table.add_row("batch per rank", *sizes)
+    for key, label in (("memory_mib", "MiB"), ("samples_per_second", "samples/s")):
+        table.add_row(label, *("" if one is None else f"{one[key]:,.0f}" for one in best))
+    console = Console()
+    console.print(table)
+    if found["gain"] is not None:
+        console.print(f"dedup fits batches {found['gain']:.2f} times as large")
+    if any(side["exhausted"] for side in found["sides"].values()):
+        console.print("≥: half of a rank's share of the train split; larger ones were not tried")

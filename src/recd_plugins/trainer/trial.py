@@ -1,0 +1,134 @@
+"""`python -m recd_plugins.trainer.trial`: one rank of a trial of `recd tune batch`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recd_plugins.errors import RecdError
+from recd_plugins.trainer.launch import die_with_parent
+
+__all__ = ["OUT_OF_MEMORY", "trial"]
+
+OUT_OF_MEMORY = "out-of-memory-"
+"""How the name of a file starts by which a rank tells that memory did not suffice."""
+
+WARM_UP = 2
+"""Steps that are not timed: the pipeline fills, optimizers make their states."""
+
+HEADROOM = 2**29
+"""Bytes beyond twice the budget that a rank on the CPU may ask for before it is refused."""
+
+
+def trial(
+    registry: Path, overrides: list[str], *, steps: int, budget: float, into: Path
+) -> dict[str, float]:
+    """Train over the launcher's group: the largest peak above its level, samples per second.
+
+    If memory does not suffice, a file in `into` says so.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from recd_plugins.stack import load
+    from recd_plugins.trainer.assemble import assemble
+    from recd_plugins.trainer.memory import PeakMemory
+    from recd_plugins.trainer.positions import Positions
+    from recd_plugins.trainer.run import process_group
+
+    stack = load(registry, overrides)
+    with process_group(stack) as device, _out_of_memory_is_told(into):
+        loader = stack.loader(dist.get_rank(), dist.get_world_size())
+        job = assemble(stack, device)
+        batches = Positions(loader, WARM_UP + steps)
+        memory = PeakMemory(device)
+        if device.type == "cpu":
+            _refuse_beyond(2 * int(budget * 2**20) + HEADROOM)
+        seconds = []
+        for _ in range(WARM_UP + steps):
+            began = time.perf_counter()
+            job.pipeline.progress(batches)
+            batches.trained()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - began)
+        # On CUDA all that torch holds; on the CPU what the steps add to the process.
+        peak = memory.peak() if device.type == "cuda" else memory.above()
+        worst = torch.tensor([peak, statistics.median(seconds[WARM_UP:])], device=device)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        samples = stack.registry.train.batch_size * dist.get_world_size()
+        return {
+            "memory_mib": float(worst[0]) / 2**20,
+            "samples_per_second": samples / float(worst[1]),
+        }
+
+
+@contextmanager
+def _out_of_memory_is_told(into: Path) -> Iterator[None]:
+    """Before other ranks can see this one go."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if _is_out_of_memory(error):
+            (into / f"{OUT_OF_MEMORY}{os.getpid()}").touch()
+        raise
+
+
+def _refuse_beyond(more: int) -> None:
+    """Let torch be refused memory, so that a trial far too large leaves the machine alone."""
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux, which alone counts what malloc asks for under RLIMIT_DATA
+        (line,) = (one for one in status.read_text().splitlines() if one.startswith("VmData:"))
+        limit = int(line.split()[1]) * 1024 + more
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Torch says it in a RuntimeError on the CPU, in one of its own on CUDA."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("allocate memory" in text or "bad_alloc" in text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--registry", type=Path, required=True)
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--budget", type=float, required=True)
+    parser.add_argument("overrides", nargs="*")
+    said = parser.parse_args()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
+    warnings.filterwarnings("ignore")
+    for chatty in ("torchrec", "torch.fx"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    try:
+        found = trial(
+            said.registry, said.overrides, steps=said.steps, budget=said.budget, into=said.into
+        )
+    except RecdError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if os.environ["RANK"] == "0":
+        (said.into / "trial.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

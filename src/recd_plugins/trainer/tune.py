@@ -1,0 +1,118 @@
+"""The largest batch that fits a memory budget, by trial steps in fresh processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recd_plugins.trainer.launch import Failure, launch
+from recd_plugins.trainer.trial import OUT_OF_MEMORY
+
+__all__ = ["Search", "Trial", "TrialFailed", "largest_batch", "run_trial"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Some steps with a batch size per rank."""
+
+    batch_size: int
+    fits: bool
+    memory_mib: float | None = None
+    """What the rank that needed most needed; None where it died of memory."""
+    samples_per_second: float | None = None
+    """Of all ranks; None where it died of memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The trials of a search, in order."""
+
+    trials: Sequence[Trial]
+    exhausted: bool
+    """Whether the largest batch that there is fits."""
+
+    @property
+    def best(self) -> Trial | None:
+        """The largest that fits; None if not one sample does."""
+        fitting = [trial for trial in self.trials if trial.fits]
+        return max(fitting, key=lambda trial: trial.batch_size, default=None)
+
+
+class TrialFailed(Exception):
+    """A trial ended in another way than by memory."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+def largest_batch(
+    attempt: Callable[[int], Trial], *, start: int, limit: int, precision: float = 0.05
+) -> Search:
+    """Double from `start` until a batch does not fit (or halve until one does), then bisect.
+
+    The largest that fits is found to `precision`, a share of it, if more memory is never
+    needed by less; `limit` is the largest batch that there is.
+    """
+    trials: list[Trial] = []
+    fits, fails = 0, limit + 1
+
+    def tried(size: int) -> None:
+        nonlocal fits, fails
+        trials.append(attempt(size))
+        if trials[-1].fits:
+            fits = size
+        else:
+            fails = size
+
+    size = min(start, limit)
+    while fits < limit and fails > limit:
+        tried(size)
+        size = min(2 * size, limit)
+    while not fits and fails > 1:
+        tried(fails // 2)
+    while fits and fails <= limit and fails - fits > max(1, precision * fits):
+        tried((fits + fails) // 2)
+    return Search(trials=trials, exhausted=fits == limit)
+
+
+def run_trial(
+    registry: Path,
+    overrides: Sequence[str],
+    *,
+    batch_size: int,
+    budget_mib: float,
+    steps: int,
+    ranks: int,
+    threads: int,
+) -> Trial:
+    """Train `steps` steps on fresh ranks; `TrialFailed` if they end in any way but by memory."""
+    with tempfile.TemporaryDirectory(prefix="recd-trial-") as folder:
+        said = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
+        command = ["recd_plugins.trainer.trial", "--registry", str(registry), "--into", folder]
+        command += ["--steps", str(steps), "--budget", str(budget_mib), *said]
+        failure = launch(command, ranks, threads=threads, quiet=True, stopping="stopping")
+        if failure is not None and failure.code == -signal.SIGINT:
+            raise KeyboardInterrupt
+        if any(Path(folder).glob(f"{OUT_OF_MEMORY}*")) or (failure and _killed_by_memory(failure)):
+            return Trial(batch_size=batch_size, fits=False)
+        if failure is not None:
+            raise TrialFailed(failure)
+        found = json.loads((Path(folder) / "trial.json").read_text())
+    return Trial(
+        batch_size=batch_size,
+        fits=found["memory_mib"] <= budget_mib,
+        memory_mib=found["memory_mib"],
+        samples_per_second=found["samples_per_second"],
+    )
+
+
+def _killed_by_memory(failure: Failure) -> bool:
+    """By the kernel, which ends whoever takes the last of it; or by C++, which was refused some."""
+    if failure.code == -signal.SIGABRT:
+        return "bad_alloc" in failure.output
+    return failure.code == -signal.SIGKILL
