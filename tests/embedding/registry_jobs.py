@@ -24,8 +24,8 @@ class Job(NamedTuple):
     """Sharded modules whose exchange runs ahead."""
     sharded: int
     """Sharded modules that the model has."""
-    parameters: list[str]
-    states: list[str]
+    names: set[str]
+    """Of parameters, states and optimizer states, on whichever rank."""
     explained: str
 
 
@@ -38,18 +38,23 @@ def train_registry(registry: Mapping[str, Any], steps: int) -> Job:
     start = Trained.of(job.model, tables, losses=[])
     batches = iter(stack.loader(dist.get_rank(), dist.get_world_size()))
     losses = [job.pipeline.progress(batches)[0].item() for _ in range(steps)]
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, losses)
+    parameters = {name for name, _ in job.model.named_parameters()}
+    names = parameters.union(job.model.state_dict(), job.optimizer.state_dict()["state"])
     return Job(
         trained=Trained.of(
             job.model,
             tables,
-            losses=torch.tensor(everyones).T.tolist(),
+            losses=torch.tensor(_gathered(losses)).T.tolist(),
             start=start.tables,
         ),
         pipelined=len(job.pipeline._pipelined_modules),
         sharded=sum(isinstance(module, ShardedModule) for module in job.model.modules()),
-        parameters=[name for name, _ in job.model.named_parameters()],
-        states=[*job.model.state_dict(), *job.optimizer.state_dict()["state"]],
+        names=set().union(*_gathered(names)),
         explained=stack.explain(),
     )
+
+
+def _gathered(mine: Any) -> list[Any]:
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones
