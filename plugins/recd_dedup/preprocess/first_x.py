@@ -11,7 +11,7 @@ from recd_plugins.config import Config, Range
 from recd_plugins.data.schema import Schema
 from recd_plugins.slots import Context
 from recd_plugins.sparse.keyed import with_ids
-from recd_plugins.sparse.rows.gather import row_offsets, spread_rows
+from recd_plugins.sparse.rows.gather import spread_rows
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -35,7 +35,7 @@ class FirstX(nn.Module):
         self.n = n
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        starts, weights = row_offsets(features.lengths())[:-1], features.weights_or_none()
+        starts, weights = features.offsets()[:-1], features.weights_or_none()
         lengths = features.lengths().clamp(max=self.n)
         return with_ids(
             features,

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from recd_plugins.sparse.groups import Groups
-from recd_plugins.sparse.rows.gather import gather_rows, measure_rows
-from recd_plugins.sparse.rows.unique import Unique, group_codes, refine, unique_rows
+from recd_plugins.sparse.rows.addresses import Addresses
+from recd_plugins.sparse.rows.gather import gather_each, measure_each, row_offsets
+from recd_plugins.sparse.rows.unique import (
+    Firsts,
+    Unique,
+    group_codes,
+    refine_groups,
+    unique_rows,
+)
 from recd_plugins.sparse.rows.weighted import Weighted
 
 __all__ = ["Deduplicated", "deduplicate", "unique_samples"]
+
+I64: TypeAlias = npt.NDArray[np.int64]
 
 
 class Deduplicated(NamedTuple):
@@ -31,63 +42,79 @@ class Deduplicated(NamedTuple):
 
 def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
     """The unique samples of each group, in order of first appearance."""
-    lengths = rows[groups[0][0]].lengths
-    lookups = lengths.new_empty(len(groups), lengths.numel(), dtype=torch.int64)
-    firsts: dict[str, Tensor] = {}
-    counts = []
-    for group, lookup in zip(groups, lookups, strict=True):
-        unique = unique_samples([rows[key] for key in group], out=lookup)
-        firsts |= dict.fromkeys(group, unique.firsts)
-        counts.append(unique.firsts.numel())
-    kept, numels = _select_each([rows[key] for key in firsts], list(firsts.values()))
-    return Deduplicated(kept, lookups, tuple(counts), numels)
+    features = [[rows[key] for key in group] for group in groups]
+    every = [feature for group in features for feature in group]
+    if not _alike(every) or not every[0].values.is_cpu:
+        return _one_by_one(features)
+    lookups, firsts, offsets = _found(features)
+    group_of = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    lengths = every[0].lengths.new_empty(len(every), firsts.counts.max())
+    numels = measure_each(offsets, group_of, firsts, lengths)
 
-
-def unique_samples(features: Sequence[Weighted], out: Tensor | None = None) -> Unique:
-    """The different samples of a group: two are one where all of its features agree.
-
-    `out` [B], if given, is where the inverse lookup is written.
-    """
-    first = features[0].lengths
-    inverse_lookup = torch.empty_like(first, dtype=torch.int64) if out is None else out
-    if not first.is_cpu:
-        codes = [
-            unique_rows(column, feature.offsets).inverse_lookup
-            for feature in features
-            for column in feature.columns()
-        ]
-        unique = group_codes(codes)
-        return Unique(inverse_lookup.copy_(unique.inverse_lookup), unique.firsts)
-    inverse_lookup.zero_()
-    for feature in features:
-        for column in feature.columns():
-            firsts = refine(column, feature.offsets, inverse_lookup)
-    return Unique(inverse_lookup, firsts)
-
-
-def _select_each(
-    features: Sequence[Weighted], rows: Sequence[Tensor]
-) -> tuple[Weighted, list[int]]:
-    """`feature.select(rows)` of each feature and its rows, joined and padded: one copy on CPU.
-
-    And how many ids each has.
-    """
-    given = [feature.weights for feature in features if feature.weights is not None]
-    kinds = {(feature.values.dtype, feature.lengths.dtype) for feature in features}
-    alike = len(kinds) == 1 and len(given) in (0, len(features))
-    if not alike or not all(feature.values.is_cpu for feature in features):
-        picked = [feature.select(row) for feature, row in zip(features, rows, strict=True)]
-        return Weighted.joined(picked, padded=True), [part.values.numel() for part in picked]
-    offsets = [feature.offsets for feature in features]
-    stride = max(row.numel() for row in rows)
-    lengths = torch.zeros(len(features), stride, dtype=features[0].lengths.dtype)
-    numels = [measure_rows(*each) for each in zip(offsets, rows, lengths, strict=True)]
-
-    def gathered(parts: Sequence[Tensor]) -> Tensor:
-        out = torch.empty(sum(numels), dtype=parts[0].dtype)
-        for each in zip(parts, offsets, rows, out.split(numels), strict=True):
-            gather_rows(*each)
+    def gathered(column: int) -> Tensor:
+        parts = [feature.columns()[column] for feature in every]
+        out = parts[0].new_empty(int(numels.sum()))
+        gather_each(Addresses.of(parts), offsets, group_of, firsts, out)
         return out
 
-    values = gathered([feature.values for feature in features])
-    return Weighted(values, lengths.view(-1), gathered(given) if given else None), numels
+    some = every[0].weights
+    weights = None if some is None else gathered(1).view(some.dtype)
+    kept = Weighted(gathered(0), lengths.view(-1), weights)
+    return Deduplicated(kept, lookups, tuple(firsts.counts.tolist()), numels.tolist())
+
+
+def unique_samples(features: Sequence[Weighted]) -> Unique:
+    """The different samples of a group: two are one where all of its features agree."""
+    if features[0].values.is_cpu:
+        lookups, firsts, _ = _found([features])
+        return Unique(lookups[0], firsts.of(0))
+    columns = [(column, feature) for feature in features for column in feature.columns()]
+    codes = [unique_rows(column, feature.offsets).inverse_lookup for column, feature in columns]
+    return group_codes(codes)
+
+
+def _found(features: Sequence[Sequence[Weighted]]) -> tuple[Tensor, Firsts, I64]:
+    """The inverse lookup [G, B] of each group, its unique samples, and all features' offsets."""
+    every = [feature for group in features for feature in group]
+    columns = [feature.columns() for feature in every]
+    widths = [len(parts) for parts in columns]
+    bounds = np.cumsum([0, *(sum(len(f.columns()) for f in group) for group in features)])
+    lookups = torch.empty(len(features), every[0].lengths.numel(), dtype=torch.int64)
+    offsets = row_offsets([feature.lengths for feature in every])
+    firsts = refine_groups(
+        Addresses.of([column for parts in columns for column in parts]),
+        bounds,
+        offsets,
+        np.repeat(np.arange(len(every)), widths),
+        lookups,
+    )
+    return lookups, firsts, offsets
+
+
+def _alike(features: Sequence[Weighted]) -> bool:
+    """Whether they join as they are: no id, length or weight has to become one of another type."""
+    kinds = {
+        (
+            feature.values.dtype,
+            feature.lengths.dtype,
+            None if feature.weights is None else feature.weights.dtype,
+        )
+        for feature in features
+    }
+    return len(kinds) == 1
+
+
+def _one_by_one(features: Sequence[Sequence[Weighted]]) -> Deduplicated:
+    """As `deduplicate`, on any device and of any mixture of types."""
+    unique = [unique_samples(group) for group in features]
+    picked = [
+        feature.select(found.firsts)
+        for group, found in zip(features, unique, strict=True)
+        for feature in group
+    ]
+    return Deduplicated(
+        Weighted.joined(picked, padded=True),
+        torch.stack([found.inverse_lookup for found in unique]),
+        tuple(found.firsts.numel() for found in unique),
+        [part.values.numel() for part in picked],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -10,30 +11,35 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["gather_rows", "measure_rows", "row_offsets", "spread_places", "spread_rows"]
+from recd_plugins.sparse.rows.addresses import Addresses, array16, array32, array64
+from recd_plugins.sparse.rows.unique import Firsts
+
+__all__ = ["gather_each", "measure_each", "row_offsets", "spread_places", "spread_rows"]
 
 I64 = npt.NDArray[np.int64]
 
 
-def row_offsets(lengths: Tensor) -> Tensor:
-    """[B + 1] int64: where each of B rows that lie end to end begins, and the last one ends."""
-    if not lengths.is_cpu:
-        return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    return torch.from_numpy(_offsets(lengths.contiguous().numpy()))  # four times torch's speed
+def row_offsets(lengths: Sequence[Tensor]) -> I64:
+    """[F, B + 1]: where each of the B rows of F features begins, and the last one ends; on CPU."""
+    offsets = np.empty((len(lengths), lengths[0].numel() + 1), np.int64)
+    held = Addresses.of(lengths)
+    _offsets(held.places, offsets)
+    return offsets
 
 
-def measure_rows(offsets: Tensor, rows: Tensor, out: Tensor) -> int:
-    """How many ids rows `rows` [N] have together, on CPU; each one's length is put into `out`."""
-    numel: int = _measure(offsets.numpy(), rows.numpy(), out.numpy())
-    return numel
+def measure_each(offsets: I64, groups: I64, firsts: Firsts, lengths: Tensor) -> I64:
+    """[F] how many ids the unique rows of each feature have, which is in group `groups[f]`.
 
-
-def gather_rows(values: Tensor, offsets: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Lay rows `rows` [N] end to end in `out`; row i is `values[offsets[i] : offsets[i + 1]]`.
-
-    All on CPU; `out` is contiguous and as long as the rows together.
+    Their lengths go to `lengths` [F, max(counts)], with zeros behind the last.
     """
-    _gather(values.contiguous().numpy(), offsets.numpy(), rows.numpy(), out.numpy())
+    numels = np.empty(len(offsets), np.int64)
+    _measure(offsets, groups, *firsts, lengths.numpy(), numels)
+    return numels
+
+
+def gather_each(values: Addresses, offsets: I64, groups: I64, firsts: Firsts, out: Tensor) -> None:
+    """Lay the unique rows of all features end to end in `out`, which is as long as they are."""
+    _gather(values.places, offsets, groups, *firsts, out.numpy())
 
 
 def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
@@ -54,22 +60,50 @@ def spread_places(starts: Tensor, lengths: Tensor) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _offsets(lengths: npt.NDArray[Any]) -> I64:
-    offsets = np.empty(len(lengths) + 1, np.int64)
+def _offsets(places: I64, offsets: I64) -> None:
+    for feature in range(len(places)):
+        if places[feature, 2] == 8:
+            _accumulate(array64(places[feature]), offsets[feature])
+        else:
+            _accumulate(array32(places[feature]), offsets[feature])
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _accumulate(lengths: npt.NDArray[Any], offsets: I64) -> None:
     offsets[0] = end = 0
     for row in range(len(lengths)):
         end += lengths[row]
         offsets[row + 1] = end
-    return offsets
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _measure(offsets: I64, rows: I64, out: npt.NDArray[Any]) -> int:
-    numel = 0
-    for i in range(len(rows)):
-        out[i] = length = offsets[rows[i] + 1] - offsets[rows[i]]
-        numel += length
-    return numel
+def _measure(
+    offsets: I64, groups: I64, firsts: I64, counts: I64, lengths: npt.NDArray[Any], numels: I64
+) -> None:
+    for feature in range(len(offsets)):
+        ends, count = offsets[feature], counts[groups[feature]]
+        rows, numel = firsts[groups[feature], :count], 0
+        for i in range(count):
+            length = ends[rows[i] + 1] - ends[rows[i]]
+            lengths[feature, i] = length
+            numel += length
+        lengths[feature, count:] = 0
+        numels[feature] = numel
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _gather(
+    places: I64, offsets: I64, groups: I64, firsts: I64, counts: I64, out: npt.NDArray[Any]
+) -> None:
+    at = 0
+    for feature in range(len(places)):
+        place, rows = places[feature], firsts[groups[feature], : counts[groups[feature]]]
+        if place[2] == 8:
+            at += _copy_rows(array64(place), offsets[feature], rows, out[at:])
+        elif place[2] == 4:
+            at += _copy_rows(array32(place), offsets[feature], rows, out[at:])
+        else:
+            at += _copy_rows(array16(place), offsets[feature], rows, out[at:])
 
 
 # Rows are copied between views: indices that count from 0 need no check for negative ones, and
@@ -77,7 +111,7 @@ def _measure(offsets: I64, rows: I64, out: npt.NDArray[Any]) -> int:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _gather(values: npt.NDArray[Any], offsets: I64, rows: I64, out: npt.NDArray[Any]) -> None:
+def _copy_rows(values: npt.NDArray[Any], offsets: I64, rows: I64, out: npt.NDArray[Any]) -> int:
     at = 0
     for row in rows:
         source = values[offsets[row] : offsets[row + 1]]
@@ -85,6 +119,7 @@ def _gather(values: npt.NDArray[Any], offsets: I64, rows: I64, out: npt.NDArray[
         for i in range(len(source)):
             target[i] = source[i]
         at += len(source)
+    return at
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -15,9 +15,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recd_plugins.sparse.rows.addresses import Addresses, array16, array32, array64
 from recd_plugins.sparse.rows.unique_on_device import unique_rows_on_device
 
-__all__ = ["Unique", "group_codes", "hash_row", "refine", "unique_numbers", "unique_rows"]
+__all__ = [
+    "Firsts",
+    "Unique",
+    "group_codes",
+    "hash_row",
+    "refine_groups",
+    "unique_numbers",
+    "unique_rows",
+]
 
 MIX = np.uint64(0xFF51AFD7ED558CCD)
 STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -35,6 +44,19 @@ class Unique(NamedTuple):
     """[U] int64, ascending: the row where each different one appears first."""
 
 
+class Firsts(NamedTuple):
+    """Where the unique samples of G groups first appear among B."""
+
+    rows: I64
+    """[G, B], of which group g has the first `counts[g]`, ascending."""
+    counts: I64
+    """[G]."""
+
+    def of(self, group: int) -> Tensor:
+        """[U]."""
+        return torch.from_numpy(self.rows[group, : self.counts[group]].copy())
+
+
 def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
     """The different rows among B: row i is `values[offsets[i] : offsets[i + 1]]`.
 
@@ -43,22 +65,28 @@ def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
     """
     if values.is_cuda:
         return Unique(*unique_rows_on_device(values, offsets))
-    inverse_lookup = torch.zeros(offsets.numel() - 1, dtype=torch.int64)
-    firsts = refine(values, offsets, inverse_lookup)
-    return Unique(inverse_lookup, firsts)
-
-
-def refine(values: Tensor, offsets: Tensor, codes: Tensor) -> Tensor:
-    """Part what was equal so far: rows keep one code where they had one, and their ids agree.
-
-    `codes` [B] are overwritten by new ones, numbered in order of first appearance; returned is
-    [U], ascending: the row where each appears first. Codes that were all 0, refined by one
-    feature of a group after another, become its inverse lookup. On CPU.
-    """
-    firsts = _refine(
-        values.contiguous().numpy(), offsets.to(torch.int64).contiguous().numpy(), codes.numpy()
+    inverse_lookup = torch.empty(1, offsets.numel() - 1, dtype=torch.int64)
+    one = np.zeros(1, np.int64)
+    firsts = refine_groups(
+        Addresses.of([values]), np.arange(2), offsets.long().numpy()[None], one, inverse_lookup
     )
-    return torch.from_numpy(firsts)
+    return Unique(inverse_lookup[0], firsts.of(0))
+
+
+def refine_groups(
+    columns: Addresses, bounds: I64, offsets: I64, offsets_of: I64, inverse_lookup: Tensor
+) -> Firsts:
+    """The different samples of G groups, on CPU: two are one where all of its columns agree.
+
+    Group g has the columns `bounds[g]` to `bounds[g + 1]`, and column c, which are ids or
+    other bits, the offsets [B + 1] of its rows in row `offsets_of[c]` of `offsets`. Which sample
+    each is goes to `inverse_lookup` [G, B].
+    """
+    firsts = Firsts(
+        np.empty(inverse_lookup.shape, np.int64), np.empty(len(inverse_lookup), np.int64)
+    )
+    _refine_groups(columns.places, bounds, offsets, offsets_of, inverse_lookup.numpy(), *firsts)
+    return firsts
 
 
 def group_codes(codes: Sequence[Tensor]) -> Unique:
@@ -79,22 +107,49 @@ def unique_numbers(numbers: Tensor) -> Unique:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64) -> I64:
-    """An open hash table at most half full, its slots holding the new code of a unique row."""
-    num_rows = len(codes)
+def _refine_groups(
+    places: I64,
+    bounds: I64,
+    offsets: I64,
+    offsets_of: I64,
+    codes: I64,
+    firsts: I64,
+    counts: I64,
+) -> None:
+    num_groups, num_rows = codes.shape
     size = 2
     while size < 2 * num_rows:
         size *= 2
-    mask = np.uint64(size - 1)
-    slots = np.full(size, -1, np.int32)
-    # Of each new code: its hash, the old code, and where it appears first.
-    hashes = np.empty(num_rows, np.uint64)
+    slots, hashes = np.empty(size, np.int32), np.empty(num_rows, np.uint64)
     olds = np.empty(num_rows, np.int64)
-    firsts = np.empty(num_rows, np.int64)
+    for group in range(num_groups):
+        codes[group] = 0
+        table = (slots, hashes, olds, firsts[group])
+        for column in range(bounds[group], bounds[group + 1]):
+            place, rows = places[column], offsets[offsets_of[column]]
+            if place[2] == 8:
+                counts[group] = _refine(array64(place), rows, codes[group], table)
+            elif place[2] == 4:
+                counts[group] = _refine(array32(place), rows, codes[group], table)
+            else:
+                counts[group] = _refine(array16(place), rows, codes[group], table)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64, table: Any) -> int:
+    """Part what was equal so far: rows keep one code where they had one, and their ids agree.
+
+    Codes are overwritten by new ones, numbered in order of first appearance; returned is how
+    many. The table is an open hash table, at most half full: its slots hold the new code of a
+    unique row, and of each new code it has the hash, the old code, and where it comes first.
+    """
+    slots, hashes, olds, firsts = table
+    slots[:] = -1
+    mask = np.uint64(len(slots) - 1)
     num_unique = 0
     old = new = np.int64(-1)
     ids, row_hash = values[:0], np.uint64(0)
-    for row in range(num_rows):
+    for row in range(len(codes)):
         # In a clustered table the row before is the likeliest copy: one look, and no hash.
         before, ids = ids, values[offsets[row] : offsets[row + 1]]
         repeats = row > 0 and _equal(ids, before)
@@ -118,7 +173,7 @@ def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64) -> I64:
                         break
                 slot = (slot + np.uint64(1)) & mask
         codes[row] = new
-    return firsts[:num_unique].copy()
+    return num_unique
 
 
 # Rows are handed over as views: indices that count from 0 need no check for negative ones,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.jagged import MAX_INT32
-from recd_plugins.sparse.rows.gather import row_offsets
 
 __all__ = ["Weighted", "without"]
 
@@ -66,10 +65,10 @@ class Weighted:
             _joined(weights) if weights else None,
         )
 
-    @cached_property
+    @property
     def offsets(self) -> Tensor:
-        """[B + 1] int64: where each row begins, and the last one ends."""
-        return row_offsets(self.lengths)
+        """[B + 1]: where each row begins, and the last one ends."""
+        return pad(self.lengths.cumsum(0), (1, 0))
 
     def head(self, count: int) -> Weighted:
         """The first `count` rows, as views."""

@@ -1,0 +1,63 @@
+"""Many tensors for one call of a numba kernel: their addresses, for what a kernel takes is arrays.
+
+A call costs more than all the work on a feature of single ids, and a batch has dozens of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+__all__ = ["Addresses", "array16", "array32", "array64"]
+
+I64: TypeAlias = npt.NDArray[np.int64]
+
+
+class Addresses(NamedTuple):
+    """C tensors of integers of 2, 4 or 8 bytes, on CPU."""
+
+    places: I64
+    """[C, 3] each one's address, how many numbers it has, and how many bytes each of them."""
+    tensors: Sequence[Tensor]
+    """They themselves, that their memory may stay."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Addresses:
+        held = [tensor.contiguous() for tensor in tensors]
+        places = [(one.data_ptr(), one.numel(), one.element_size()) for one in held]
+        return cls(np.array(places, np.int64).reshape(-1, 3), held)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(_typing: Any, address: Any) -> Any:
+    """An address as numba's `carray` takes it."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def array64(place: I64) -> npt.NDArray[np.int64]:
+    """The numbers of one of `places`, each of 8 bytes, as an array on their memory."""
+    return numba.carray(_pointer(place[0]), (place[1],), np.int64)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def array32(place: I64) -> npt.NDArray[np.int32]:
+    """Each of 4."""
+    return numba.carray(_pointer(place[0]), (place[1],), np.int32)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def array16(place: I64) -> npt.NDArray[np.int16]:
+    """Each of 2."""
+    return numba.carray(_pointer(place[0]), (place[1],), np.int16)
