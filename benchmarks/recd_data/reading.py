@@ -55,8 +55,7 @@ def reader(
             baseline=1.0,
             target=1.79,
             spread=spread(gain("recd")),
-            note=f"{median['recd']:,.0f} rows/s; {median['plain']:,.0f} of time-ordered + KJT; "
-            "both gather and join every row first, before it is deduplicated",
+            note=f"{median['recd']:,.0f} rows/s; {median['plain']:,.0f} of time-ordered + KJT",
         ),
         Figure(
             name="reader rows/s, clustered + KJT + preprocessing",

@@ -78,10 +78,10 @@ def by_time(tmp_path_factory) -> Table:
     return write(tmp_path_factory.mktemp("data") / "by_time", rows)
 
 
-def open_loader(table, transform, **options):
+def open_loader(table, transform, batch_size=BATCH_SIZE, **options):
     reader = build_local_reader(LocalReaderConfig(**options), Context())
     return reader.loader(
-        table, rank=0, world_size=1, batch_size=BATCH_SIZE, split="train", transform=transform
+        table, rank=0, world_size=1, batch_size=batch_size, split="train", transform=transform
     )
 
 
@@ -109,6 +109,32 @@ def test_batches_hold_what_they_hold_without_dedup(clustered, converter, steps):
         assert lists == to_lists(expected.features)
         assert torch.equal(expected.labels, found.labels)
         assert torch.equal(expected.weights, found.weights)
+
+
+BORDERS = [
+    {"sessions": "whole"},
+    {"sessions": "together", "window": 3},
+    {"shuffle": False},
+    {"streams": 2},
+    {"streams": 4, "window": 1, "tail": "pad"},
+    {"window": 0, "prefetch": False},
+]
+"""Windows of 128, 256 or 384 rows, and parts of a batch from one to four of them."""
+
+
+@pytest.mark.parametrize("options", BORDERS, ids=str)
+@pytest.mark.parametrize("groups", [GROUPS, (("times",), ("item", "history"))], ids=["one", "all"])
+@pytest.mark.parametrize("batch_size", [BATCH_SIZE, 44])
+def test_what_is_kept_apart_is_what_comes_of_joining_it_first(
+    clustered, by_time, options, groups, batch_size
+):
+    """Bit by bit, whatever windows a batch has its samples from."""
+    exact = BatchTransform([], Exact(groups))
+    for table in (clustered, by_time):
+        plain = open_loader(table, None, batch_size=batch_size, **options)
+        apart = open_loader(table, exact, batch_size=batch_size, **options)
+        for batch, found in zip(plain, apart, strict=True):
+            assert_same_batch(exact(batch), found)
 
 
 def test_clustering_and_whole_sessions_raise_the_dedupe_factor(clustered, by_time):
@@ -150,9 +176,11 @@ def test_whole_sessions_meet_the_papers_factor(tmp_path):
 
 
 @pytest.mark.parametrize("converter", [EXACT, PARTIAL], ids=["exact", "partial"])
-def test_resuming_is_exact(clustered, converter):
+@pytest.mark.parametrize("streams", [1, 2])
+def test_resuming_is_exact(clustered, converter, streams):
+    """With two streams a batch has parts from two windows, and resumes amid both."""
     transform = BatchTransform(STEPS, converter)
-    check_resume(lambda: open_loader(clustered, transform, sessions="whole"))
+    check_resume(lambda: open_loader(clustered, transform, sessions="whole", streams=streams))
 
 
 def test_a_worker_sends_and_resumes_deduplicated_batches(clustered):

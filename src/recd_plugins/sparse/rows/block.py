@@ -55,13 +55,16 @@ def blocks(
     numels = np.add.reduceat(lengths, [0, *cuts], axis=1, dtype=np.int64)  # [K, blocks]
     values = [np.empty(numel, np.int64) for numel in numels.sum(axis=0)]
     ends = numels.cumsum(axis=0)
-    for parts, start, end in zip(columns, ends - numels, ends, strict=True):
+    spans = [np.stack(span, axis=1).tolist() for span in zip(ends - numels, ends, strict=True)]
+    chosen = np.split(rows, cuts)
+    for parts, span in zip(columns, spans, strict=True):
         # Feature by feature, since the rows of one fit the cache where those of all do not.
         ids, counts = concat(parts, scratch) if len(parts) > 1 else parts[0]
         offsets = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts.numpy(), out=offsets[1:])
-        for block, some in enumerate(np.split(rows, cuts)):
-            _copy(ids.numpy(), offsets, some, values[block][start[block] : end[block]])
+        source = ids.numpy()
+        for out, some, (start, end) in zip(values, chosen, span, strict=True):
+            _copy(source, offsets, some, out[start:end])
     return [Block(*one) for one in zip(values, np.split(lengths, cuts, axis=1), strict=True)]
 
 

@@ -254,10 +254,10 @@ def _unique_samples(
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _agree(rows: Numbers, features: I64, left: int, right: int) -> bool:
-    differ = False
-    for feature in features:
-        differ |= rows[feature, left] != rows[feature, right]
-    return not differ
+    alike = 0
+    while alike < len(features) and rows[features[alike], left] == rows[features[alike], right]:
+        alike += 1
+    return alike == len(features)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -1,0 +1,73 @@
+"""Rung 1 and 2 (values, properties): rows in another order, cut into blocks, and joined."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_plugins.sparse.jagged import Jagged, Scratch
+from recd_plugins.sparse.rows.block import Block, blocks, join
+from recd_plugins.testing.batches import to_lists
+
+Rows = list[list[int]]
+
+
+def jagged(rows: Rows, dtype: torch.dtype = torch.int64) -> Jagged:
+    values = torch.tensor([id_ for row in rows for id_ in row], dtype=dtype)
+    return Jagged(values, torch.tensor([len(row) for row in rows]))
+
+
+def lists(block: Block) -> list[Rows]:
+    """The rows of each feature."""
+    keys = [str(feature) for feature in range(len(block.lengths))]
+    found = to_lists(block.kjt(keys))
+    return [found[key] for key in keys]
+
+
+A: Rows = [[1], [], [2, 3], [4, 5, 6]]
+B: Rows = [[], [7], [8], []]
+
+
+def test_rows_in_order_cut_and_joined_again() -> None:
+    columns = [[jagged(A[:3]), jagged(A[3:])], [jagged(B[:1], torch.int32), jagged(B[1:])]]
+    order = [3, 0, 2, 2, 1]
+    first, second = blocks(columns, np.array(order), [2, 3], Scratch())
+    assert lists(first) == [[A[3], A[0]], [B[3], B[0]]]
+    assert lists(second) == [[A[2], A[2], A[1]], [B[2], B[2], B[1]]]
+    assert lists(join([second, first])) == [[rows[i] for i in (2, 2, 1, 3, 0)] for rows in (A, B)]
+    assert join([first]) is first
+
+
+def test_a_block_as_a_kjt() -> None:
+    (block,) = blocks([[jagged(A)], [jagged(B)]], np.arange(4), [4], Scratch())
+    features = block.kjt(["a", "b"])
+    assert to_lists(features) == {"a": A, "b": B}
+    assert features.values().dtype == torch.int64
+    assert features.lengths().dtype == torch.int32
+    assert features.values().data_ptr() == block.values.ctypes.data
+
+
+def test_without_features_there_are_still_samples() -> None:
+    made = blocks([], np.arange(3), [1, 2], Scratch())
+    assert [block.kjt([]).stride() for block in made] == [1, 2]
+    assert join(made).kjt([]).stride() == 3
+
+
+@given(
+    rows=st.lists(
+        st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=5, max_size=5), max_size=3
+    ),
+    order=st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    cuts=st.sets(st.integers(1, 11)),
+    parts=st.integers(1, 4),
+)
+def test_any_order_and_any_cuts(rows, order, cuts, parts) -> None:
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(order)), len(order)]
+    columns = [[jagged(feature[:parts]), jagged(feature[parts:])] for feature in rows]
+    made = blocks(columns, np.array(order), np.diff(bounds).tolist(), Scratch())
+    expected = [[feature[row] for row in order] for feature in rows]
+    for block, start, stop in zip(made, bounds, bounds[1:], strict=False):
+        assert lists(block) == [feature[start:stop] for feature in expected]
+    assert lists(join(made)) == expected
