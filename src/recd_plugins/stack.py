@@ -152,12 +152,18 @@ class Stack:
                         )
 
     def adapt(
-        self, model: nn.Module, poolings: Sequence[str] = (), *, pool_unique: bool = True
+        self,
+        model: nn.Module,
+        poolings: Sequence[str] = (),
+        *,
+        pool_unique: bool = True,
+        route: Literal["padded", "vbe"] = "padded",
     ) -> nn.Module:
         """Make a model, itself, take what the loader yields; its parameters keep their names.
 
         Modules that pool as the `pooling` slot's do run on unique samples, and those that
-        `poolings` names by path or glob; none if not `pool_unique`. A registry that deduplicates
+        `poolings` names by path or glob; none if not `pool_unique`. `route`: TorchRec's own
+        variable-batch form on CUDA (`vbe`), which it expands itself. A registry that deduplicates
         nothing yields plain KJTs, and the model stays as it is.
         """
         if not self._groups:
@@ -170,6 +176,7 @@ class Stack:
             poolings=poolings,
             unique_shares=self._unique_shares,
             pool_unique=pool_unique,
+            route=route,
         )
         self._adapted = explain(model)
         return model

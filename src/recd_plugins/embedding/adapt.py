@@ -19,6 +19,7 @@ from recd_plugins.embedding.dedup import (
     DedupEmbeddingCollection,
     deduplicated,
 )
+from recd_plugins.embedding.parts import Route
 from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
 from recd_plugins.embedding.view import seeing_all_features
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
@@ -36,6 +37,7 @@ def adapt(
     poolings: Sequence[str] = (),
     unique_shares: Sequence[float] | None = None,
     pool_unique: bool = True,
+    route: Route = "padded",
 ) -> nn.Module:
     """Make `model` take batches whose features of `groups` are deduplicated; itself, changed.
 
@@ -43,14 +45,15 @@ def adapt(
     run on them: modules whose forward is a `Pooling`'s (values, lengths, query), and those that
     `poolings` names by path or glob; none if not `pool_unique`. Names of parameters and states
     stay, and a batch without `dedup` still works.
+    By the route `vbe` (CUDA) TorchRec expands what it looked up, so that nothing stays unique.
     `unique_shares` are each group's unique samples over the samples of a batch, as expected.
     """
     modules = dict(model.named_modules())
     _check(modules, poolings)
     for path, module in modules.items():
         if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
-            deduplicated(module, groups, unique_shares)
-        elif pool_unique and _is_pooling(path, module, poolings):
+            deduplicated(module, groups, unique_shares, route)
+        elif pool_unique and route == "padded" and _is_pooling(path, module, poolings):
             DedupPooling(module)
     seeing_all_features(model)
     return model

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.embedding.output import Samples, pooled, sequences
-from recd_plugins.embedding.parts import Part, bag_parts, whole
+from recd_plugins.embedding.parts import Part, Route, bag_parts, whole
 from recd_plugins.embedding.rows import rows_of
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups
@@ -32,6 +32,7 @@ class DedupEmbeddingCollection(EmbeddingCollection):
     """Embedding name to feature."""
     unique_shares: Mapping[str, float]
     """Feature to its unique samples over the samples of a batch, as expected: for planners."""
+    route: Route
 
     def forward(self, features: SparseFeatures | KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Whole tables, as they are before sharding."""
@@ -51,6 +52,7 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
     """Embedding name to feature."""
     unique_shares: Mapping[str, float]
     """Feature to its unique samples over the samples of a batch, as expected: for planners."""
+    route: Route
 
     def forward(self, features: SparseFeatures | KeyedJaggedTensor) -> KeyedTensor:
         """Whole tables, as they are before sharding."""
@@ -63,6 +65,7 @@ def deduplicated(
     module: EmbeddingCollection | EmbeddingBagCollection,
     groups: Groups,
     unique_shares: Sequence[float] | None = None,
+    route: Route = "padded",
 ) -> DedupEmbeddingCollection | DedupEmbeddingBagCollection:
     """The module itself, from now on one that takes unique samples of `groups`.
 
@@ -71,12 +74,14 @@ def deduplicated(
     if isinstance(module, EmbeddingBagCollection):
         tables: Sequence[BaseEmbeddingConfig] = module.embedding_bag_configs()
         module.__class__ = DedupEmbeddingBagCollection
-        module.parts = bag_parts(tables, groups, unique_shares)
+        vbe = route == "vbe"
+        module.parts = (whole(tables, groups),) if vbe else bag_parts(tables, groups, unique_shares)
     else:
         tables = module.embedding_configs()
         module.__class__ = DedupEmbeddingCollection
         module.parts = (whole(tables, groups),)
     made: DedupEmbeddingCollection | DedupEmbeddingBagCollection = module
+    made.route = route
     made.unique_shares = {
         key: share
         for group, share in zip(groups, unique_shares or (), strict=bool(unique_shares))

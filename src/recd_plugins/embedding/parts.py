@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from recd_plugins.sparse.groups import Groups
 
-__all__ = ["Part", "bag_parts", "whole"]
+__all__ = ["Part", "Route", "bag_parts", "whole"]
+
+Route = Literal["padded", "vbe"]
+"""How unique samples reach TorchRec: groups padded with rows of length 0, or as its variable-batch
+form, which it expands itself: nothing is left to be pooled once."""
 
 MOST_CLASSES = 3
 LEAST_GAIN = 0.05

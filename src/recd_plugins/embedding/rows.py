@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -11,7 +12,7 @@ from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.rows.weighted import Weighted
 
-__all__ = ["rows_of"]
+__all__ = ["rows_of", "vbe_rows_of"]
 
 
 def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -> KeyedJaggedTensor:
@@ -31,15 +32,38 @@ def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -
     return _joined(features.rows, keys)
 
 
+def vbe_rows_of(
+    features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]
+) -> KeyedJaggedTensor:
+    """The rows of `keys` in TorchRec's variable-batch form, which TorchRec itself expands.
+
+    No row pads. A feature that is not deduplicated has its own row for each sample.
+    """
+    unique = isinstance(features, SparseFeatures)
+    parts = features.rows if unique else Weighted.by_key(features)
+    group_of = features.group_of if unique else {}
+    chosen = _chosen(parts, keys)
+    rows = Weighted.joined(chosen)
+    every = torch.arange(features.stride(), device=rows.lengths.device)
+    lookups = [
+        features.dedup.inverse_lookup[group_of[key]] if key in group_of else every for key in keys
+    ]
+    return KeyedJaggedTensor(
+        keys=list(keys),
+        values=rows.values,
+        lengths=rows.lengths,
+        weights=rows.weights,
+        stride_per_key_per_rank=[[part.lengths.numel()] for part in chosen],
+        inverse_indices=(list(keys), torch.stack(lookups)),
+    )
+
+
 def _is_whole(kjt: KeyedJaggedTensor, keys: Sequence[str], stride: int) -> bool:
     return bool(kjt.keys() == list(keys) and kjt.stride() == stride > 0)
 
 
 def _joined(parts: Mapping[str, Weighted], keys: Sequence[str]) -> KeyedJaggedTensor:
-    for key in keys:
-        if key not in parts:
-            raise DataError(f"the batch has no feature {key!r}; {nearest(key, parts)}")
-    chosen = [parts[key] for key in keys]
+    chosen = _chosen(parts, keys)
     stride = max(1, *(part.lengths.numel() for part in chosen))
     rows = Weighted.joined(chosen)
     return KeyedJaggedTensor(
@@ -50,6 +74,13 @@ def _joined(parts: Mapping[str, Weighted], keys: Sequence[str]) -> KeyedJaggedTe
         stride=stride,
         length_per_key=[part.values.numel() for part in chosen],
     )
+
+
+def _chosen(parts: Mapping[str, Weighted], keys: Sequence[str]) -> list[Weighted]:
+    for key in keys:
+        if key not in parts:
+            raise DataError(f"the batch has no feature {key!r}; {nearest(key, parts)}")
+    return [parts[key] for key in keys]
 
 
 def _padded(lengths: Sequence[Tensor], stride: int) -> Tensor:

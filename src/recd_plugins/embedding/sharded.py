@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torchrec.streamable import Multistreamable
 from recd_plugins.compat.torchrec import OfParts, sharding_types
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
 from recd_plugins.embedding.output import Samples, pooled, sequences
-from recd_plugins.embedding.rows import rows_of
+from recd_plugins.embedding.rows import rows_of, vbe_rows_of
 from recd_plugins.embedding.strides import evened
 from recd_plugins.sparse.features import SparseFeatures
 
@@ -75,6 +75,7 @@ class _ShardedDedup(
         self._specs = module.parts
         self._key_of = dict(module.key_of)
         self._unsharded = type(module)
+        self._route = module.route
         found = {
             name: table for part in self.parts for name, table in getattr(part, self.TABLES).items()
         }
@@ -100,10 +101,11 @@ class _ShardedDedup(
     ) -> KJTListSplitsAwaitable[DedupContext]:
         """Send the ids to the ranks of their rows; each part's exchanges, one after another."""
         ctx.samples = Samples(features)
+        rows = vbe_rows_of if self._route == "vbe" else rows_of
         awaitables: list[Any] = []
         with torch.no_grad():
             for part, spec, context in zip(self.parts, self._specs, ctx.parts, strict=True):
-                sent = part.input_dist(context, rows_of(features, spec.keys)).awaitables
+                sent = part.input_dist(context, rows(features, spec.keys)).awaitables
                 # A part may exchange more than TorchRec keeps a context for: keep in step.
                 spare = [None] * (len(sent) - len(context.sharding_contexts))
                 ctx.sharding_contexts += [*context.sharding_contexts, *spare]
@@ -185,6 +187,8 @@ class ShardedDedupEmbeddingCollection(_ShardedDedup):
 
     def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
         (embedded,) = parts
+        if self._route == "vbe":
+            return cast("LazyAwaitable[Any]", embedded)
         assert ctx.samples is not None
         return _Sequences(embedded, self._key_of, ctx.samples)
 
@@ -199,6 +203,9 @@ class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
             yield part, context, evened(rows, context, sharding_types(part))
 
     def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
+        if self._route == "vbe":
+            (expanded,) = parts
+            return cast("LazyAwaitable[Any]", expanded)
         assert ctx.samples is not None
         names = [spec.embeddings for spec in self._specs]
         return _Pooled(parts, names, self._key_of, ctx.samples)

@@ -16,6 +16,7 @@ from recd_plugins.embedding.sharded import (
     ShardedDedupEmbeddingBagCollection,
     ShardedDedupEmbeddingCollection,
 )
+from recd_plugins.errors import CapabilityError
 
 __all__ = ["DedupSharder", "with_dedup"]
 
@@ -49,6 +50,13 @@ class DedupSharder(ModuleSharder[nn.Module]):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedDedupEmbeddingCollection | ShardedDedupEmbeddingBagCollection:
+        if module.route == "vbe" and (device is None or device.type == "cpu"):
+            raise CapabilityError(
+                "adapt: the route 'vbe' needs a GPU. On the CPU, fbgemm looks bags up with as many "
+                "samples for each feature alone, and TorchRec drops the gradient of sequences. "
+                "Take the route 'padded'."
+            )
+
         def sharded(part: nn.Module) -> Any:
             return self._inner.shard(part, params, env, device, module_fqn)
 

@@ -31,7 +31,7 @@ def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJ
         for exchange, kind in zip(exchanges, sharding_types, strict=True)
         if kind == ShardingType.ROW_WISE.value
     ]
-    if not by_rank or len(set(by_rank[0])) == 1:
+    if not by_rank or len(set(by_rank[0])) <= 1:  # of no stride at all by the route `vbe`
         return received
     longest = max(by_rank[0])
     even = list(received)  # what a sharder of its own exchanges beside TorchRec's stays as it is
