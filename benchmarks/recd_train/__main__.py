@@ -44,7 +44,7 @@ def compare(bench: Bench, figure: Path | None = None) -> Report:
             *bench.others(),
             *bench.bytes(),
             *bench.reading(),
-            *bench.memory(),
+            *bench.memory(ablation),
         ]
     if figure is not None:
         draw(ablation, figure)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from benchmarks.harness import Figure, spread
 from benchmarks.models import groups
-from benchmarks.recd_train.ranks import Steps, step_memory, take_turns
+from benchmarks.recd_train.ranks import Steps, resident_memory, take_turns
 from benchmarks.recd_train.workload import CLUSTERED, O5_O6, PLAIN, RANKS, RECD, Side, Workload
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.traffic import PHASES
 
 __all__ = ["ABLATION", "Bench", "Measured"]
+
+T = TypeVar("T")
 
 DEADLINE = 1800.0
 
@@ -36,18 +41,18 @@ class Measured:
     samples_per_session: float
     """S of the table, measured."""
 
-    def gains(self, side: str, over: str = BASELINE) -> list[float]:
-        """Samples/s over those of another side, round by round."""
-        ours, theirs = self.sides[side], self.sides[over]
-        return [
-            ours.samples / mine / (theirs.samples / other)
-            for mine, other in zip(ours.seconds, theirs.seconds, strict=True)
-        ]
+    def gains(self, side: str, clock: Literal["seconds", "cpu"] = "seconds") -> list[float]:
+        """Samples/s over the baseline's, round by round."""
+        ours, theirs = self.sides[side], self.sides[BASELINE]
+        pairs = zip(getattr(ours, clock), getattr(theirs, clock), strict=True)
+        return [ours.samples / mine / (theirs.samples / other) for mine, other in pairs]
 
     def faster(self, name: str, side: str, *, target: float | None, note: str = "") -> Figure:
         times = [1e3 * statistics.median(self.sides[s].seconds) for s in (BASELINE, side)]
-        said = f"{times[0]:,.0f} over {times[1]:,.0f} ms; S {self.samples_per_session:.1f} in the "
-        said += f"table, DedupeFactor {self.sides[side].dedupe_factor:.2f}"
+        said = f"{times[0]:,.0f} over {times[1]:,.0f} ms, processor time "
+        said += f"{statistics.median(self.gains(side, 'cpu')):.2f}x; S "
+        said += f"{self.samples_per_session:.1f} in the table, DedupeFactor "
+        said += f"{self.sides[side].dedupe_factor:.2f}"
         return Figure(
             name=name,
             value=statistics.median(self.gains(side)),
@@ -55,6 +60,19 @@ class Measured:
             baseline=1.0,
             target=target,
             spread=spread(self.gains(side)),
+            note=f"{said}; {note}" if note else said,
+        )
+
+    def lighter(self, name: str, side: str, *, target: float, note: str = "") -> Figure:
+        ours, theirs = self.sides[side].memory, self.sides[BASELINE].memory
+        said = f"{_mb(theirs)} -> {_mb(ours)} MB of tensors held at once"
+        return Figure(
+            name=name,
+            value=100 * ours / theirs,
+            unit="%",
+            baseline=100.0,
+            target=target,
+            at_most=True,
             note=f"{said}; {note}" if note else said,
         )
 
@@ -106,7 +124,8 @@ class Bench:
         self, workload: Workload, sides: Mapping[str, Side], *, reading: bool = False
     ) -> Measured:
         found = workload.prepare()
-        steps, *_ = self.pool.run(
+        steps, *_ = run(
+            self.pool,
             take_turns,
             workload,
             sides,
@@ -120,7 +139,7 @@ class Bench:
         return self.turns(self.workload("rm1"), ABLATION)
 
     def rm1(self, ablation: Measured) -> list[Figure]:
-        plain, lookups = (ablation.sides[name].traffic for name in (BASELINE, "+ O5, O6"))
+        plain, lookups = (ablation.sides[name].exchanged for name in (BASELINE, "+ O5, O6"))
         return [
             ablation.faster("RM1-like step, S = 16.5", "+ O7", target=4),
             ablation.faster(
@@ -160,12 +179,24 @@ class Bench:
         """Of RM1 without its item features: all that goes through is deduplicated."""
         workload = self.workload("rm1", items=False)
         workload.prepare()
-        steps, *_ = self.pool.run(take_turns, workload, _pair(), rounds=0, batches=self.batches)
-        plain, ours = (steps[name].traffic["all_to_all"] for name in (BASELINE, "RecD"))
-        factor = steps["RecD"].dedupe_factor
-        phases = ", ".join(
-            f"{phase} {plain[phase] / 1e6:,.2f} -> {ours[phase] / 1e6:,.2f}" for phase in plain
+        ranks = run(
+            self.pool,
+            take_turns,
+            workload,
+            _pair(),
+            rounds=0,
+            batches=self.batches,
+            counted=self.batches,
         )
+        plain, ours = (
+            {
+                phase: statistics.mean(rank[name].traffic["all_to_all"][phase] for rank in ranks)
+                for phase in PHASES
+            }
+            for name in (BASELINE, "RecD")
+        )
+        factor = statistics.mean(rank["RecD"].dedupe_factor for rank in ranks)
+        phases = ", ".join(f"{phase} {_mb(plain[phase])} -> {_mb(ours[phase])}" for phase in PHASES)
         return [
             Figure(
                 name="all-to-all bytes over deduplicated features",
@@ -189,43 +220,35 @@ class Bench:
             )
         ]
 
-    def memory(self) -> list[Figure]:
-        """Each side in processes of its own."""
+    def memory(self, ablation: Measured) -> list[Figure]:
+        """Of tensors, which is exact; beside it what is resident, in processes of a side's own."""
         workload = self.workload("rm1")
-        workload.prepare()
-        peaks = {
-            name: self._peak(workload, side)
-            for name, side in ((BASELINE, CLUSTERED), ("O5, O6", O5_O6), ("RecD", RECD))
-        }
-        named = {
-            "step memory, RM1-like": ("RecD", 15.0),
-            "O5 + O6 alone, step memory, RM1-like": ("O5, O6", 100.0),
-        }
+        resident = {side: self._resident(workload, side) for side in (CLUSTERED, RECD)}
         return [
-            Figure(
-                name=name,
-                value=100 * peaks[side] / peaks[BASELINE],
-                unit="%",
-                baseline=100.0,
-                target=target,
-                at_most=True,
-                note=f"{peaks[BASELINE] / 1e6:,.0f} -> {peaks[side] / 1e6:,.0f} MB: what a rank's "
-                "resident memory peaks above its level between steps",
-            )
-            for name, (side, target) in named.items()
+            ablation.lighter(
+                "step memory, RM1-like",
+                "+ O7",
+                target=15,
+                note=f"resident {_mb(resident[CLUSTERED])} -> {_mb(resident[RECD])} MB",
+            ),
+            ablation.lighter("O5 + O6 alone, step memory, RM1-like", "+ O5, O6", target=100),
         ]
 
-    def _peak(self, workload: Workload, side: Side) -> float:
+    def _resident(self, workload: Workload, side: Side) -> float:
         with GlooPool(deadline=DEADLINE) as fresh:
-            peaks: Sequence[int] = fresh.run(
-                step_memory, workload, side, steps=4, batches=self.batches
-            )
-        return statistics.mean(peaks)
+            grown = run(fresh, resident_memory, workload, side, steps=4, batches=self.batches)
+        return statistics.mean(grown)
+
+
+def run(pool: GlooPool, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+    """On the pool's ranks; what they print goes to stderr, as stdout may be JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return pool.run(function, *args, **kwargs)
 
 
 def _pair() -> dict[str, Side]:
     return {BASELINE: CLUSTERED, "RecD": RECD}
 
 
-def _mb(traffic: Mapping[str, Mapping[str, float]]) -> str:
-    return f"{sum(traffic['all_to_all'].values()) / 1e6:,.1f}"
+def _mb(size: float) -> str:
+    return f"{size / 1e6:,.1f}"

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from benchmarks.recd_train.memory import give_back, tensor_memory
 from benchmarks.recd_train.workload import Side, Workload
 from recd_plugins.data.batch import Batch
+from recd_plugins.embedding.adapt import adapt
 from recd_plugins.slots import Loader
 from recd_plugins.stack import Stack, load
-from recd_plugins.trainer.assemble import Job, assemble
+from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.memory import PeakMemory
 from recd_plugins.trainer.traffic import Traffic, TrafficCounter
 
-__all__ = ["Steps", "step_memory", "take_turns"]
+__all__ = ["Steps", "resident_memory", "take_turns"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
@@ -33,14 +34,30 @@ class Steps:
 
     seconds: list[float]
     """Of each step, from barrier to barrier."""
+    cpu: list[float]
+    """Seconds that this rank's process computed meanwhile."""
     samples: int
     """A step's, of all ranks."""
     loss: float
     """The last step's."""
     traffic: Traffic
-    """Bytes to collectives, of one step more."""
-    dedupe_factor: float
-    """Mean over the batches; 1 where nothing is deduplicated."""
+    """Bytes to collectives in a step; mean over some steps more."""
+    ids: float
+    """Of deduplicated features, in the batches as they were."""
+    ids_kept: int
+    """Of them, in the batches."""
+    memory: int
+    """Bytes of the tensors that one step more holds at once, at most."""
+
+    @property
+    def dedupe_factor(self) -> float:
+        """1 where nothing is deduplicated."""
+        return self.ids / self.ids_kept if self.ids_kept else 1.0
+
+    @property
+    def exchanged(self) -> float:
+        """Bytes through all-to-alls."""
+        return sum(self.traffic["all_to_all"].values())
 
 
 def take_turns(
@@ -49,11 +66,13 @@ def take_turns(
     *,
     rounds: int,
     batches: int,
+    counted: int = 1,
     reading: bool = False,
 ) -> dict[str, Steps]:
     """A step of each side, again and again, each round the other way about.
 
-    The batches are held ready; `reading`: they come from the reader, within the step.
+    The batches are held ready, or with `reading` come from the reader, within the step. The
+    traffic is that of `counted` steps.
     """
     trainings = {
         name: _Training(workload, side, None if reading else batches)
@@ -64,16 +83,15 @@ def take_turns(
         for name in names:
             trainings[name].step(counts=number >= WARM_UP)
         names.reverse()
-    return {name: training.finish() for name, training in trainings.items()}
+    return {name: training.finish(counted) for name, training in trainings.items()}
 
 
-def step_memory(workload: Workload, side: Side, *, steps: int, batches: int) -> int:
-    """Bytes that this process grows by within steps, at most; for a process that did no other."""
+def resident_memory(workload: Workload, side: Side, *, steps: int, batches: int) -> int:
+    """Bytes by which this process grows within steps; for one that has done nothing else."""
     training = _Training(workload, side, batches)
     for _ in range(WARM_UP):
         training.step(counts=False)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # what building and warming up left goes back
+    give_back()  # what building and warming up left
     memory = PeakMemory(CPU)
     for _ in range(steps):
         training.step(counts=True)
@@ -85,42 +103,63 @@ class _Training:
 
     def __init__(self, workload: Workload, side: Side, batches: int | None) -> None:
         stack = load(workload.registry(side))
+        if side.dedup and not side.pool_unique:
+            stack = _LookupsAlone(stack.registry)
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
         self._samples = stack.registry.train.batch_size * dist.get_world_size()
-        self._factors: list[float] = []
+        self._held: list[Batch] = []
         if batches is None:
             self._batches = _endless(loader)
         else:
-            held = list(islice(loader, batches))
-            self._factors = [one.dedup.dedupe_factor() for one in held if one.dedup is not None]
-            self._batches = cycle(held)
-        self._job = _job(stack, side)
+            self._held = list(islice(loader, batches))
+            self._batches = cycle(self._held)
+        self._job = assemble(stack, CPU)
         self._seconds: list[float] = []
+        self._cpu: list[float] = []
         self._loss = torch.zeros(())
 
     def step(self, *, counts: bool) -> None:
         gc.collect()
         dist.barrier()
-        began = time.perf_counter()
-        self._loss, *_ = self._job.pipeline.progress(self._batches)
+        wall, cpu = time.perf_counter(), time.process_time()
+        self._progress()
         dist.barrier()
         if counts:
-            self._seconds.append(time.perf_counter() - began)
+            self._seconds.append(time.perf_counter() - wall)
+            self._cpu.append(time.process_time() - cpu)
 
-    def finish(self) -> Steps:
+    def finish(self, counted: int) -> Steps:
         with TrafficCounter() as counter:
-            self._job.pipeline.progress(self._batches)
+            for _ in range(counted):
+                self._progress()
+        traffic = {
+            collective: {phase: size / counted for phase, size in phases.items()}
+            for collective, phases in counter.traffic.items()
+        }
+        dedups = [batch.dedup for batch in self._held if batch.dedup is not None]
+        kept = [dedup.kjt.values().numel() for dedup in dedups]
         return Steps(
             seconds=self._seconds,
+            cpu=self._cpu,
             samples=self._samples,
             loss=self._loss.item(),
-            traffic=counter.traffic,
-            dedupe_factor=sum(self._factors) / len(self._factors) if self._factors else 1.0,
+            traffic=traffic,
+            ids=sum(
+                dedup.dedupe_factor() * count for dedup, count in zip(dedups, kept, strict=True)
+            ),
+            ids_kept=sum(kept),
+            memory=tensor_memory(self._progress),
         )
 
+    def _progress(self) -> None:
+        self._loss, *_ = self._job.pipeline.progress(self._batches)
 
-def _job(stack: Stack, side: Side) -> Job:
-    return assemble(stack, CPU)
+
+class _LookupsAlone(Stack):
+    """A stack whose poolings run on all samples."""
+
+    def adapt(self, model: nn.Module, poolings: Sequence[str] = ()) -> nn.Module:
+        return adapt(model, self._groups, unique_shares=self._unique_shares, pool_unique=False)
 
 
 def _endless(loader: Loader) -> Iterator[Batch]:

@@ -1,0 +1,57 @@
+"""RecD while training: a small RM1 on plain KJTs, then on unique samples, from one registry.
+
+The table is clustered by session and both sides train the same batches, so losses agree.
+"""
+
+import contextlib
+import io
+import tempfile
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import recd_plugins as rp
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.run import train
+
+user = {"kind": "user", "num_ids": 20_000, "stay": 0.95}
+history = user | {"sequence": True, "shift": True, "length": 20, "max_length": 40}
+groups = {"clicks": 4, "views": 4, "likes": 3, "searches": 3, "follows": 2}
+features = [
+    history | {"name": f"{name}_{i}", "group": name} for name in groups for i in range(groups[name])
+]
+features += [user | {"name": f"user_{i}", "length": 1 + i % 4} for i in range(8)]
+features += [{"name": f"item_{i}", "num_ids": 20_000} for i in range(4)]
+REGISTRY = {
+    "plugins": ["recd_dlrm", "recd_dedup"],
+    "dataset": {"use": "sessions", "samples": 20_000, "features": features},
+    "etl": ["cluster_by_session"],  # O1 to O4 are in examples/recd_data.py
+    "reader": {"use": "local", "sessions": "whole"},
+    "model": {"use": "sequence_dlrm", "embedding_dim": 16, "bottom": [32], "top": [64]},
+    "pooling": {"*": {"use": "transformer"}},
+    "sharding": {"use": "torchrec", "search": "greedy"},
+    "train": {"device": "cpu", "batch_size": 512, "steps": 12, "log_every": 6},
+}
+SIDES = {"plain KJT": {}, "RecD": {"dedup": {"use": "exact", "groups": "auto"}}}  # O5 to O7
+
+
+def on_a_rank(registry):
+    with contextlib.redirect_stdout(io.StringIO()):
+        return train(rp.load(registry), torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    caption = "a step's time and bytes through all-to-alls on a rank, its peak memory"
+    table = Table("", "ms", "sent MB", "MiB", "train loss", "test loss", "AUC", caption=caption)
+    with tempfile.TemporaryDirectory() as folder:
+        for side, dedup in SIDES.items():
+            run = {"train": REGISTRY["train"] | {"run": f"{folder}/{side}"}, "folder": folder}
+            with GlooPool(deadline=300) as ranks:
+                said, _ = ranks.run(on_a_rank, REGISTRY | dedup | run, world_size=2)
+            cost, losses = said["cost"], [said[split]["loss"] for split in ("train", "test")]
+            sent = sum(cost["traffic"]["all_to_all"].values()) / 1e6
+            shown = [f"{cost['step_ms']:,.0f}", f"{sent:.1f}", f"{cost['peak_memory_mib']:,.0f}"]
+            shown += [f"{loss:.5f}" for loss in losses] + [f"{said['test']['auc']:.4f}"]
+            table.add_row(side, *shown)
+    Console().print(table)

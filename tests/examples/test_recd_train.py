@@ -1,0 +1,30 @@
+"""Rung 4 (an example run): RecD while training sends less, needs less and learns the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "recd_train.py"
+
+
+def test_both_sides_learn_alike_and_recd_saves(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^│ (plain KJT|RecD) +│(.*)│$", done.stdout, re.MULTILINE)
+    assert [name for name, _ in rows] == ["plain KJT", "RecD"], done.stdout
+    plain, ours = ([float(cell.replace(",", "")) for cell in row.split("│")] for _, row in rows)
+    assert plain[1] > 5 * ours[1]  # MB through all-to-alls
+    assert plain[2] > ours[2]  # MiB
+    # Equal but for the order in which floats are added, over 12 steps.
+    assert ours[3:] == pytest.approx(plain[3:], abs=1e-4)
+
+
+def test_it_stays_thin() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) < 60
