@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from recd_dlrm.poolings.attention import Attention, AttentionConfig, build_attention
 from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig, build_transformer
-from recd_plugins.embedding.buckets import PADDING_BUDGET, Buckets, cut
+from recd_plugins.embedding.buckets import block_cells
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context
 
@@ -116,6 +115,14 @@ def test_edges(name: str, lengths: list[int]) -> None:
     check(name, lengths)
 
 
+def test_a_batch_of_more_values_than_a_block_holds() -> None:
+    lengths = [200 - row // 4 for row in range(90 * torch.get_num_threads())]
+    limit = block_cells(torch.empty(1, D, dtype=torch.double))
+    assert limit is not None
+    assert sum(lengths) > limit
+    check("transformer", lengths)
+
+
 @pytest.mark.parametrize("name", CASES)
 @settings(deadline=None, max_examples=15, derandomize=True)
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=20))
@@ -180,33 +187,3 @@ def test_options_that_cannot_be() -> None:
         build_transformer(TransformerConfig(heads=3), Context())(D)
     with pytest.raises(RegistryError, match="hidden: must have a layer"):
         AttentionConfig(hidden=())
-
-
-@settings(deadline=None, max_examples=200, derandomize=True)
-@given(
-    lengths=st.lists(st.integers(0, 2000), max_size=60),
-    budget=st.floats(1.0, 3.0),
-)
-def test_blocks_hold_every_row_within_the_budget(lengths: list[int], budget: float) -> None:
-    falling = np.sort(np.array(lengths, dtype=np.int64))[::-1]
-    shapes = cut(falling, budget)
-    start = 0
-    for rows_, length, full in shapes:
-        block = falling[start : start + rows_]
-        assert length == block.max()
-        assert full == (block.min() == length)
-        assert rows_ * length <= budget * block.sum()
-        if (following := falling[start : start + rows_ + 1]).all() and len(following) > rows_:
-            assert (rows_ + 1) * length > budget * following.sum()  # none is cut too early
-        start += rows_
-    assert start == np.count_nonzero(falling)
-
-
-def test_heavy_tails_need_few_blocks() -> None:
-    """One padded block would be 33 times the values, a loop 4,096 calls."""
-    generator = np.random.default_rng(0)
-    lengths = np.minimum(generator.pareto(1.5, 4096) * 5, 1000).astype(np.int64)
-    buckets = Buckets.of(torch.from_numpy(lengths))
-    assert lengths.max() * 4096 > 30 * lengths.sum()
-    assert len(buckets.cells) <= PADDING_BUDGET * lengths.sum()
-    assert len(buckets.shapes) < 40

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recd_plugins.config import Config, Range
-from recd_plugins.embedding.buckets import Block, Buckets
+from recd_plugins.embedding.buckets import Block, Buckets, block_cells
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context, PoolingFactory
 
@@ -62,28 +63,49 @@ class Transformer(nn.Module):
 
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in rows of `lengths` [B] become [B, D]."""
-        buckets = Buckets.of(lengths)
+        buckets = Buckets.of(lengths, max_cells=block_cells(values))
         outputs = [self._encode(block) for block in buckets.blocks(values)]
         if not outputs:
             # Not a value in the batch; but DDP, told that the graph is static, wants gradients.
-            nothing = Block(values.new_zeros(1, 1, values.shape[1]), lengths.new_ones(1), True)
+            nothing = Block(values.new_zeros(1, 1, values.shape[1]), lengths.new_ones(1), None)
             outputs = [0.0 * self._encode(nothing)]
         return buckets.rows(outputs)
 
     def _encode(self, block: Block) -> Tensor:
         """[b, D]: one vector a row."""
-        x, lengths, full = block
-        column = torch.arange(x.shape[1], device=x.device)
+        x, lengths, mask = block
         if self.positions is not None:
-            age = lengths.unsqueeze(1) - 1 - column
-            x = x + self.positions(age.clamp(0, self.positions.num_embeddings - 1))
-        padding = None if full else column >= lengths.unsqueeze(1)
-        encoded: Tensor = self.encoder(x, src_key_padding_mask=padding)
+            ages = torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
+            x = x + self.positions(ages.clamp(max=self.positions.num_embeddings - 1))
+        encoder: Any = self.encoder
+        *layers, top = encoder.layers
+        for layer in layers:
+            x = _encode(layer, x, mask)
         if self.output == "last":
-            return encoded[torch.arange(len(encoded), device=x.device), lengths - 1]
-        if padding is not None:
-            encoded = encoded.masked_fill(padding.unsqueeze(2), 0.0)
+            last: Tensor = encoder.norm(_encode(top, x, mask, only_last=True)).squeeze(1)
+            return last
+        encoded: Tensor = encoder.norm(_encode(top, x, mask))
+        if mask is not None:
+            encoded = encoded * mask.unsqueeze(2)
         return encoded.sum(1) / lengths.unsqueeze(1)
+
+
+def _encode(layer: Any, x: Tensor, mask: Tensor | None, only_last: bool = False) -> Tensor:
+    """[b, l, D]: what the encoder layer itself makes of x [b, l, D], or [b, 1, D] of its end.
+
+    Its own forward copies queries, keys and values thrice.
+    """
+    attention = layer.self_attn
+    packed = F.linear(layer.norm1(x), attention.in_proj_weight, attention.in_proj_bias)
+    heads = packed.unflatten(2, (3, attention.num_heads, attention.head_dim))
+    q, k, v = heads.permute(2, 0, 3, 1, 4)
+    if only_last:
+        q, x = q[:, :, -1:], x[:, -1:]
+    seen = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask[:, None, None])
+    x = x + attention.out_proj(seen.transpose(1, 2).flatten(2))
+    widened = layer.activation(layer.linear1(layer.norm2(x)))
+    encoded: Tensor = x + layer.linear2(widened)
+    return encoded
 
 
 def build_transformer(config: TransformerConfig, context: Context) -> PoolingFactory:
