@@ -43,13 +43,24 @@ def test_any_rows_in_any_tier(gloo_pool: GlooPool, seed: int) -> None:
     "arrange",
     [
         ByTiers(2, seed=7, coalesce="rank"),
+        ByTiers(2, seed=7, coalesce="node"),
+        ByTiers(4, tiers="none", coalesce="node"),
         ByTiers(2, tiers="none", coalesce="rank"),
         ByTiers(2, tiers="none"),
         ByTiers(1, seed=7),
         ByTiers(4, seed=7),
         ByTiers(2, seed=5, chunk_rows=4),
     ],
-    ids=["coalesced", "coalesced alone", "no tiers", "nodes of one", "one node", "many chunks"],
+    ids=[
+        "rank",
+        "node",
+        "node alone",
+        "rank alone",
+        "no tiers",
+        "nodes of one",
+        "one node",
+        "many chunks",
+    ],
 )
 def test_each_way_to_the_rows(gloo_pool: GlooPool, arrange: ByTiers) -> None:
     check_odd_batches(gloo_pool, arrange)

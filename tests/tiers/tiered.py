@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_configs import EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
@@ -52,6 +52,37 @@ class Sequences(nn.Module):
         embedded = self.sequences(batch.features)
         summed = [self.sum(embedded[key]) for key in OUTPUTS]
         logits = self.over(torch.cat(summed, dim=1)).squeeze(1)
+        losses = nn.functional.binary_cross_entropy_with_logits(
+            logits, batch.labels, batch.weights, reduction="sum"
+        )
+        loss = losses / batch.weights.sum().clamp(min=1)
+        return loss, (loss.detach(), logits.detach())
+
+
+class Bags(nn.Module):
+    """The same of an EmbeddingBagCollection: tables of two dimensions, a sum and a mean."""
+
+    def __init__(self, weighted: bool = False) -> None:
+        super().__init__()
+        self.bags = EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name=name,
+                    embedding_dim=DIM if name == "songs" else 2 * DIM,
+                    num_embeddings=rows,
+                    feature_names=FEATURES[name],
+                    pooling=PoolingType.SUM if name == "songs" else PoolingType.MEAN,
+                )
+                for name, rows in ROWS.items()
+            ],
+            is_weighted=weighted,
+            device=torch.device("meta"),
+        )
+        self.over = nn.Linear(2 * DIM + 4 * DIM, 1)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        pooled = self.bags(batch.features)
+        logits = self.over(torch.cat([pooled[key] for key in OUTPUTS], dim=1)).squeeze(1)
         losses = nn.functional.binary_cross_entropy_with_logits(
             logits, batch.labels, batch.weights, reduction="sum"
         )

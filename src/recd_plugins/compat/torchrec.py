@@ -18,6 +18,7 @@ __all__ = [
     "bags_of",
     "flush_kernels",
     "fused_arithmetic",
+    "leave_means",
     "order_input",
     "purge_kernels",
     "sharding_types",
@@ -133,6 +134,15 @@ def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]
     module._has_features_permute = permutes  # an EmbeddingBagCollection's
     tensor = torch.tensor(module._features_order, dtype=torch.int32, device=module._device)
     module.register_buffer("_features_order_tensor", tensor, persistent=False)
+
+
+def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
+    """Have an EmbeddingBagCollection yield sums where row-wise tables pool by the mean.
+
+    It would divide them by the lengths of the bags that it is given.
+    """
+    module: Any = sharded
+    module._has_mean_pooling_callback = False
 
 
 def fused_arithmetic(optimizer: KeyedOptimizer) -> tuple[str, Any]:

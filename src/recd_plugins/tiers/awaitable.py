@@ -55,7 +55,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         for number, group in enumerate(self._update.trip.groups):
             parts = [canonical[next(slots).name].values() for _ in group.segments.lengths]
             merged = merge_sequences(
-                torch.cat(parts) if len(parts) > 1 else parts[0],
+                group.passage.back(torch.cat(parts) if len(parts) > 1 else parts[0]),
                 self._tiers.alive,
                 _sources(group),
                 partial(self._update.owe, number),
@@ -71,6 +71,7 @@ def _sources(group: GroupTrip) -> Sources:
         routed=group.routed,
         passed_inverse=group.passage.inverse,
         replicated=None if everywhere is None else everywhere.rows,
+        layout=group.replicas.all_ranks_layout,
         per_node=None if group.rows is None else group.rows.wait(),
         per_node_inverse=None if group.asked is None else group.asked.inverse,
     )

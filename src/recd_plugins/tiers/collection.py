@@ -109,10 +109,9 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
         parts = [group.passage for group in trip.groups]
         lengths = [length for part in parts for length in part.lengths]
         lengths += trip.length_per_slot[len(lengths) :]
-        done = sum(sum(group.segments.lengths) for group in trip.groups)
         return KeyedJaggedTensor(
             keys=[slot.name for slot in self.tiers.slots],
-            values=torch.cat([*(part.ids for part in parts), trip.ids[done:]]),
+            values=torch.cat([*(part.ids for part in parts), trip.ids[trip.num_tiered :]]),
             lengths=torch.tensor(lengths, dtype=torch.int32, device=trip.ids.device),
             stride=1,
             length_per_key=lengths,

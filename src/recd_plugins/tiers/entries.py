@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Entries"]
+__all__ = ["Entries", "HotGradients"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,13 @@ class Entries:
         ends = torch.bincount(chunks, minlength=num_chunks).cumsum(0).tolist()
         for start, end in zip([0, *ends], ends, strict=False):
             yield self.take(order[start:end])
+
+
+@dataclass(frozen=True)
+class HotGradients:
+    """What the backward of one group of tables leaves for its replicas."""
+
+    all_ranks: Entries
+    """Of rows that every rank has."""
+    per_node: Tensor | None
+    """[u, D] float32: of the rows that this rank asked of its node."""

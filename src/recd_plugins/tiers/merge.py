@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
+from recd_plugins.tiers.entries import Entries, HotGradients
 from recd_plugins.tiers.router import Routed
+from recd_plugins.tiers.share import Layout
 
-__all__ = ["HotGradients", "Sources", "merge_sequences"]
+__all__ = ["Sources", "merge_sequences"]
 
 
 @dataclass(frozen=True)
@@ -23,20 +25,12 @@ class Sources:
     """[n] int64: which of the canonical rows each id that passed has; by default its own."""
     replicated: Tensor | None
     """[H, D]: the replica on this rank."""
+    layout: Layout
+    """Of that replica."""
     per_node: Tensor | None
     """[u, D]: the rows that this rank asked of its node."""
     per_node_inverse: Tensor | None
     """[m] int64: which of the u each id of the per-node tier has."""
-
-
-@dataclass(frozen=True)
-class HotGradients:
-    """What backward leaves for the replicas."""
-
-    all_rows: Tensor
-    """[N, D]: the gradient of every id's row; those of the all-ranks tier are still in it."""
-    per_node: Tensor | None
-    """[u, D]: of the rows that this rank asked of its node."""
 
 
 class _MergeSequences(Function):
@@ -75,7 +69,8 @@ class _MergeSequences(Function):
             shared = _summed(
                 gradient, routed.per_node.at, sources.per_node_inverse, len(sources.per_node)
             ).float()
-        ctx.keep(HotGradients(gradient.float(), shared))
+        places = sources.layout.place(routed.replicated.positions)
+        ctx.keep(HotGradients(Entries(places, gradient.float(), routed.replicated.at), shared))
         passed = _summed(gradient, routed.passed, sources.passed_inverse, ctx.canonical_shape[0])
         return passed, None, None, None
 

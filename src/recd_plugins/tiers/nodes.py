@@ -45,6 +45,14 @@ class Peers:
             return Arriving(mine, None)
         return Arriving(mine, dist.all_reduce(mine, group=self._group, async_op=True))
 
+    def most(self, mine: int, device: torch.device) -> int:
+        """The largest of the peers' numbers."""
+        if self._group is None:
+            return mine
+        most = torch.tensor(mine, device=device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, self._group)
+        return int(most)
+
     def all_gather(self, mine: Tensor) -> Arriving:
         """[size, *mine.shape], by peer."""
         if self._group is None:

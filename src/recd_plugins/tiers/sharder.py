@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from torchrec.distributed.types import (
     ModuleSharder,
     ParameterSharding,
     ShardingEnv,
     ShardingEnv2D,
 )
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.tiers.bag_collection import TierEmbeddingBagCollection
 from recd_plugins.tiers.collection import TierEmbeddingCollection
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 
-__all__ = ["TierCluster", "TierEmbeddingCollectionSharder", "tier_sharders"]
+__all__ = [
+    "TierCluster",
+    "TierEmbeddingBagCollectionSharder",
+    "TierEmbeddingCollectionSharder",
+    "tier_sharders",
+]
+
+M = TypeVar("M", TierEmbeddingCollection, TierEmbeddingBagCollection)
 
 
 class TierCluster:
@@ -51,9 +64,13 @@ class TierCluster:
             self._nodes = Nodes(env.process_group, self.plan.ranks_per_node)
         return self._nodes
 
-    def adopt(self, tiers: Tiers) -> None:
-        """Have `retier` reach them."""
-        self._tiers.add(tiers)
+    def plans_any(self, configs: Sequence[BaseEmbeddingConfig]) -> bool:
+        return any(config.name in self.plan.tables for config in configs)
+
+    def adopt(self, sharded: M) -> M:
+        """Have `retier` reach a collection."""
+        self._tiers.add(sharded.tiers)
+        return sharded
 
     def retier(self, plan: TierPlan) -> None:
         """`Tiers.retier` of all collections; every rank calls it between the same batches."""
@@ -83,28 +100,63 @@ class TierEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingCollection:
-        if not any(
-            config.name in self._cluster.plan.tables for config in module.embedding_configs()
-        ):
+        if not self._cluster.plans_any(module.embedding_configs()):
             return super().shard(module, params, env, device, module_fqn)
-        sharded = TierEmbeddingCollection(
-            module,
-            params,
-            env,
-            plan=self._cluster.plan,
-            nodes=self._cluster.nodes(env),
-            chunk_rows=self._cluster.chunk_rows,
-            fused_params=self.fused_params,
-            device=device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            module_fqn=module_fqn,
+        return self._cluster.adopt(
+            TierEmbeddingCollection(
+                module,
+                params,
+                env,
+                plan=self._cluster.plan,
+                nodes=self._cluster.nodes(env),
+                chunk_rows=self._cluster.chunk_rows,
+                fused_params=self.fused_params,
+                device=device,
+                qcomm_codecs_registry=self.qcomm_codecs_registry,
+                module_fqn=module_fqn,
+            )
         )
-        self._cluster.adopt(sharded.tiers)
-        return sharded
+
+
+class TierEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
+    """TorchRec's sharder; a collection of which no table is planned is TorchRec's module."""
+
+    def __init__(self, cluster: TierCluster, fused_params: Mapping[str, Any] | None = None) -> None:
+        # Sharding mutates the mapping that it is given.
+        super().__init__(fused_params=dict(fused_params or {}))
+        self._cluster = cluster
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        if not self._cluster.plans_any(module.embedding_bag_configs()):
+            return super().shard(module, params, env, device, module_fqn)
+        return self._cluster.adopt(
+            TierEmbeddingBagCollection(
+                module,
+                params,
+                env,
+                plan=self._cluster.plan,
+                nodes=self._cluster.nodes(env),
+                chunk_rows=self._cluster.chunk_rows,
+                fused_params=self.fused_params,
+                device=device,
+                qcomm_codecs_registry=self.qcomm_codecs_registry,
+                module_fqn=module_fqn,
+            )
+        )
 
 
 def tier_sharders(
     cluster: TierCluster, fused_params: Mapping[str, Any] | None = None
 ) -> list[ModuleSharder[nn.Module]]:
     """What DistributedModelParallel needs to put tiers in front of a model's tables."""
-    return [TierEmbeddingCollectionSharder(cluster, fused_params)]
+    return [
+        TierEmbeddingBagCollectionSharder(cluster, fused_params),
+        TierEmbeddingCollectionSharder(cluster, fused_params),
+    ]

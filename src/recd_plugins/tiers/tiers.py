@@ -75,7 +75,8 @@ class Tiers:
         for one in self._routes.groups:
             part = tuple(lengths[slot : slot + len(one.group.slots)])
             segments = Segments(part, one.group.table_of_slot)
-            groups.append(GroupTrip.of(one, ids[start : start + sum(part)], segments))
+            own = ids[start : start + sum(part)]
+            groups.append(GroupTrip.of(one, start, own, segments, self.nodes))
             slot, start = slot + len(part), start + sum(part)
         return Trip(
             replicas=self._routes,
@@ -83,6 +84,7 @@ class Tiers:
             ids=ids,
             lengths=features.lengths().view(len(self.slots), -1),
             length_per_slot=lengths,
+            weights=features.weights_or_none(),
         )
 
     def requests(self, trip: Trip) -> list[NodeRequest]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torchrec.streamable import Multistreamable
 
+from recd_plugins.tiers.entries import Entries, HotGradients
 from recd_plugins.tiers.exchange import Asked, NodeIds
-from recd_plugins.tiers.merge import HotGradients
 from recd_plugins.tiers.nodes import Arriving, Nodes
 from recd_plugins.tiers.passage import Passage
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
@@ -20,9 +21,11 @@ __all__ = ["GroupTrip", "Trip"]
 
 @dataclass
 class GroupTrip(Multistreamable):
-    """The ids of one group of tables."""
+    """The ids of one group of tables, which lie together among those of the batch."""
 
     replicas: GroupReplicas
+    start: int
+    """Where the group's ids begin among those of the batch."""
     segments: Segments
     routed: Routed
     passage: Passage
@@ -34,13 +37,20 @@ class GroupTrip(Multistreamable):
     """[u, D]: the rows that were asked for, on their way."""
 
     @classmethod
-    def of(cls, replicas: GroupReplicas, ids: Tensor, segments: Segments) -> GroupTrip:
+    def of(
+        cls,
+        replicas: GroupReplicas,
+        start: int,
+        ids: Tensor,
+        segments: Segments,
+        nodes: Nodes,
+    ) -> GroupTrip:
         """Of a group's `ids` [N] int64."""
         routed = replicas.router.route(ids, segments)
         layout = replicas.per_node_layout
         asked = Asked.of(routed.per_node.positions, layout) if layout.count else None
-        passage = Passage.of(replicas.group, ids, routed.passed, segments)
-        return cls(replicas, segments, routed, passage, asked)
+        passage = Passage.of(replicas.group, ids, routed.passed, segments, nodes)
+        return cls(replicas, start, segments, routed, passage, asked)
 
     def answer(self, asked: NodeIds, nodes: Nodes) -> None:
         """Send the node the rows that it asked of this rank."""
@@ -51,20 +61,17 @@ class GroupTrip(Multistreamable):
 
     def no_gradients(self) -> HotGradients:
         """Of an output that no loss depends on."""
-        width = self.replicas.group.like.shape[1]
-        counts = sum(self.segments.lengths), 0 if self.asked is None else len(self.asked.ids)
-        zeros = [torch.zeros(n, width, device=self.routed.passed.device) for n in counts]
-        return HotGradients(*zeros)
+        like = self.replicas.group.like.float()
+        asked = None if self.asked is None else like.new_zeros(len(self.asked.ids), like.shape[1])
+        return HotGradients(Entries(self.routed.passed[:0], like), asked)
 
     def record_stream(self, stream: torch.Stream) -> None:
         tensors = [self.routed.passed, *self.routed.replicated, *self.routed.per_node]
-        tensors.append(self.passage.ids)
-        if self.passage.inverse is not None:
-            tensors.append(self.passage.inverse)
         if self.asked is not None:
             tensors += [self.asked.ids, self.asked.counts, self.asked.inverse]
         for tensor in tensors:
             tensor.record_stream(stream)
+        self.passage.record_stream(stream)
 
 
 @dataclass
@@ -78,9 +85,41 @@ class Trip(Multistreamable):
     lengths: Tensor
     """[S, B]: how many each sample has in each slot."""
     length_per_slot: list[int]
+    weights: Tensor | None = None
+    """[N] float32: of ids in weighted bags."""
+
+    @cached_property
+    def bags(self) -> Tensor:
+        """[N] int64: id i is in bag s · B + b, of slot s and sample b."""
+        lengths = self.lengths.flatten().long()
+        return torch.repeat_interleave(lengths, output_size=len(self.ids))
+
+    def bag_sizes(self) -> Tensor:
+        """[S, B]: the ids of each bag, or the sum of their weights."""
+        if self.weights is None:
+            return self.lengths
+        sums = self.weights.new_zeros(self.lengths.numel()).index_add_(0, self.bags, self.weights)
+        return sums.view_as(self.lengths)
+
+    def passing(self) -> Tensor:
+        """[n] int64, ascending: which of the ids pass."""
+        others = torch.arange(self.num_tiered, len(self.ids), device=self.ids.device)
+        return torch.cat([*(group.routed.passed + group.start for group in self.groups), others])
+
+    def passing_lengths(self) -> Tensor:
+        """[S, B] int32: how many of each bag pass."""
+        counts = torch.bincount(self.bags[self.passing()], minlength=self.lengths.numel())
+        return counts.view_as(self.lengths).to(torch.int32)
+
+    @property
+    def num_tiered(self) -> int:
+        """The ids of tables with tiers; those of others come after them."""
+        return sum(sum(group.segments.lengths) for group in self.groups)
 
     def record_stream(self, stream: torch.Stream) -> None:
         self.ids.record_stream(stream)
         self.lengths.record_stream(stream)
+        if self.weights is not None:
+            self.weights.record_stream(stream)
         for group in self.groups:
             group.record_stream(stream)

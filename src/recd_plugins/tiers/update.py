@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from recd_plugins.compat.autograd import at_end_of_backward
-from recd_plugins.tiers.entries import Entries
-from recd_plugins.tiers.merge import HotGradients
+from recd_plugins.tiers.entries import Entries, HotGradients
 from recd_plugins.tiers.reduction import Reduction
 from recd_plugins.tiers.trip import GroupTrip, Trip
 
@@ -40,9 +39,7 @@ class Update:
         if gradients is None:
             gradients = trip.no_gradients()
         if (everywhere := trip.replicas.all_ranks_replica) is not None:
-            at, positions = trip.routed.replicated
-            entries = Entries(everywhere.layout.place(positions), gradients.all_rows, at)
-            self._reduction.all_ranks(everywhere, entries, rate)
+            self._reduction.all_ranks(everywhere, gradients.all_ranks, rate)
         if (shared := trip.replicas.per_node_replica) is not None:
             assert trip.answered is not None
             assert gradients.per_node is not None
