@@ -106,6 +106,24 @@ def test_features_of_two_integer_types_meet_in_the_larger():
     assert to_lists(ikjt.to_kjt()) == {"a": [[1], [1]], "b": [[2**40], [-1]]}
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8], ids=str)
+def test_lengths_of_fewer_bytes(dtype):
+    features = kjt(PAPER)
+    narrow = {
+        key: Jagged(features[key].values(), features[key].lengths().to(dtype)) for key in "bcd"
+    }
+    ikjt = IKJT.from_jagged(narrow)
+    assert ikjt.unique_counts == (2, 2, 2)
+    assert ikjt.kjt.values().tolist() == [3, 4, 5, 4, 5, 6, 7, 8, 10, 9, 11]
+    assert ikjt.kjt.lengths().tolist() == [3, 3, 2, 1, 1, 1]
+
+
+def test_ids_of_one_byte_are_refused():
+    ids = torch.tensor([1, 1], dtype=torch.uint8)
+    with pytest.raises(DataError, match=r"cannot be torch.uint8 on cpu here. Make ids"):
+        IKJT.from_jagged({"a": Jagged(ids, torch.tensor([1, 1]))})
+
+
 def test_the_papers_example():
     ikjt = IKJT.from_kjt(from_lists(PAPER), [["b"], ["c", "d"]], validate=True)
     assert ikjt.inverse_lookup.tolist() == [[0, 1, 0], [0, 0, 1]]

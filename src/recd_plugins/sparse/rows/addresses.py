@@ -1,6 +1,6 @@
-"""Many tensors for one call of a numba kernel: their addresses, for what a kernel takes is arrays.
+"""Many tensors for one call of a numba kernel, by their addresses: a list of them it cannot take.
 
-A call costs more than all the work on a feature of single ids, and a batch has dozens of them.
+Else each feature would be a call, and that costs as much as the work on one of single ids.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from recd_plugins.errors import DataError
+
 __all__ = ["Addresses", "array16", "array32", "array64"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 
 
 class Addresses(NamedTuple):
-    """C tensors of integers of 2, 4 or 8 bytes, on CPU."""
+    """C tensors of numbers of 2, 4 or 8 bytes each, on CPU."""
 
     places: I64
     """[C, 3] each one's address, how many numbers it has, and how many bytes each of them."""
@@ -30,6 +32,12 @@ class Addresses(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Addresses:
+        for tensor in tensors:
+            if tensor.element_size() not in (2, 4, 8) or not tensor.is_cpu:
+                raise DataError(
+                    f"ids, lengths and weights cannot be {tensor.dtype} on {tensor.device.type} "
+                    "here. Make ids and lengths int32 or int64."
+                )
         held = [tensor.contiguous() for tensor in tensors]
         places = [(one.data_ptr(), one.numel(), one.element_size()) for one in held]
         return cls(np.array(places, np.int64).reshape(-1, 3), held)
@@ -46,18 +54,18 @@ def _pointer(_typing: Any, address: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def array64(place: I64) -> npt.NDArray[np.int64]:
-    """The numbers of one of `places`, each of 8 bytes, as an array on their memory."""
+def array64(place: I64) -> Any:
+    """The numbers of one of `places`, of 8 bytes each, as an array on their memory."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int64)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def array32(place: I64) -> npt.NDArray[np.int32]:
-    """Each of 4."""
+def array32(place: I64) -> Any:
+    """Of 4."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int32)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def array16(place: I64) -> npt.NDArray[np.int16]:
-    """Each of 2."""
+def array16(place: I64) -> Any:
+    """Of 2."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int16)

@@ -22,7 +22,9 @@ I64 = npt.NDArray[np.int64]
 def row_offsets(lengths: Sequence[Tensor]) -> I64:
     """[F, B + 1]: where each of the B rows of F features begins, and the last one ends; on CPU."""
     offsets = np.empty((len(lengths), lengths[0].numel() + 1), np.int64)
-    held = Addresses.of(lengths)
+    held = Addresses.of(
+        [one if one.element_size() == 8 else one.to(torch.int32) for one in lengths]
+    )
     _offsets(held.places, offsets)
     return offsets
 
