@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from recd_dlrm import recd_pooling
 from recd_dlrm.poolings.attention import Attention, AttentionConfig, build_attention
 from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig, build_transformer
 from recd_plugins.embedding.buckets import block_cells
 from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context
+from recd_plugins.slots import Context, PoolingRecord
+from recd_plugins.testing.conformance import check_record
 
 D = 8
 Row = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -180,6 +183,11 @@ def test_attention_without_a_query() -> None:
     values, lengths, _ = rows([2])
     with pytest.raises(RegistryError, match="needs a query"):
         build("attention")(values, lengths)
+
+
+@pytest.mark.parametrize("record", recd_pooling(), ids=lambda record: record.name)
+def test_contract(record: PoolingRecord[Any]) -> None:
+    check_record(record)
 
 
 def test_options_that_cannot_be() -> None:

@@ -64,8 +64,35 @@ class IdleParameter(Sum):
         return pooled * self.scale if len(values) else pooled
 
 
-def test_a_correct_pooling_passes() -> None:
-    check_record(record(PoolingRecord, lambda: lambda dim: Sum()))
+class Asking(Sum):
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        pooled = super().forward(values, lengths)
+        return pooled if query is None else pooled * query
+
+
+class SaysItIgnoresItsQuery(Asking):
+    needs_query = False
+
+
+class Sharing(Asking):
+    def pool_unique(
+        self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
+    ) -> Tensor:
+        return Sum.forward(self, values, lengths)[inverse_lookup] * query
+
+
+class SharingWrong(Sharing):
+    def pool_unique(
+        self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
+    ) -> Tensor:
+        return super().pool_unique(values.detach(), lengths, query, inverse_lookup) + 0 * (
+            values.sum()
+        )
+
+
+@pytest.mark.parametrize("module", [Sum, Asking, Sharing])
+def test_a_correct_pooling_passes(module: type[nn.Module]) -> None:
+    check_record(record(PoolingRecord, lambda: lambda dim: module()))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +103,8 @@ def test_a_correct_pooling_passes() -> None:
         (Centred, "must not depend on the other rows"),
         (Greedy, "must leave its arguments as they are"),
         (Detached, "values must get a finite gradient"),
+        (SaysItIgnoresItsQuery, "on another query its result changed by"),
+        (SharingWrong, "pool_unique must give each sample what the pooling gives it by itself"),
         (IdleParameter, "scale must get a finite gradient even of a batch without a value"),
     ],
 )

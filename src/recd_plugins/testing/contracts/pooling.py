@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from recd_plugins.embedding.pooling import DedupPooling, PoolsUnique
+from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.testing.contracts.subject import Subject
 
 __all__ = ["check_pooling"]
@@ -14,8 +17,12 @@ __all__ = ["check_pooling"]
 DIM = 16
 TOLERANCE = 1e-5
 """Of float32 sums of some hundred terms near 1, in another order."""
+SHARED_TOLERANCE = 1e-4
+"""Of gradients of squares, of some ten, in another order."""
 LENGTHS = (3, 0, 1, 7, 2, 0, 40, 5)
 """Rows without a value, of one and of many."""
+LOOKUP = (6, 6, 0, 1, 3, 6, 3)
+"""Samples that share such rows."""
 
 
 class _Rows(NamedTuple):
@@ -67,6 +74,7 @@ def check_pooling(subject: Subject) -> None:
     )
     for lengths in (LENGTHS, (0, 0)):
         _check_gradients(subject, module, _Rows.draw(lengths, 7))
+    _check_sharing(subject, module, _Rows.draw(LENGTHS, 8))
 
 
 def _pool(subject: Subject, module: nn.Module, rows: _Rows) -> Tensor:
@@ -126,3 +134,38 @@ def _check_gradients(subject: Subject, module: nn.Module, rows: _Rows) -> None:
             f"{'' if len(values) else ' even of a batch without a value, or DDP waits for it'}",
             "Compute with torch's operators throughout; for an empty batch add 0 * parameter.",
         )
+
+
+def _check_sharing(subject: Subject, module: nn.Module, rows: _Rows) -> None:
+    """Samples that share a row become what they become where each has its own."""
+    lookup = torch.tensor(LOOKUP)
+    samples = rows.take(lookup)._replace(query=_Rows.draw((1,) * len(LOOKUP), 9).query)
+    if getattr(module, "needs_query", None) is False:
+        other = _pool(subject, module, samples._replace(query=samples.query + 1))
+        gap = (other - _pool(subject, module, samples)).abs().max().item()
+        subject.hold(
+            gap == 0,
+            "needs_query = False says that it ignores its query, but on another query its result "
+            f"changed by {gap:.3g}",
+            "Say needs_query = True, or leave it out if it can do without.",
+        )
+    values = rows.values.requires_grad_()
+    expanded = rows.take(lookup)._replace(query=samples.query)
+    unique = (
+        Unexpanded.values(values, rows.lengths, lookup),
+        Unexpanded.row_lengths(rows.lengths, lookup),
+        samples.query,
+    )
+    found = []
+    for pooling, given in ((module, expanded), (DedupPooling(copy.deepcopy(module)), unique)):
+        pooled: Tensor = pooling(*given)
+        (gradient,) = torch.autograd.grad(pooled.square().sum(), values)
+        found.append((pooled.detach() + 0, gradient))
+    gaps = [(one - other).abs().max().item() for one, other in zip(*found, strict=True)]
+    ours = "pool_unique" if isinstance(module, PoolsUnique) else "the pooling of shared rows"
+    subject.hold(
+        max(gaps) <= SHARED_TOLERANCE,
+        f"{ours} must give each sample what the pooling gives it by itself, but its values and "
+        f"their gradients differ by {gaps[0]:.3g} and {gaps[1]:.3g}",
+        "Compare with forward on values expanded by inverse_lookup; keep no state between rows.",
+    )
