@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from probe_plugin import probe_registry
+from torch import nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batches
@@ -23,7 +24,7 @@ from recd_plugins.testing.parity import TABLE_OPTIMIZERS, assert_parity
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.testing.reference import train_reference
 from recd_plugins.testing.trained import Trained
-from recd_plugins.trainer.assemble import assemble
+from recd_plugins.trainer.assemble import assemble, with_sync_batch_norm
 
 TABLES = ("item", "shop", "history")
 CPU = torch.device("cpu")
@@ -161,3 +162,30 @@ def test_ranks_start_alike_and_draw_differently(tmp_path: Path, gloo_pool: GlooP
     assert gloo_pool.run(drawn, registry) == [one, other]
     registry["train"]["seed"] = 5
     assert gloo_pool.run(drawn, registry)[0] not in (one, other)
+
+
+class Normalised(nn.Module):
+    """A batch normalisation and no table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+
+def test_batch_normalisation_over_all_ranks_needs_cuda() -> None:
+    says = r"train\.sync_batch_norm: torch's SyncBatchNorm runs on CUDA alone, and this job runs on cpu"
+    with pytest.raises(CapabilityError, match=says):
+        with_sync_batch_norm(Normalised(), CPU)
+    with pytest.raises(RegistryError, match=r"train\.sync_batch_norm: the model has no BatchNorm"):
+        with_sync_batch_norm(nn.Linear(1, 1), CPU)
+    converted = with_sync_batch_norm(Normalised(), torch.device("cuda"))
+    assert isinstance(converted.norm, nn.SyncBatchNorm)
+    assert converted.state_dict().keys() == Normalised().state_dict().keys()
+
+
+def test_the_setting_reaches_the_model(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    (found,) = gloo_pool.run(
+        assembled, probe_registry(tmp_path, sync_batch_norm=True), world_size=1
+    )
+    assert isinstance(found, str)
+    assert found.startswith("RegistryError: train.sync_batch_norm: the model has no BatchNorm")

@@ -8,6 +8,7 @@ from recd_plugins.cli.data import data
 from recd_plugins.cli.doctor import doctor
 from recd_plugins.cli.plan import explain, plan
 from recd_plugins.cli.plugins import plugins
+from recd_plugins.cli.report import report
 from recd_plugins.cli.topology import topology
 from recd_plugins.cli.train import train
 from recd_plugins.cli.tune import tune
@@ -25,6 +26,7 @@ app.command()(train)
 app.command()(plan)
 app.command()(explain)
 app.add_typer(tune, name="tune")
+app.command()(report)
 app.command()(plugins)
 app.add_typer(data, name="data")
 app.add_typer(topology, name="topology")

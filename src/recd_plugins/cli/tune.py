@@ -184,13 +184,13 @@ def _show(found: dict[str, Any]) -> None:
         else "peak resident set above its level before the first step; "
         + (", ".join(f"{k}={v}" for k, v in found["malloc"].items()) or "malloc as it comes")
     )
-    table = Table(
-        title=f"the largest batch of each of {found['ranks']} ranks on {found['device']} within "
-        f"{found['budget_mib']:,.0f} MiB",
-        caption=f"memory: {what}",
-        title_justify="left",
-        caption_justify="left",
+    console = Console(highlight=False)
+    console.print(
+        f"the largest batch of each of {found['ranks']} ranks on {found['device']} within "
+        f"{found['budget_mib']:,.0f} MiB ({what})",
+        soft_wrap=True,
     )
+    table = Table()
     names = {"plain": "without dedup", "dedup": "with dedup"}
     table.add_column("")
     for name in found["sides"]:
@@ -205,7 +205,6 @@ def _show(found: dict[str, Any]) -> None:
     table.add_row("batch per rank", *sizes)
     for key, label in (("memory_mib", "MiB"), ("samples_per_second", "samples/s")):
         table.add_row(label, *("" if one is None else f"{one[key]:,.0f}" for one in best))
-    console = Console()
     console.print(table)
     if found["gain"] is not None:
         console.print(f"dedup fits batches {found['gain']:.2f} times as large")

@@ -19,7 +19,7 @@ from recd_plugins.settings import OptimizerSettings
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 
-__all__ = ["Job", "assemble"]
+__all__ = ["Job", "assemble", "with_sync_batch_norm"]
 
 
 @dataclass
@@ -39,7 +39,7 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     torch.manual_seed(settings.seed)
     model = stack.model()
     if settings.sync_batch_norm:
-        model = _with_sync_batch_norm(model, device)
+        model = with_sync_batch_norm(model, device)
     model = stack.adapt(model)
     initialisers = table_initialisers(model)
     plan = stack.plan(model)
@@ -54,7 +54,7 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     return Job(model=sharded, optimizer=optimizer, pipeline=pipeline, plan=plan, device=device)
 
 
-def _with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     """The model with its BatchNorms over the batches of all ranks."""
     # The base class of BatchNorm1d to 3d has no public name but this one's bases.
     if not any(isinstance(part, nn.BatchNorm1d.__bases__) for part in model.modules()):

@@ -156,7 +156,7 @@ def mean_cost(costs: Sequence[Cost]) -> Cost | None:
     sampled = [cost.traffic for cost in costs if cost.traffic]
     routes = {(to, phase) for one in sampled for to in one for phase in one[to]}
     traffic: dict[str, dict[str, float]] = {}
-    for to, phase in sorted(routes):
+    for to, phase in (route for route in _ROUTES if route in routes):
         total = sum(one.get(to, {}).get(phase, 0) for one in sampled)
         traffic.setdefault(to, {})[phase] = total / len(sampled)
     middle = len(costs) // 2

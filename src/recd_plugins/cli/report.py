@@ -1,0 +1,87 @@
+"""`recd report`: runs side by side, as a table, a page, a figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.trainer.curves import RunLog
+
+__all__ = ["report"]
+
+Runs = Annotated[
+    list[str],
+    typer.Argument(help="Folders of runs, as runs/latest or plain=runs/latest.1.", metavar="RUN"),
+]
+Out = Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")]
+FigureFile = Annotated[
+    Path | None, typer.Option("--figure", help="A PNG of the curves.", metavar="FILE")
+]
+
+
+def report(
+    runs: Runs,
+    out: Out = Path("report.html"),
+    figure: FigureFile = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lay runs side by side: what they learned, and what their steps cost, on one HTML page."""
+    with reported(debug):
+        from recd_plugins.trainer.curves import row
+        from recd_plugins.trainer.page import page
+
+        logs = [_read(said) for said in runs]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page(logs, " and ".join(log.name for log in logs)), encoding="utf-8")
+        if figure is not None:
+            _save(logs, figure)
+        rows = {log.name: row(log) for log in logs}
+    if as_json:
+        print(json.dumps({"page": str(out), "runs": rows}))
+    else:
+        _show(rows)
+        print(out)
+
+
+def _read(said: str) -> RunLog:
+    from recd_plugins.trainer.curves import read_run
+
+    name, equals, path = said.partition("=")
+    if equals and not Path(said).exists():
+        return read_run(Path(path), name)
+    return read_run(Path(said))
+
+
+def _save(logs: list[RunLog], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from recd_plugins.trainer.curves import draw_curves
+
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    draw_curves(logs, figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _show(rows: dict[str, dict[str, float | None]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from recd_plugins.trainer.curves import COLUMNS
+
+    table = Table()
+    table.add_column("")
+    for name in rows:
+        table.add_column(name, justify="right")
+    for key, label in COLUMNS.items():
+        values = [one[key] for one in rows.values()]
+        if any(value is not None for value in values):
+            table.add_row(label, *("" if v is None else f"{v:,.4g}" for v in values))
+    Console().print(table)

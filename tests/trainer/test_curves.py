@@ -1,0 +1,174 @@
+"""Value tests: what runs have told comes back as rows, curves, a page; then `recd report`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.errors import DataError
+from recd_plugins.trainer.breakdown import PARTS
+from recd_plugins.trainer.cost import Cost
+from recd_plugins.trainer.curves import Curve, draw_curves, read_run, row
+from recd_plugins.trainer.metrics import Metrics
+from recd_plugins.trainer.page import page
+from recd_plugins.trainer.report import Report
+
+COST = Cost(
+    steps=20,
+    step_ms=12.5,
+    data_wait=0.1,
+    dedupe_factor=3.5,
+    peak_memory_mib=512,
+    traffic={"all_to_all": {"ids": 2**20, "forward": 3 * 2**20}, "all_reduce": {"backward": 7}},
+)
+
+
+def write_run(folder: Path, *, ended: bool = True, parts: bool = False) -> Path:
+    """A run of 20 steps, evaluated twice; the second line of its AUC is not defined."""
+    report = Report(folder, speaks=True, steps=20, start=0)
+    for step in (10, 20):
+        report.metrics("train", step, Metrics(loss=1 / step, ne=0.9, auc=0.6, samples=64), 100.0)
+        report.values("cost", step, dataclasses.asdict(COST))
+        auc = 0.75 if step == 10 else float("nan")
+        report.metrics("test", step, Metrics(loss=2 / step, ne=0.8, auc=auc, samples=64))
+    summary = {"samples_per_second": 123.0, "cost": dataclasses.asdict(COST), "parts_ms": None}
+    if parts:
+        summary["parts_ms"] = dict.fromkeys(PARTS, 1.0)
+    report.close(summary)
+    if not ended:
+        (folder / "summary.json").unlink()
+    return folder
+
+
+def test_a_run_comes_back_as_it_told(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "first"))
+    assert run.name == "first"
+    assert run.curve("train", "loss") == Curve(steps=[10, 20], values=[0.1, 0.05])
+    assert run.curve("test", "auc") == Curve(steps=[10], values=[0.75])
+    assert run.curve("profile", "data") == Curve(steps=[], values=[])
+    assert row(run) == {
+        "steps": 20,
+        "loss": 0.05,
+        "test_loss": 0.1,
+        "test_ne": 0.8,
+        "test_auc": 0.75,
+        "samples_per_second": 123.0,
+        "step_ms": 12.5,
+        "dedupe_factor": 3.5,
+        "all_to_all_mib": 4.0,
+        "peak_memory_mib": 512.0,
+    }
+
+
+def test_a_run_that_has_not_ended_has_curves_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "running", ended=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # being written
+    run = read_run(folder, "mine")
+    assert run.name == "mine"
+    assert len(run.curve("train", "loss").steps) == 2
+    assert row(run)["loss"] == 0.05
+    assert row(run)["step_ms"] is None
+
+
+def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no metrics\.jsonl, so no run\. Name a folder"):
+        read_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("{\n")
+    with pytest.raises(DataError, match="is damaged"):
+        read_run(tmp_path)
+
+
+def test_each_run_is_a_line_in_each_panel(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name)) for name in ("one", "two")]
+    figure = Figure()
+    draw_curves(runs, figure)
+    assert [axes.get_title() for axes in figure.axes] == ["training loss", "test loss", "test AUC"]
+    for axes in figure.axes:
+        assert [line.get_label() for line in axes.lines] == ["one", "two"]
+    assert list(figure.axes[0].lines[1].get_ydata()) == [0.1, 0.05]
+    empty = Figure()
+    draw_curves([], empty)
+    assert not empty.axes
+
+
+class Tags(HTMLParser):
+    """Sees that all that opens closes, and collects what a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href") and value and not value.startswith("#"):
+                self.fetched.append(value)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in ("meta", "br"):
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
+    plain = read_run(write_run(tmp_path / "a"), "plain & <simple>")
+    recd = read_run(write_run(tmp_path / "b", parts=True), "RecD")
+    text = page([plain, recd], "plain & <simple> and RecD")
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.fetched == []
+    assert "<script" not in text
+    assert "plain &amp; &lt;simple&gt;" in text
+    assert "<simple>" not in text
+    assert text.count("<svg") == 3  # curves, all-to-all, parts
+    assert re.search(r"<tr><td>RecD</td><td>20</td><td>0\.0500</td>", text)
+    assert page([plain, recd], "plain & <simple> and RecD") == text  # no date, no random ids
+
+
+def test_a_page_of_a_run_without_a_summary_leaves_out_what_is_not_known(tmp_path: Path) -> None:
+    text = page([read_run(write_run(tmp_path / "a", ended=False))], "a")
+    assert text.count("<svg") == 1
+    assert "dedupe factor" not in text
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["report", *arguments])
+
+
+def test_the_command_writes_page_and_figure(tmp_path: Path) -> None:
+    write_run(tmp_path / "one")
+    write_run(tmp_path / "two")
+    out, figure = tmp_path / "pages/report.html", tmp_path / "figures/curves.png"
+    runs = [f"plain={tmp_path / 'one'}", str(tmp_path / "two")]
+    result = invoke(*runs, "--out", str(out), "--figure", str(figure), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["page"] == str(out)
+    assert list(found["runs"]) == ["plain", "two"]
+    assert found["runs"]["two"]["dedupe_factor"] == 3.5
+    assert "<svg" in out.read_text()
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    shown = invoke(*runs, "--out", str(out)).output
+    assert re.search(r"test AUC +│ +0\.75 │ +0\.75", shown)
+
+
+def test_a_folder_without_a_run_is_a_users_mistake(tmp_path: Path) -> None:
+    result = invoke(str(tmp_path), "--out", str(tmp_path / "report.html"))
+    assert result.exit_code == 2
+    assert not (tmp_path / "report.html").exists()

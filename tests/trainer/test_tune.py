@@ -1,0 +1,204 @@
+"""Ladder: value and property tests of the search, then `recd tune batch` as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import DEADLINE, below, gone
+from probe_plugin import probe_registry
+
+from recd_plugins.trainer.launch import Failure
+from recd_plugins.trainer.trial import _is_out_of_memory
+from recd_plugins.trainer.tune import Search, Trial, _killed_by_memory, largest_batch
+
+
+def search(most: int, *, start: int, limit: int = 10**6, precision: float = 0.05) -> Search:
+    """Where every batch up to `most` fits."""
+    return largest_batch(
+        lambda size: Trial(batch_size=size, fits=size <= most),
+        start=start,
+        limit=limit,
+        precision=precision,
+    )
+
+
+def test_it_doubles_then_bisects() -> None:
+    found = search(1000, start=128)
+    assert [trial.batch_size for trial in found.trials] == [128, 256, 512, 1024, 768, 896, 960, 992]
+    assert found.best == Trial(batch_size=992, fits=True)  # 1024 is within 5% of it
+    assert not found.exhausted
+
+
+def test_it_halves_where_the_first_does_not_fit() -> None:
+    found = search(100, start=1024, precision=0.2)
+    assert [trial.batch_size for trial in found.trials] == [1024, 512, 256, 128, 64, 96, 112]
+    assert found.best is not None
+    assert found.best.batch_size == 96
+    nothing = search(0, start=8)
+    assert [trial.batch_size for trial in nothing.trials] == [8, 4, 2, 1]
+    assert nothing.best is None
+
+
+def test_what_there_is_bounds_it() -> None:
+    found = search(10**9, start=64, limit=300)
+    assert [trial.batch_size for trial in found.trials] == [64, 128, 256, 300]
+    assert found.exhausted
+    assert search(10**9, start=512, limit=300).trials == [Trial(batch_size=300, fits=True)]
+
+
+@given(
+    most=st.integers(0, 5000),
+    start=st.integers(1, 3000),
+    limit=st.integers(1, 4000),
+    precision=st.floats(0.001, 0.5),
+)
+def test_the_largest_is_found_to_the_precision(
+    most: int, start: int, limit: int, precision: float
+) -> None:
+    found = search(most, start=start, limit=limit, precision=precision)
+    sizes = [trial.batch_size for trial in found.trials]
+    assert len(set(sizes)) == len(sizes)  # nothing is tried twice
+    largest = min(most, limit)
+    if not largest:
+        assert found.best is None
+        return
+    assert found.best is not None
+    best = found.best.batch_size
+    assert best <= largest <= max(best, best * (1 + precision))
+    assert found.exhausted == (most >= limit)
+    assert max(sizes) <= limit
+
+
+def test_what_tells_that_memory_did_not_suffice() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert _is_out_of_memory(refused.value)
+    assert _is_out_of_memory(MemoryError())
+    assert _is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert not _is_out_of_memory(RuntimeError("Connection closed by peer"))
+    assert not _is_out_of_memory(ValueError("cannot allocate memory"))
+    assert _killed_by_memory(Failure(0, -signal.SIGKILL, ""))
+    assert _killed_by_memory(Failure(0, -signal.SIGABRT, "what(): std::bad_alloc"))
+    assert not _killed_by_memory(Failure(0, -signal.SIGABRT, "an assertion"))
+    assert not _killed_by_memory(Failure(0, -signal.SIGSEGV, ""))
+    assert not _killed_by_memory(Failure(0, 1, "bad_alloc"))
+
+
+HUNGRY = """
+import time
+import torch
+from probe_plugin import ProbeConfig, build
+from recd_plugins import hookimpl
+from recd_plugins.slots import ModelRecord
+
+def hungry(config, context):
+    model = build(config, context)
+    def feed(module, inputs):
+        size = len(inputs[0])
+        if size == 5:
+            raise ArithmeticError("a batch of five")
+        if size == 6:
+            open("waiting", "w").close()
+            time.sleep(100)
+        # 2 MiB a sample; but of 32 a lot more than a trial is granted.
+        torch.ones(size * 2**21 if size < 32 else 3 * 2**29, dtype=torch.uint8)
+    model.register_forward_pre_hook(feed)
+    return model
+
+@hookimpl
+def recd_model():
+    return [ModelRecord(name="hungry", summary="", config=ProbeConfig, build=hungry)]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a registry on one rank, whose model takes memory by the sample."""
+    folder = tmp_path_factory.mktemp("tune")
+    (folder / "hungry.py").write_text(HUNGRY)
+    said = probe_registry(folder, rows=1100, ranks=1)
+    registry = {**said, "plugins": ["./hungry.py"], "model": "hungry"}
+    (folder / "registry.yaml").write_text(json.dumps(registry))  # JSON is YAML
+    return folder
+
+
+def tune(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-m", "recd_plugins", "tune", "batch", "--steps=1", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(folder)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_the_largest_batch_is_found_by_real_trials(folder: Path) -> None:
+    job = tune(folder, "--budget=160", "--precision=15", "--json", "train.batch_size=16")
+    out, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 0, err
+    found: dict[str, Any] = json.loads(out)
+    assert {key: found[key] for key in ("budget_mib", "device", "ranks", "gain")} == {
+        "budget_mib": 160.0,
+        "device": "cpu",
+        "ranks": 1,
+        "gain": None,  # the registry deduplicates nothing
+    }
+    assert list(found["sides"]) == ["plain"]
+    fits, refused = found["sides"]["plain"]["trials"]
+    assert (fits["batch_size"], fits["fits"]) == (16, True)
+    assert 32 <= fits["memory_mib"] <= 160
+    assert fits["samples_per_second"] > 0
+    assert refused == {
+        "batch_size": 32,
+        "fits": False,
+        "memory_mib": None,
+        "samples_per_second": None,
+    }
+    assert found["sides"]["plain"]["best"] == fits
+    assert [line.split() for line in err.splitlines()][1] == ["plain", "32", "out", "of", "memory"]
+    assert not list(folder.glob("recd-trial-*"))
+
+
+def test_a_trial_that_fails_otherwise_is_an_error(folder: Path) -> None:
+    job = tune(folder, "--budget=160", "train.batch_size=5")
+    _, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 1
+    assert "error: rank 0 ended with exit code 1; it said:" in err
+    assert "ArithmeticError: a batch of five" in err
+
+
+def test_a_mistake_is_told_as_one(folder: Path) -> None:
+    job = tune(folder, "train.batch_size=0")
+    _, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 2
+    assert "train.batch_size: must be >= 1" in err
+
+
+def test_ctrl_c_leaves_nothing_behind(folder: Path) -> None:
+    job = tune(folder, "--budget=160", "train.batch_size=6")
+    ends = time.monotonic() + DEADLINE
+    while not (folder / "waiting").exists():
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    started = below(job.pid)
+    assert started
+    job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 130, err
+    assert "Traceback" not in err
+    assert gone(started)
+    assert not list(folder.glob("recd-trial-*"))
