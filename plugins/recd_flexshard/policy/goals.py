@@ -24,6 +24,9 @@ Goal = Literal["memory_neutral", "max_memory_saving", "min_communication", "budg
 Tables = Mapping[str, SequenceTable]
 
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
+WORTH = 0.03
+"""The share of a step that another plan must save to be taken for one that came before it, and
+is simpler: expected times are no better than that."""
 
 
 def choose(
@@ -66,19 +69,19 @@ def auto(
     tables: Tables, prices: Prices, *, budget: float = 0.0, tiers: Literal[2, 3] = 3
 ) -> Ledger:
     """The least expected time over coalescing, tiers and their sizes, within `budget` extra
-    bytes a rank over plain row-wise, which is among the candidates: never slower than it.
+    bytes a rank over plain row-wise, which is the first candidate: never slower than it.
 
     One level of coalescing for all tables first; then each table's own, and sizes again.
     """
     merged = Merged.of(tables)
     best = _Best(Ledger.of(tables, {}, prices), budget)
     for level in LEVELS:
-        for ledger in _candidates(merged, best, dict.fromkeys(tables, level)):
+        for ledger in _candidates(merged, best, dict.fromkeys(tables, level), tiers):
             best.meet(ledger)
     levels = _levels(best.found())
     if len(set(levels.values())) > 1:
-        for ledger in _candidates(merged, best, levels):
-            best.meet(ledger)
+        for ledger in _candidates(merged, best, levels, tiers):
+            best.meet(ledger, worth=0.0)
     return best.found()
 
 
@@ -107,7 +110,7 @@ def _allowed(prices: Prices, tiers: Literal[2, 3]) -> tuple[int, ...]:
 
 
 class _Best:
-    """The fastest ledger within the budget of those that it met."""
+    """The fastest ledger within the budget of those that it met, but for `WORTH`."""
 
     def __init__(self, plain: Ledger, budget: float) -> None:
         self.plain = plain
@@ -115,9 +118,10 @@ class _Best:
         self._found: Ledger | None = None
         self.meet(plain)
 
-    def meet(self, ledger: Ledger) -> None:
+    def meet(self, ledger: Ledger, worth: float = WORTH) -> None:
         extra = ledger.cost.memory - self.plain.cost.memory
-        if extra <= self.budget and (self._found is None or ledger.ms < self._found.ms):
+        limit = float("inf") if self._found is None else (1 - worth) * self._found.ms
+        if extra <= self.budget and ledger.ms < limit:
             self._found = ledger
 
     def found(self) -> Ledger:
@@ -129,7 +133,9 @@ class _Best:
         return self._found
 
 
-def _candidates(merged: Merged, best: _Best, levels: Mapping[str, Coalesce]) -> Iterator[Ledger]:
+def _candidates(
+    merged: Merged, best: _Best, levels: Mapping[str, Coalesce], tiers: Literal[2, 3]
+) -> Iterator[Ledger]:
     """With each table's ids coalesced so: no replicas, and the best sizes of each set of tiers.
 
     Where exchanges overlap, sizes are sought for several guesses of how much of them is hidden.
@@ -139,8 +145,8 @@ def _candidates(merged: Merged, best: _Best, levels: Mapping[str, Coalesce]) -> 
     cluster, base = prices.cluster, plain.cost.memory
     none = np.zeros(len(tables), np.int64)
     yield Ledger.of(tables, merged.sizes(none, none, levels), prices)
-    every = _allowed(prices, 3)
-    sets = [every, *((tier,) for tier in every if len(every) > 1)]
+    every = _allowed(prices, tiers)
+    sets = [*((tier,) for tier in every if len(every) > 1), every]
     for hidden in sorted({cluster.overlap, cluster.overlap / 2, 0.0}):
         weighed = dataclasses.replace(prices, cluster=dataclasses.replace(cluster, overlap=hidden))
         offers = Offers.of(merged, weighed, levels)

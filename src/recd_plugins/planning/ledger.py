@@ -116,8 +116,9 @@ class Ledger:
         """How often a step calls each collective.
 
         The way to the canonical tables: splits, ids, rows, gradients. Tables of one width and
-        way of coalescing share their replicas' calls: DP tells bits, reduces and gathers, Flex
-        exchanges as the canonical tables do and tells bits; a dense reduce is one call.
+        way of coalescing share their replicas' calls: DP tells bits, reduces and gathers; Flex
+        tells bits and reduces, while its rows travel beside the canonical ones but for the
+        gradients; node coalescing goes there and back again; a dense reduce is one call.
         """
         dense = self.prices.reduce == "dense"
         calls = dict.fromkeys(COLLECTIVES, 0) | {"a2a_global": 4}
@@ -131,7 +132,7 @@ class Ledger:
             if dense and tier == "replicated":
                 calls["ar_global"] += 1
                 continue
-            calls["a2a_intra"] += 4
+            calls["a2a_intra"] += 1 if tier == "per_node" else 4
             if tier != "row_wise":
                 calls["ar_cross"] += 1 if dense else 2
         return calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ __all__ = ["fit_link", "measure_topology"]
 
 ROUNDS = 7
 """Runs of which the median counts."""
+IN_A_ROW = 16
+"""Calls of a run with the smallest payload: ranks leave a barrier one after the other, which
+would count as latency of a single call."""
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
 LONG_ENOUGH = 0.05
@@ -80,7 +84,8 @@ def _measured(
     while True:
         buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=device)
         other = torch.empty_like(buffer)
-        seconds[buffer.nbytes] = _time(lambda: call(buffer, other, peers), world, device)  # noqa: B023
+        again = IN_A_ROW if payload == SMALL else 1
+        seconds[buffer.nbytes] = _time(partial(call, buffer, other, peers), world, device, again)
         if payload >= largest or (payload > SMALL and max(seconds.values()) > LONG_ENOUGH):
             return fit_link(seconds)
         payload *= 8
@@ -117,16 +122,19 @@ def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
     return links
 
 
-def _time(call: Callable[[], object], world: ProcessGroup, device: torch.device) -> float:
-    """The median of some runs, of each its slowest rank's; the first one warms up."""
+def _time(
+    call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
+) -> float:
+    """Seconds of a call: the median of runs, of each its slowest rank's; the first warms up."""
     taken = []
     for _ in range(ROUNDS + 1):
         dist.barrier(world)
         begun = time.perf_counter()
-        call()
+        for _ in range(again):
+            call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        slowest = torch.tensor(time.perf_counter() - begun, device=device)
+        slowest = torch.tensor((time.perf_counter() - begun) / again, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=world)
         taken.append(float(slowest))
     return statistics.median(taken[1:])

@@ -107,7 +107,7 @@ PRESETS: dict[str, Topology] = {
         inter_node_gbps=23.3,
         a2a_global=Link(gbps=24),
         a2a_intra=Link(gbps=80),
-        ar_global=Link(gbps=170, latency_ms=2.35),
+        ar_global=Link(gbps=110, latency_ms=2.165),
         ar_cross=Link(gbps=11.4, latency_ms=1.5),
         overlap=1,  # as the paper counts: 308 ms -> 49 + 3 is its "nearly 6x"
     ),
