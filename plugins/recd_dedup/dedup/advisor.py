@@ -1,7 +1,16 @@
 """Which features to deduplicate, and which of them together: measured on a sample, with reasons.
 
-A feature is worth it from a DedupeFactor of about 1.5 (RecD, section 4.2); features that
-change together form a group, unless one of them would lose by it.
+A feature is worth it from a DedupeFactor F of about 1.5 (RecD, section 4.2); features that
+change together form a group, unless one of them would lose by it. Then bytes decide, of a
+sample on its way from reader to trainer. A group g saves
+
+    Σ_f 8 · l(f) · (1 - 1 / F(f, g))    of the ids of its features f, and costs
+    2 · w(U)                            for its inverse lookup: w = 1, 2, 4 or 8 bytes a sample
+                                        number U unique samples, and to find and to follow them
+                                        is counted as if they were sent twice.
+
+A feature joins a group only where the joined group saves as much, net, as both apart; and what
+is left alone is deduplicated only where it saves more than it costs.
 """
 
 from __future__ import annotations
@@ -9,11 +18,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from recd_dedup.dedup.sample import Sample, sample_batches
 from recd_plugins.data.table import Table
 from recd_plugins.sparse.groups import Groups
 
 __all__ = ["Advice", "FeatureAdvice", "Limits", "Neighbour", "advise", "decide"]
+
+ID_BYTES = 8
+LOOKUPS = 2
+"""What a lookup costs beside its bytes: as much again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +73,10 @@ class FeatureAdvice:
     """The features deduplicated with it, itself included; none if it is left as it is."""
     group_factor: float | None = None
     """DedupeFactor measured, in its group."""
+    saved: float = 0.0
+    """Bytes of its ids that are saved of a sample: in its group, or alone if it has none."""
+    lookup: float = 0.0
+    """Bytes that the lookup of its group costs a sample; of its own, if it has none."""
     neighbour: Neighbour | None = None
     """The other group that changes most like it."""
 
@@ -90,14 +109,23 @@ class Advice:
 
     def _verdict(self, feature: FeatureAdvice) -> str:
         others = ", ".join(name for name in feature.group if name != feature.name)
-        if not feature.group:
+        saved, lookup = f"saves {feature.saved:.1f} bytes a sample", f"{feature.lookup:.0f}"
+        if feature.factor < self.limits.min_factor:
             return f"left as it is, factor {feature.factor:.2f} < {self.limits.min_factor:g}"
+        if not feature.group:
+            return (
+                f"left as it is, factor {feature.factor:.2f}: {saved}, and a lookup of its own "
+                f"costs {lookup}"
+            )
         if others:
             return (
                 f"deduplicated with {others}, factor {feature.group_factor:.2f}, alone "
-                f"{feature.factor:.2f}"
+                f"{feature.factor:.2f}; {saved}, one lookup for all costs {lookup}"
             )
-        return f"deduplicated alone, factor {feature.factor:.2f}{self._why_alone(feature)}"
+        return (
+            f"deduplicated alone, factor {feature.factor:.2f}; {saved}, its lookup costs {lookup}"
+            f"{self._why_alone(feature)}"
+        )
 
     def _why_alone(self, feature: FeatureAdvice) -> str:
         other = feature.neighbour
@@ -137,45 +165,67 @@ def decide(sample: Sample, batch_size: int, limits: Limits) -> Advice:
     """From what a sample tells to groups.
 
     Features worth it are taken in order; each joins the group that changes most like it among
-    those that the limits allow, or starts its own.
+    those that the limits and the bytes allow, or starts its own.
     """
-    groups: list[tuple[str, ...]] = []
+    found: list[tuple[str, ...]] = []
     for name in sample.features:
         if sample.alone[name] < limits.min_factor:
             continue
-        for index in _likest(sample, name, groups):
-            joined = (*groups[index], name)
-            if (
-                sample.agreement(name, groups[index]) >= limits.together
-                and sample.loss(joined) <= limits.tolerance
-            ):
-                groups[index] = joined
+        for index in _likest(sample, name, found):
+            if sample.agreement(name, found[index]) < limits.together:
+                continue
+            joined = (*found[index], name)
+            apart = max(0, _net(sample, found[index])) + max(0, _net(sample, (name,)))
+            if sample.loss(joined) <= limits.tolerance and _net(sample, joined) >= apart:
+                found[index] = joined
                 break
         else:
-            groups.append((name,))
-    group_of = {name: group for group in groups for name in group}
+            found.append((name,))
+    groups = [group for group in found if _net(sample, group) > 0]
     counts = sample.repeats
     return Advice(
         groups=tuple(groups),
         unique_shares=tuple(sample.unique_share(group) for group in groups),
-        features=tuple(
-            FeatureAdvice(
-                name=name,
-                length=counts.features[name].ids / max(1, counts.rows),
-                stay=counts.features[name].unchanged / max(1, counts.features[name].pairs),
-                formula_factor=counts.dedupe(name)["dedupe_factor"]["formula"],
-                factor=sample.alone[name],
-                group=group_of.get(name, ()),
-                group_factor=sample.factors(group_of[name])[name] if name in group_of else None,
-                neighbour=_neighbour(sample, name, groups) if name in group_of else None,
-            )
-            for name in sample.features
-        ),
+        features=tuple(_advice(sample, name, groups) for name in sample.features),
         limits=limits,
         batch_size=batch_size,
         batches=counts.batches,
         samples_per_session=counts.sizes.mean,
     )
+
+
+def _advice(sample: Sample, name: str, groups: list[tuple[str, ...]]) -> FeatureAdvice:
+    counts = sample.repeats
+    of_it = counts.features[name]
+    group = next((group for group in groups if name in group), ())
+    return FeatureAdvice(
+        name=name,
+        length=sample.length(name),
+        stay=of_it.unchanged / max(1, of_it.pairs),
+        formula_factor=counts.dedupe(name)["dedupe_factor"]["formula"],
+        factor=sample.alone[name],
+        group=group,
+        group_factor=sample.factors(group)[name] if group else None,
+        saved=_saved(sample, name, group or (name,)),
+        lookup=_lookup(sample, group or (name,)),
+        neighbour=_neighbour(sample, name, groups) if group else None,
+    )
+
+
+def _saved(sample: Sample, name: str, group: tuple[str, ...]) -> float:
+    """Bytes of the feature's ids that its group saves of a sample."""
+    return ID_BYTES * sample.length(name) * (1 - 1 / sample.factors(group)[name])
+
+
+def _lookup(sample: Sample, group: tuple[str, ...]) -> float:
+    """What its inverse lookup costs a sample, in bytes."""
+    largest = max(0, sample.most_unique(group) - 1)
+    return LOOKUPS * np.min_scalar_type(largest).itemsize
+
+
+def _net(sample: Sample, group: tuple[str, ...]) -> float:
+    """Bytes that a group saves of a sample, less what its lookup costs."""
+    return sum(_saved(sample, name, group) for name in group) - _lookup(sample, group)
 
 
 def _likest(sample: Sample, name: str, groups: list[tuple[str, ...]]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class Sample:
         for rows in parts:
             self.repeats.add(rows)
             changes += self._add(rows)
+        self._groups: dict[tuple[str, ...], _Measured] = {}
         self._at = {name: index for index, name in enumerate(features)}
         self._agreement = agreement(changes)
         self.alone = {name: self.factors([name])[name] for name in features}
@@ -72,25 +74,50 @@ class Sample:
         factors = self.factors(group)
         return max(1 - factors[name] / self.alone[name] for name in group)
 
+    def length(self, name: str) -> float:
+        """l(f): ids a sample."""
+        return self.repeats.features[name].ids / max(1, self.repeats.rows)
+
     def factors(self, group: Sequence[str]) -> dict[str, float]:
         """Each feature's DedupeFactor if these are deduplicated together, measured."""
+        return self._measured(tuple(group)).factors
+
+    def unique_share(self, group: Sequence[str]) -> float:
+        """The unique samples of a group over the samples, measured."""
+        return self._measured(tuple(group)).share
+
+    def most_unique(self, group: Sequence[str]) -> int:
+        """The most unique samples of a group in one of the batches."""
+        return self._measured(tuple(group)).most
+
+    def _measured(self, group: tuple[str, ...]) -> _Measured:
+        if group not in self._groups:
+            self._groups[group] = self._measure(group)
+        return self._groups[group]
+
+    def _measure(self, group: tuple[str, ...]) -> _Measured:
         before, kept = dict.fromkeys(group, 0), dict.fromkeys(group, 0)
+        counts = []
         for batch in range(self.repeats.batches):
-            firsts = self._firsts(group, batch)
+            firsts = group_codes([self._codes[name][batch] for name in group]).firsts
+            counts.append(firsts.numel())
             for name in group:
                 lengths = self._lengths[name][batch]
                 before[name] += int(lengths.sum())
                 kept[name] += int(lengths[firsts].sum())
-        return {name: before[name] / kept[name] if kept[name] else 1.0 for name in group}
+        return _Measured(
+            {name: before[name] / kept[name] if kept[name] else 1.0 for name in group},
+            sum(counts) / max(1, self.repeats.rows),
+            max(counts, default=0),
+        )
 
-    def unique_share(self, group: Sequence[str]) -> float:
-        """The unique samples of a group over the samples, measured."""
-        kept = sum(self._firsts(group, batch).numel() for batch in range(self.repeats.batches))
-        return kept / max(1, self.repeats.rows)
 
-    def _firsts(self, group: Sequence[str], batch: int) -> Tensor:
-        """[U] the rows of a batch in which each unique sample of a group comes first."""
-        return group_codes([self._codes[name][batch] for name in group]).firsts
+class _Measured(NamedTuple):
+    """What a sample tells of a group."""
+
+    factors: dict[str, float]
+    share: float
+    most: int
 
 
 def sample_batches(table: Table, *, batch_size: int, sample_rows: int, seed: int) -> Iterator[Rows]:
