@@ -52,7 +52,8 @@ def conversions(table: Table, groups: Groups, batch_size: int, rounds: int) -> l
         rounds * 3,
     )
     cheapest = min(("cat", "concatenate"), key=lambda name: _median(measured[name]))
-    factor = statistics.mean(ikjt.dedupe_factor() for ikjt in measured["exact"][-1].result)
+    ikjts = [InverseKeyedJaggedTensor.from_jagged(columns, groups) for columns in inputs]
+    factor = statistics.mean(ikjt.dedupe_factor() for ikjt in ikjts)
     return [
         quotient(
             "IKJT conversion, time over the cheapest plain KJT conversion's",
@@ -114,8 +115,8 @@ def _partial(inputs: Sequence[Columns], groups: Groups, rounds: int) -> list[Fig
         rounds * 3,
     )
     kept = {
-        name: sum(one.kjt.values().numel() for one in side[-1].result)
-        for name, side in measured.items()
+        name: sum(kind.from_kjt(kjt, shifted).kjt.values().numel() for kjt in kjts)
+        for name, kind in kinds.items()
     }
     return [
         quotient(
@@ -210,8 +211,14 @@ def _columns(table: Table, groups: Groups, batch_size: int) -> list[Columns]:
     return found
 
 
-def _each(inputs: Sequence[object], convert: Callable[..., object]) -> Callable[[], list[object]]:
-    return lambda: [convert(one) for one in inputs]
+def _each(inputs: Sequence[object], convert: Callable[..., object]) -> Callable[[], None]:
+    """Converts all, and keeps nothing: else every round would be one of fresh pages."""
+
+    def run() -> None:
+        for one in inputs:
+            convert(one)
+
+    return run
 
 
 def _median(side: Sequence[Round]) -> float:
