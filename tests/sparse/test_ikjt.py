@@ -127,6 +127,7 @@ def test_ids_of_one_byte_are_refused():
 def test_the_papers_example():
     ikjt = IKJT.from_kjt(from_lists(PAPER), [["b"], ["c", "d"]], validate=True)
     assert ikjt.inverse_lookup.tolist() == [[0, 1, 0], [0, 0, 1]]
+    assert ikjt.dedupe_factor("b") == 1.5  # by the formula too: B = S = 3, l = 3, d = 0.5
     assert to_lists(ikjt.kjt) == {
         "b": [[3, 4, 5], [4, 5, 6]],
         "c": [[7, 8], [10]],

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.rows import unique
 from recd_plugins.sparse.rows.unique import group_codes, hash_row, unique_rows
 from recd_plugins.sparse.rows.unique_on_device import hash_rows, unique_rows_on_device
@@ -77,7 +79,7 @@ def test_memory_that_numba_would_not_take_as_it_is():
     assert unique_rows(values, offsets).inverse_lookup.tolist() == [0, 0]
 
 
-def test_rows_that_collide_are_not_merged():
+def collision():
     """[7, 8] and [1, x], where x is chosen so that the sum of the two terms stays."""
     mix, step = int(unique.MIX), int(unique.STEP)
 
@@ -89,8 +91,29 @@ def test_rows_that_collide_are_not_merged():
     x = (wanted ^ (wanted >> 32)) * pow(mix, -1, 2**64) % 2**64 ^ step
     one, two = [7, 8], [1, x - 2**64 if x >= 2**63 else x]
     assert hash_row(np.array(one)) == hash_row(np.array(two))
+    return one, two
+
+
+def test_rows_that_collide_are_not_merged():
+    one, two = collision()
     rows = [one, two, [3], two, one]
     assert unique_rows(*jagged(rows)).inverse_lookup.tolist() == [0, 1, 2, 1, 0]
+
+
+def test_samples_whose_features_collide_are_not_merged():
+    one, two = collision()
+    lists = {
+        "a": [one, two, two, one, one],
+        "b": [[5], [5], [6], [6], [5]],
+        "c": [two, one, two, one, two],
+        "d": [one, two, two, one, one],
+    }
+    features = {}
+    for key, rows in lists.items():
+        values, offsets = jagged(rows)
+        features[key] = Jagged(values, offsets.diff())
+    ikjt = InverseKeyedJaggedTensor.from_jagged(features, [["a", "b"], ["c", "d"]])
+    assert ikjt.inverse_lookup.tolist() == [[0, 1, 2, 3, 0], [0, 1, 2, 3, 0]]
 
 
 @pytest.mark.parametrize("weak_rounds", [1, 4])

@@ -17,15 +17,16 @@ Groups = tuple[tuple[str, ...], ...]
 
 def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups:
     """As tuples; each names some of `keys`, and none is named twice."""
-    known = list(keys)
+    known, seen = frozenset(keys), set[str]()
     named = [key for group in groups for key in group]
     if not named or not all(groups):
         raise DataError("groups: one is empty, or there is none. Name one key at least in each.")
     for key in named:
         if key not in known:
             raise DataError(f"groups: there is no feature {key!r}; {nearest(key, known)}")
-        if named.count(key) > 1:
+        if key in seen:
             raise DataError(f"groups: {key!r} is named twice. Keep it in one group.")
+        seen.add(key)
     return tuple(tuple(group) for group in groups)
 
 

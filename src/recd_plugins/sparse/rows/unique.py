@@ -121,10 +121,9 @@ def _refine_groups(
     while size < 2 * num_rows:
         size *= 2
     slots, hashes = np.empty(size, np.int32), np.empty(num_rows, np.uint64)
-    olds = np.empty(num_rows, np.int64)
     for group in range(num_groups):
         codes[group] = 0
-        table = (slots, hashes, olds, firsts[group])
+        table = (slots, hashes, firsts[group])
         for column in range(bounds[group], bounds[group + 1]):
             place, rows = places[column], offsets[offsets_of[column]]
             if place[2] == 8:
@@ -141,9 +140,9 @@ def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64, table: Any) -> i
 
     Codes are overwritten by new ones, numbered in order of first appearance; returned is how
     many. The table is an open hash table, at most half full: its slots hold the new code of a
-    unique row, and of each new code it has the hash, the old code, and where it comes first.
+    unique row, and of each new code it has the hash, and where it comes first.
     """
-    slots, hashes, olds, firsts = table
+    slots, hashes, firsts = table
     slots[:] = -1
     mask = np.uint64(len(slots) - 1)
     num_unique = 0
@@ -157,6 +156,7 @@ def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64, table: Any) -> i
             row_hash = hash_row(ids)
         if not repeats or codes[row] != old:
             old = codes[row]
+            # One to one in the old code: with the ids and this equal, the old codes are too.
             mixed = (row_hash ^ np.uint64(old)) * MIX
             mixed ^= mixed >> HALF
             slot = mixed & mask
@@ -164,10 +164,10 @@ def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64, table: Any) -> i
                 new = np.int64(slots[slot])
                 if new < 0:
                     slots[slot] = new = np.int64(num_unique)
-                    hashes[new], olds[new], firsts[new] = mixed, old, row
+                    hashes[new], firsts[new] = mixed, row
                     num_unique += 1
                     break
-                if hashes[new] == mixed and olds[new] == old:
+                if hashes[new] == mixed:
                     first = firsts[new]
                     if _equal(ids, values[offsets[first] : offsets[first + 1]]):
                         break
