@@ -54,21 +54,24 @@ class PartialInverseKeyedJaggedTensor(Bundle):
         """Deduplicate the keys that `groups` name; by default every key is a group.
 
         Samples of a group are one where all its features match, weights included; then each
-        feature's unique rows are laid over their neighbours. This runs on the CPU, where
-        readers do it: what lies on another device goes there and back.
+        feature's unique rows are laid over their neighbours.
         """
         if features.variable_stride_per_key():
             raise DataError(
                 "a partial IKJT holds the same samples under every key, but this KJT has a "
                 "stride per key. Expand it to the batch first."
             )
-        if features.device().type != "cpu":
-            return cls.from_kjt(features.to(torch.device("cpu")), groups).to(features.device())
         return cls.from_ikjt(InverseKeyedJaggedTensor.from_kjt(features, groups))
 
     @classmethod
     def from_ikjt(cls, ikjt: InverseKeyedJaggedTensor) -> PartialInverseKeyedJaggedTensor:
-        """The same samples; each feature's unique rows are laid over their neighbours. On CPU."""
+        """The same samples; each feature's unique rows are laid over their neighbours.
+
+        This runs on the CPU, where readers do it: what lies elsewhere goes there and back.
+        """
+        device = ikjt.inverse_lookup.device
+        if device.type != "cpu":
+            return cls.from_ikjt(ikjt.to(torch.device("cpu"))).to(device)
         shared = {}
         for key, feature in ikjt.parts().items():
             # Equal rows of a feature share their values, also where the group's samples differ.
