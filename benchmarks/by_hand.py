@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.table import Table
 from recd_plugins.trainer.launch import die_with_parent
 from recd_plugins.trainer.metrics import Window
+from recd_plugins.trainer.traffic import TrafficCounter
 
 
 def batches(table: Table, batch_size: int, *, train: bool) -> Iterator[Batch]:
@@ -82,9 +84,11 @@ def main(registry: str, result: str) -> None:
     optimizer = CombinedOptimizer([model.fused_optimizer, adam])
     pipeline = TrainPipelineSparseDist(model, optimizer, device)
     source = islice(batches(tables.train, settings.batch_size, train=True), settings.steps)
+    counter = TrafficCounter()
     window, rates, began = Window(device), [], time.perf_counter()
     for step in range(1, settings.steps + 1):
-        window.add(*pipeline.progress(source))
+        with counter if step == settings.log_every // 2 else nullcontext():
+            window.add(*pipeline.progress(source))
         if step % settings.log_every == 0:
             metrics = window.metrics()
             rates.append(metrics.samples / (time.perf_counter() - began))
@@ -103,6 +107,7 @@ def main(registry: str, result: str) -> None:
             "train": dataclasses.asdict(metrics),
             "test": dataclasses.asdict(test),
             "samples_per_second": statistics.median(rates),
+            "cost": {"traffic": counter.traffic},
             "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
         Path(result).write_text(json.dumps(said))

@@ -1,4 +1,4 @@
-"""`make demo`: `recd train` on registry.yaml, beside the same job in plain TorchRec by hand.
+"""`make demo`: plain TorchRec by hand, `recd train` on registry.yaml, and the same with RecD.
 
     python -m benchmarks.demo [--json]
 
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ from recd_plugins.stack import load
 from recd_plugins.trainer.launch import launch
 
 REGISTRY = "registry.yaml"
+RECD = [
+    "plugins=[recd_dlrm, recd_dedup]",
+    "etl=[cluster_by_session]",
+    "reader={use: local, sessions: whole}",
+    "dedup=exact",
+    "train.run=runs/recd",
+]
+"""What RecD adds to registry.yaml."""
 
 
 def by_hand(quiet: bool) -> dict[str, Any]:
@@ -43,14 +52,14 @@ def by_hand(quiet: bool) -> dict[str, Any]:
         return said
 
 
-def by_registry(quiet: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "recd_plugins", "train", "--registry", REGISTRY]
+def by_registry(quiet: bool, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    command = [sys.executable, "-m", "recd_plugins", "train", "--registry", REGISTRY, *overrides]
     subprocess.run(
         [*command, "--json"] if quiet else command,
         check=True,
         stdout=subprocess.DEVNULL if quiet else None,
     )
-    run = load(REGISTRY).registry.train.run
+    run = load(REGISTRY, overrides).registry.train.run
     said: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return said
 
@@ -66,23 +75,27 @@ def main() -> None:
     rows["recd train"] = by_registry(quiet)
     console.rule("the same job in plain TorchRec, by hand")
     rows["plain TorchRec, by hand"] = by_hand(quiet)
+    console.rule("recd train with RecD: clustered by session, deduplicated")
+    rows["recd train with RecD"] = by_registry(quiet, RECD)
     if quiet:
         print(json.dumps(rows))
         return
     settings = load(REGISTRY).registry.train
     table = Table(
         title=f"{settings.steps} steps of {settings.batch_size} on each of {settings.ranks} ranks",
-        caption="samples/s: median over the run; MiB: peak memory of rank 0",
+        caption="samples/s: median; sent: MB through all-to-alls, a rank and step; MiB: peak memory",
         title_justify="left",
         caption_justify="left",
     )
     table.add_column("", no_wrap=True)
-    for column in ("samples/s", "MiB", "train loss", "test NE", "AUC"):
+    for column in ("samples/s", "sent", "MiB", "loss", "test NE", "AUC"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, said in reversed(rows.items()):
+    for name in ("plain TorchRec, by hand", "recd train", "recd train with RecD"):
+        said = rows[name]
         table.add_row(
             name,
             f"{said['samples_per_second']:,.0f}",
+            f"{sum(said['cost']['traffic']['all_to_all'].values()) / 1e6:.2f}",
             f"{said['peak_memory_mib']:,.0f}",
             f"{said['train']['loss']:.4f}",
             f"{said['test']['ne']:.4f}",

@@ -51,8 +51,9 @@ class Measured:
         times = [1e3 * statistics.median(self.sides[s].seconds) for s in (BASELINE, side)]
         said = f"{times[0]:,.0f} over {times[1]:,.0f} ms, processor time "
         said += f"{statistics.median(self.gains(side, 'cpu')):.2f}x; S "
-        said += f"{self.samples_per_session:.1f} in the table, DedupeFactor "
-        said += f"{self.sides[side].dedupe_factor:.2f}"
+        said += f"{self.samples_per_session:.1f} in the table"
+        if self.sides[side].ids_kept:
+            said += f", DedupeFactor {self.sides[side].dedupe_factor:.2f}"
         return Figure(
             name=name,
             value=statistics.median(self.gains(side)),
@@ -64,15 +65,19 @@ class Measured:
         )
 
     def lighter(self, name: str, side: str, *, target: float, note: str = "") -> Figure:
+        """Mean of the steps' peaks."""
         ours, theirs = self.sides[side].memory, self.sides[BASELINE].memory
-        said = f"{_mb(theirs)} -> {_mb(ours)} MB of tensors held at once"
+        shares = [100 * mine / other for mine, other in zip(ours, theirs, strict=True)]
+        peaks = [statistics.mean(side) for side in (theirs, ours)]
+        said = f"{_mb(peaks[0])} -> {_mb(peaks[1])} MB of tensors held at once"
         return Figure(
             name=name,
-            value=100 * ours / theirs,
+            value=100 * peaks[1] / peaks[0],
             unit="%",
             baseline=100.0,
             target=target,
             at_most=True,
+            spread=spread(shares),
             note=f"{said}; {note}" if note else said,
         )
 
@@ -121,7 +126,12 @@ class Bench:
         )
 
     def turns(
-        self, workload: Workload, sides: Mapping[str, Side], *, reading: bool = False
+        self,
+        workload: Workload,
+        sides: Mapping[str, Side],
+        *,
+        weighed: int = 0,
+        reading: bool = False,
     ) -> Measured:
         found = workload.prepare()
         steps, *_ = run(
@@ -131,12 +141,13 @@ class Bench:
             sides,
             rounds=self.rounds,
             batches=self.batches,
+            weighed=weighed,
             reading=reading,
         )
         return Measured(sides=steps, samples_per_session=found)
 
     def ablation(self) -> Measured:
-        return self.turns(self.workload("rm1"), ABLATION)
+        return self.turns(self.workload("rm1"), ABLATION, weighed=4)
 
     def rm1(self, ablation: Measured) -> list[Figure]:
         plain, lookups = (ablation.sides[name].exchanged for name in (BASELINE, "+ O5, O6"))
@@ -195,7 +206,11 @@ class Bench:
             }
             for name in (BASELINE, "RecD")
         )
-        factor = statistics.mean(rank["RecD"].dedupe_factor for rank in ranks)
+        ids, kept = (
+            sum(counts)
+            for counts in zip(*((r["RecD"].ids, r["RecD"].ids_kept) for r in ranks), strict=True)
+        )
+        factor = ids / kept
         phases = ", ".join(f"{phase} {_mb(plain[phase])} -> {_mb(ours[phase])}" for phase in PHASES)
         return [
             Figure(

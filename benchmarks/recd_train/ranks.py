@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,6 @@ from torch import nn
 from benchmarks.recd_train.memory import give_back, tensor_memory
 from benchmarks.recd_train.workload import Side, Workload
 from recd_plugins.data.batch import Batch
-from recd_plugins.embedding.adapt import adapt
 from recd_plugins.slots import Loader
 from recd_plugins.stack import Stack, load
 from recd_plugins.trainer.assemble import assemble
@@ -41,13 +41,13 @@ class Steps:
     loss: float
     """The last step's."""
     traffic: Traffic
-    """Bytes to collectives in a step; mean over some steps more."""
+    """Bytes to collectives in a step; mean over those counted."""
     ids: float
     """Of deduplicated features, in the batches as they were."""
     ids_kept: int
     """Of them, in the batches."""
-    memory: int
-    """Bytes of the tensors that one step more holds at once, at most."""
+    memory: list[int]
+    """Bytes of tensors that a step holds at once, at most; of each of those weighed."""
 
     @property
     def dedupe_factor(self) -> float:
@@ -67,12 +67,13 @@ def take_turns(
     rounds: int,
     batches: int,
     counted: int = 1,
+    weighed: int = 0,
     reading: bool = False,
 ) -> dict[str, Steps]:
     """A step of each side, again and again, each round the other way about.
 
-    The batches are held ready, or with `reading` come from the reader, within the step. The
-    traffic is that of `counted` steps.
+    The batches are held ready, or with `reading` come from the reader, within the step. Then
+    follow `counted` steps for the traffic, and `weighed` for the memory.
     """
     trainings = {
         name: _Training(workload, side, None if reading else batches)
@@ -83,7 +84,7 @@ def take_turns(
         for name in names:
             trainings[name].step(counts=number >= WARM_UP)
         names.reverse()
-    return {name: training.finish(counted) for name, training in trainings.items()}
+    return {name: training.finish(counted, weighed) for name, training in trainings.items()}
 
 
 def resident_memory(workload: Workload, side: Side, *, steps: int, batches: int) -> int:
@@ -128,7 +129,7 @@ class _Training:
             self._seconds.append(time.perf_counter() - wall)
             self._cpu.append(time.process_time() - cpu)
 
-    def finish(self, counted: int) -> Steps:
+    def finish(self, counted: int, weighed: int) -> Steps:
         with TrafficCounter() as counter:
             for _ in range(counted):
                 self._progress()
@@ -148,7 +149,7 @@ class _Training:
                 dedup.dedupe_factor() * count for dedup, count in zip(dedups, kept, strict=True)
             ),
             ids_kept=sum(kept),
-            memory=tensor_memory(self._progress),
+            memory=[tensor_memory(self._progress) for _ in range(weighed)],
         )
 
     def _progress(self) -> None:
@@ -158,8 +159,8 @@ class _Training:
 class _LookupsAlone(Stack):
     """A stack whose poolings run on all samples."""
 
-    def adapt(self, model: nn.Module, poolings: Sequence[str] = ()) -> nn.Module:
-        return adapt(model, self._groups, unique_shares=self._unique_shares, pool_unique=False)
+    def adapt(self, model: nn.Module, poolings: Sequence[str] = (), **options: Any) -> nn.Module:
+        return super().adapt(model, poolings, **{**options, "pool_unique": False})
 
 
 def _endless(loader: Loader) -> Iterator[Batch]:
