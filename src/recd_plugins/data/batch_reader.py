@@ -102,15 +102,15 @@ class BatchReader:
         windows = self._order.windows(epoch, stream, first)
         if pool is None:
             for window in windows:
-                yield from self._load(window)
+                yield from _given(self._load(window))
             return
         ahead: deque[Future[list[Part]]] = deque()
         for window in windows:
             ahead.append(pool.submit(self._load, window))
             if len(ahead) == 2:
-                yield from ahead.popleft().result()
-        for last in ahead:
-            yield from last.result()
+                yield from _given(ahead.popleft().result())
+        while ahead:
+            yield from _given(ahead.popleft().result())
 
     def _load(self, window: Window) -> list[Part]:
         """The window's rows in order, cut at the borders of batches."""
@@ -140,6 +140,13 @@ class BatchReader:
             weights=torch.cat([part.weights for part in parts]),
         )
         return batch, PooledColumns(self._apart, [part.apart for part in parts])
+
+
+def _given(parts: list[Part]) -> Iterator[Part]:
+    """The parts, held no longer: a batch has the memory of its part."""
+    parts.reverse()
+    while parts:
+        yield parts.pop()
 
 
 def _column(pieces: Sequence[Decoded], name: str) -> list[Jagged]:
