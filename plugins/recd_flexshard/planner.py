@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FlexShardConfig", "FlexShardPlanner", "build_flexshard"]
 
-K = 1.7
-"""What our replicas take at most, of a row's bytes: the row on each rank, its optimizer state on
-one of a node, gradients in chunks."""
+UNDER_WAY = 0.6
+"""Of the bytes of replicas, what gradients take while chunks of them are reduced; measured."""
+STATE_BYTES: Mapping[str, Callable[[int], int]] = {
+    "EXACT_ADAGRAD": lambda dim: 4 * dim,
+    "EXACT_ROWWISE_ADAGRAD": lambda _: 4,
+}
+"""Optimizer state of a row of D elements; none for SGD."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +53,9 @@ class FlexShardConfig(Config):
     """Extra memory per rank, GB, for the goals budget and auto; negative: to be saved."""
     coalesce: Coalesce = "none"
     """How ids travel: as they are, once per rank, once per node; the goal auto chooses itself."""
-    k: Annotated[float, Range(ge=1)] = K
-    """Bytes that a replicated row takes with all that goes with it, over its own; the paper's
-    framework had 6.25."""
+    k: Annotated[float, Range(ge=1)] | None = None
+    """Bytes that a replicated row takes with all that goes with it, over its own; by default 1,
+    its optimizer state, and 0.6 for gradients under way. The paper's framework had 6.25."""
     tables: tuple[str, ...] = ("*",)
     """Names or globs of the tables that may have replicas; others are left to TorchRec."""
     profile: Path | None = None
@@ -144,7 +148,9 @@ class FlexShardPlanner:
             )
             for name, table in found.items()
         }
-        prices = Prices(cluster=cluster, batch_size=self._context.batch_size, k=config.k)
+        prices = Prices(
+            cluster=cluster, batch_size=self._context.batch_size, k=self._k(tables.values())
+        )
         ledger = choose(
             tables,
             prices,
@@ -169,6 +175,15 @@ class FlexShardPlanner:
             budget=self._budget(),
             frontier=Frontier(memory=curve.memory, ms=curve.ms),
         )
+
+    def _k(self, tables: Iterable[SequenceTable]) -> float:
+        """That of the table whose replicas take the most."""
+        if self._config.k is not None:
+            return self._config.k
+        optimizer: str = getattr(self._context.fused.get("optimizer"), "name", "EXACT_SGD")
+        state = STATE_BYTES.get(optimizer, lambda _: 0)
+        states = [state(table.dim) / table.width for table in tables]
+        return 1 + UNDER_WAY + max(states)
 
     def _budget(self) -> float | None:
         """Extra bytes that the goal allows; none where it does not ask."""

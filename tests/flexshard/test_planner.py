@@ -95,6 +95,7 @@ def test_hot_rows_of_sequences_get_replicas_and_their_tables_are_row_wise() -> N
         # By far the most of the lookups are of row 0, then 1, ...
         assert set(range(4)) <= set(replicas[:8].tolist())
         assert len(table.replicated) % 4 == len(table.per_node) % 4 == 0
+    assert "TierEmbeddingCollectionSharder" in [type(one).__name__ for one in made.sharders()]
     text = made.explain()
     assert "goal min_communication; 2 nodes of 2 ranks" in text
     assert "by TorchRec's performance model" in text
@@ -131,6 +132,18 @@ def test_k_and_budgets_size_the_tiers() -> None:
     assert small < large
     with pytest.raises(CapabilityError, match="Raise the budget"):
         replicas(goal="budget", budget_gb=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "k"), [("sgd", 1.6), ("rowwise_adagrad", 1.6 + 4 / 64), ("adagrad", 2.6)]
+)
+def test_k_follows_from_the_optimizer_where_nobody_says(optimizer: Any, k: float) -> None:
+    fused = OptimizerSettings(tables=optimizer).fused_params()
+    made = planner()
+    made._context = dataclasses.replace(made._context, fused=fused)
+    made.propose(Histories(), SLOW, 4)
+    assert made.report is not None
+    assert made.report.ledger.prices.k == pytest.approx(k)
 
 
 def test_fast_links_leave_everything_to_torchrec() -> None:
