@@ -182,7 +182,7 @@ class FlexShardPlanner:
             return self._config.k
         optimizer: str = getattr(self._context.fused.get("optimizer"), "name", "EXACT_SGD")
         state = STATE_BYTES.get(optimizer, lambda _: 0)
-        states = [state(table.dim) / table.width for table in tables]
+        states: list[float] = [state(table.dim) / table.width for table in tables]
         return 1 + UNDER_WAY + max(states)
 
     def _budget(self) -> float | None:
