@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import DEADLINE, below, gone
+from jobs import DEADLINE, gone
 from probe_plugin import probe_registry
+from typer.testing import CliRunner
 
+from recd_plugins.cli.main import app
 from recd_plugins.trainer.launch import Failure
 from recd_plugins.trainer.trial import _is_out_of_memory
 from recd_plugins.trainer.tune import Search, Trial, _killed_by_memory, largest_batch
@@ -96,7 +100,9 @@ def test_what_tells_that_memory_did_not_suffice() -> None:
 
 
 HUNGRY = """
+import os
 import time
+from pathlib import Path
 import torch
 from probe_plugin import ProbeConfig, build
 from recd_plugins import hookimpl
@@ -109,7 +115,8 @@ def hungry(config, context):
         if size == 5:
             raise ArithmeticError("a batch of five")
         if size == 6:
-            open("waiting", "w").close()
+            Path("waiting.part").write_text(str(os.getpid()))
+            Path("waiting.part").rename("waiting")
             time.sleep(100)
         # 2 MiB a sample; but of 32 a lot more than a trial is granted.
         torch.ones(size * 2**21 if size < 32 else 3 * 2**29, dtype=torch.uint8)
@@ -133,23 +140,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def tune(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-m", "recd_plugins", "tune", "batch", "--steps=1", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(folder)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In that folder, as a user would be; ranks find the kit's model."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    return folder
 
 
-def test_the_largest_batch_is_found_by_real_trials(folder: Path) -> None:
-    job = tune(folder, "--budget=160", "--precision=15", "--json", "train.batch_size=16")
-    out, err = job.communicate(timeout=DEADLINE)
-    assert job.returncode == 0, err
-    found: dict[str, Any] = json.loads(out)
+def tune(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["tune", "batch", "--steps=1", "--budget=160", *arguments])
+
+
+def test_the_largest_batch_is_found_by_real_trials(here: Path) -> None:
+    result = tune("--precision=15", "--json", "train.batch_size=16")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
     assert {key: found[key] for key in ("budget_mib", "device", "ranks", "gain")} == {
         "budget_mib": 160.0,
         "device": "cpu",
@@ -168,37 +175,41 @@ def test_the_largest_batch_is_found_by_real_trials(folder: Path) -> None:
         "samples_per_second": None,
     }
     assert found["sides"]["plain"]["best"] == fits
-    assert [line.split() for line in err.splitlines()][1] == ["plain", "32", "out", "of", "memory"]
-    assert not list(folder.glob("recd-trial-*"))
+    last = result.stderr.splitlines()[-1]
+    assert last.split() == ["plain", "32", "out", "of", "memory"]
+    assert not list(here.glob("recd-trial-*"))
 
 
-def test_a_trial_that_fails_otherwise_is_an_error(folder: Path) -> None:
-    job = tune(folder, "--budget=160", "train.batch_size=5")
-    _, err = job.communicate(timeout=DEADLINE)
-    assert job.returncode == 1
-    assert "error: rank 0 ended with exit code 1; it said:" in err
-    assert "ArithmeticError: a batch of five" in err
+def test_a_trial_that_fails_otherwise_is_an_error(here: Path) -> None:
+    result = tune("train.batch_size=5")
+    assert result.exit_code == 1
+    assert "error: rank 0 ended with exit code 1; it said:" in result.stderr
+    assert "ArithmeticError: a batch of five" in result.stderr
+    assert result.stdout == ""
 
 
-def test_a_mistake_is_told_as_one(folder: Path) -> None:
-    job = tune(folder, "train.batch_size=0")
-    _, err = job.communicate(timeout=DEADLINE)
-    assert job.returncode == 2
-    assert "train.batch_size: must be >= 1" in err
+def test_a_mistake_is_told_as_one(here: Path) -> None:
+    result = tune("train.batch_size=0")
+    assert result.exit_code == 2
+    assert "train.batch_size: must be >= 1" in result.stderr
 
 
-def test_ctrl_c_leaves_nothing_behind(folder: Path) -> None:
-    job = tune(folder, "--budget=160", "train.batch_size=6")
-    ends = time.monotonic() + DEADLINE
-    while not (folder / "waiting").exists():
-        assert job.poll() is None, job.communicate()
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-    started = below(job.pid)
-    assert started
-    job.send_signal(signal.SIGINT)
-    _, err = job.communicate(timeout=DEADLINE)
-    assert job.returncode == 130, err
-    assert "Traceback" not in err
+def test_ctrl_c_leaves_nothing_behind(here: Path) -> None:
+    """A trial that would wait for long, and a user who does not."""
+    started: list[int] = []
+
+    def interrupt() -> None:
+        ends = time.monotonic() + DEADLINE
+        while not (here / "waiting").exists() and time.monotonic() < ends:
+            time.sleep(0.05)
+        started.append(int((here / "waiting").read_text()))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = tune("train.batch_size=6")
+    thread.join()
+    assert result.exit_code == 130
+    assert isinstance(result.exception, SystemExit)
     assert gone(started)
-    assert not list(folder.glob("recd-trial-*"))
+    assert not list(here.glob("recd-trial-*"))
