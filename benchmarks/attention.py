@@ -1,0 +1,262 @@
+"""Jagged attention in padding-budget buckets against padding and nested tensors; and expanding.
+
+    python -m benchmarks.attention [--quick] [--json]
+
+Forward and backward of one pooling, the same weights on the same rows, whose lengths have a
+heavy tail: our blocks; TorchRec's way, one padded tensor with a mask through
+`nn.TransformerEncoder`; nested tensors (jagged layout) through SDPA, all else unpadded. Then
+what unique samples save a pooling (O7), and what expanding costs (O6), S samples a session.
+
+One thread, as each of a machine's ranks has, and CPU time: the same as time where the machine
+is idle, and little changed where it is not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable, Mapping
+
+import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.harness import Figure, Report, Round, alternate, main, spread
+from recd_dlrm.poolings.attention import Attention, AttentionConfig
+from recd_dlrm.poolings.transformer import Transformer, TransformerConfig
+from recd_plugins.embedding.expand import expand_values
+from recd_plugins.embedding.pooling import DedupPooling
+from recd_plugins.embedding.unexpanded import Unexpanded
+
+TARGET = 6.0
+SEED = 0
+DIM = 64
+LONGEST = 512
+SAMPLES_PER_SESSION = 16
+
+
+def heavy_tailed(rows: int) -> Tensor:
+    """[rows] lengths from a Pareto distribution of index 1.2, from 1 to `LONGEST`."""
+    drawn = np.random.default_rng(SEED).pareto(1.2, rows) * 10
+    return torch.from_numpy(np.clip(drawn, 1, LONGEST).astype(np.int64))
+
+
+class Padded(nn.Module):
+    """One block as long as the longest row, and a mask."""
+
+    def __init__(self, pooling: Transformer) -> None:
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        assert self.pooling.positions is not None
+        longest = int(lengths.max())
+        offsets = F.pad(lengths.cumsum(0), (1, 0))
+        x = torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [longest])
+        column = torch.arange(longest)
+        x = x + self.pooling.positions((lengths.unsqueeze(1) - 1 - column).clamp(min=0))
+        padding = column >= lengths.unsqueeze(1)
+        x = self.pooling.encoder(x, src_key_padding_mask=padding)
+        return x.masked_fill(padding.unsqueeze(2), 0.0).sum(1) / lengths.unsqueeze(1)
+
+
+class Nested(nn.Module):
+    """SDPA on nested tensors; norms and linear layers on the jagged values, unpadded."""
+
+    def __init__(self, pooling: Transformer) -> None:
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        assert self.pooling.positions is not None
+        offsets = F.pad(lengths.cumsum(0), (1, 0))
+        ages = torch.repeat_interleave(offsets[1:], lengths) - 1 - torch.arange(len(values))
+        x = values + self.pooling.positions(ages)
+        for layer in self.pooling.encoder.layers:
+            attention = layer.self_attn
+            packed = F.linear(layer.norm1(x), attention.in_proj_weight, attention.in_proj_bias)
+            heads = packed.view(-1, 3, attention.num_heads, attention.head_dim).unbind(1)
+            q, k, v = (
+                torch.nested.nested_tensor_from_jagged(part.contiguous(), offsets).transpose(1, 2)
+                for part in heads
+            )
+            seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).values()
+            x = x + attention.out_proj(seen.reshape(x.shape))
+            x = x + layer.linear2(layer.activation(layer.linear1(layer.norm2(x))))
+        rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        x = self.pooling.encoder.norm(x)
+        return x.new_zeros(len(lengths), DIM).index_add(0, rows, x) / lengths.unsqueeze(1)
+
+
+Side = Callable[[], Tensor]
+
+
+def step(pooling: nn.Module, values: Tensor, pool: Callable[[], Tensor]) -> Side:
+    """Forward and backward; the gradient of the values."""
+
+    def run() -> Tensor:
+        pooling.zero_grad()
+        (pool() + 0).square().sum().backward()
+        gradient, values.grad = values.grad, None
+        assert gradient is not None
+        return gradient
+
+    return run
+
+
+def attention(rows: int) -> dict[str, Side]:
+    lengths = heavy_tailed(rows)
+    values = torch.randn(int(lengths.sum()), DIM, requires_grad=True)
+    ours = Transformer(DIM, TransformerConfig())
+    sides = {"ours": ours, "padded + mask": Padded(ours), "nested SDPA": Nested(ours)}
+    return {
+        name: step(ours, values, lambda side=side: side(values, lengths))  # type: ignore[misc]
+        for name, side in sides.items()
+    }
+
+
+def sharing(rows: int, pooling: nn.Module) -> dict[str, Side]:
+    """A pooling of `rows` samples in sessions, and of their unique samples."""
+    lengths, lookup = sessions(rows)
+    values = torch.randn(int(lengths.sum()), DIM, requires_grad=True)
+    query = torch.randn(rows, DIM)
+    lengths_of_all = lengths[lookup]
+    adapted = DedupPooling(pooling)
+
+    def all_samples() -> Tensor:
+        return adapted(expand_values(values, lengths, lookup), lengths_of_all, query)
+
+    def unique_samples() -> Tensor:
+        jagged = Unexpanded.values(values, lengths, lookup)
+        return adapted(jagged, Unexpanded.row_lengths(lengths, lookup), query)
+
+    return {
+        "all samples": step(adapted, values, all_samples),
+        "unique samples": step(adapted, values, unique_samples),
+    }
+
+
+def expanding(rows: int) -> dict[str, Side]:
+    """Embeddings of unique samples to all, and the gradient back."""
+    lengths, lookup = sessions(rows)
+    values = torch.randn(int(lengths.sum()), DIM, requires_grad=True)
+    numel = int(lengths[lookup].sum())
+    gradient = torch.randn(numel, DIM)
+
+    def gathered() -> Tensor:
+        starts, expanded = (lengths.cumsum(0) - lengths)[lookup], lengths[lookup]
+        shift = starts - (expanded.cumsum(0) - expanded)
+        where = torch.repeat_interleave(shift, expanded, output_size=numel)
+        return values.index_select(0, where + torch.arange(numel))
+
+    def padded() -> Tensor:
+        offsets = F.pad(lengths.cumsum(0), (1, 0))
+        dense = torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [int(lengths.max())])
+        chosen = dense.index_select(0, lookup)
+        return chosen[torch.arange(chosen.shape[1]) < lengths[lookup].unsqueeze(1)]
+
+    ways: dict[str, Side] = {
+        "ours": lambda: expand_values(values, lengths, lookup),
+        "jagged_index_select": lambda: torch.ops.fbgemm.jagged_index_select(
+            values, lengths, lookup
+        )[0],
+        "index_select": gathered,
+        "padded": padded,
+    }
+    return {
+        name: lambda way=way: torch.autograd.grad(way(), values, gradient)[0]  # type: ignore[misc]
+        for name, way in ways.items()
+    }
+
+
+def sessions(rows: int) -> tuple[Tensor, Tensor]:
+    """Lengths [U] from 1 to 99, 50 in the mean, of `rows` samples' lookup, session by session."""
+    unique = rows // SAMPLES_PER_SESSION
+    lengths = torch.from_numpy(np.random.default_rng(SEED).integers(1, 100, unique))
+    return lengths, torch.arange(unique).repeat_interleave(SAMPLES_PER_SESSION)
+
+
+def measure(quick: bool) -> Report:
+    torch.manual_seed(SEED)
+    torch.set_num_threads(1)
+    rounds = 3 if quick else 7
+    rows, samples = (128, 512) if quick else (256, 2048)
+    return compare_all(rows, samples, rounds)
+
+
+def compare_all(rows: int, samples: int, rounds: int) -> Report:
+    lengths = heavy_tailed(rows)
+    figures = [
+        figure
+        for suite in (
+            compare("jagged attention", attention(rows), rounds, "ours", TARGET),
+            *(
+                compare(f"{name} of S = {SAMPLES_PER_SESSION}", sharing(samples, pooling), rounds)
+                for name, pooling in (
+                    ("transformer", Transformer(DIM, TransformerConfig())),
+                    ("target attention", Attention(DIM, AttentionConfig())),
+                )
+            ),
+            compare("expanding embeddings", expanding(samples), rounds, "ours"),
+        )
+        for figure in suite
+    ]
+    settings = {
+        "dim": DIM,
+        "transformer": "1 layer, 2 heads, feed-forward 4 D, float32, forward and backward",
+        "rows": rows,
+        "lengths": f"Pareto 1.2, mean {lengths.double().mean():.1f}, longest {lengths.max()}",
+        "padded_cells_per_value": round(float(rows * lengths.max() / lengths.sum()), 1),
+        "samples": f"{samples}, {SAMPLES_PER_SESSION} a session, lengths 1 to 99",
+        "threads": 1,
+        "rounds": rounds,
+    }
+    return Report(figures=figures, settings=settings, seed=SEED)
+
+
+def compare(
+    name: str,
+    sides: Mapping[str, Side],
+    rounds: int,
+    ours: str = "unique samples",
+    target: float | None = None,
+) -> list[Figure]:
+    """How many times faster `ours` is than each other side, which must compute the same."""
+    measured = alternate(sides, rounds)
+    wanted = measured[ours][0].result
+    for side in measured.values():
+        torch.testing.assert_close(side[0].result, wanted, rtol=1e-3, atol=1e-4)
+    return [
+        _ratio(name, ours, other, measured[ours], measured[other], target)
+        for other in sides
+        if other != ours
+    ]
+
+
+def _ratio(
+    name: str,
+    ours: str,
+    other: str,
+    us: list[Round],
+    them: list[Round],
+    target: float | None,
+) -> Figure:
+    ratios = [theirs.cpu / our.cpu for our, theirs in zip(us, them, strict=True)]
+    times = [1e3 * statistics.median(one.cpu for one in side) for side in (us, them)]
+    return Figure(
+        name=f"{name}: {ours} against {other}",
+        value=statistics.median(ratios),
+        unit="times as fast",
+        baseline=1.0,
+        target=target,
+        spread=spread(ratios),
+        note=f"{times[0]:,.1f} ms against {times[1]:,.1f} ms",
+    )
+
+
+if __name__ == "__main__":
+    # torch says of nested tensors that they are a prototype.
+    warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors")
+    main("attention", measure)
