@@ -57,6 +57,18 @@ def test_it_says_in_words_what_it_says_in_numbers() -> None:
     assert f"{values['ms']['row_wise_coalesced']:.3g}" in text
     assert values["between_nodes"]["plan"] < values["between_nodes"]["row_wise"]
     assert set(values["tables"]) == {"hot", "flat"}
+    assert values["frontier"] == [[0, 9], [1e6, 3]]
+    per_table = [table["ms"] for table in values["tables"].values()]
+    assert sum(ms["row_wise"] for ms in per_table) < values["ms"]["row_wise"]  # and latencies
+    hot = values["tables"]["hot"]["ms"]
+    assert f"hot: {hot['plan']:.3g} ms, row-wise {hot['row_wise']:.3g}, coalesced" in text
+
+
+def test_a_frontier_of_many_steps_is_told_by_some() -> None:
+    curve = Frontier(memory=np.arange(1e5), ms=-np.arange(1e5))
+    points = curve.points(most=50)
+    assert len(points) == 50
+    assert (points[0], points[-1]) == ((0, 0), (99_999, -99_999))
 
 
 def test_it_says_why_there_are_no_more_replicas() -> None:

@@ -59,6 +59,39 @@ def test_plan_says_what_and_why_and_writes_what_is_asked_for(folder: Path) -> No
     assert saved["curve.png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
+    before = folder / "before.arrow"
+    goal = "sharding.goal=min_communication"
+    run(folder, "plan", goal, "--save-profile", str(before))
+    result = run(folder, "plan", goal, "--drift", str(before))
+    assert result.exit_code == 0, result.output
+    assert "hottest rows of before took" in result.stdout
+    said = json.loads(run(folder, "plan", goal, "--drift", str(before), "--json").stdout)["drift"]
+    for drift in said.values():
+        assert drift["now"] == pytest.approx(drift["best"])  # the same day
+        assert drift["stayed"] == 1
+
+
+PLANLESS = """
+from recd_plugins import hookimpl
+from recd_plugins.config import Config
+from recd_plugins.slots import ShardingRecord
+class Shy:
+    pass
+@hookimpl
+def recd_sharding():
+    yield ShardingRecord(name="shy", summary="Shy.", config=Config, build=lambda *_: Shy())
+"""
+
+
+def test_a_planner_that_needs_its_ranks_is_named(folder: Path) -> None:
+    (folder / "shy.py").write_text(PLANLESS)
+    plugins = "plugins=[recd_dlrm, ./shy.py]"
+    result = run(folder, "plan", plugins, sharding="shy")
+    assert result.exit_code == 2
+    assert "Shy plans on the ranks themselves alone: it has no `propose`" in result.stderr
+
+
 def test_plan_is_for_any_number_of_ranks_and_for_machines(folder: Path) -> None:
     result = run(folder, "plan", "--ranks", "8", "--json")
     assert result.exit_code == 0, result.output

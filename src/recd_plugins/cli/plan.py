@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
 
 if TYPE_CHECKING:
+    from recd_plugins.planning.drift import Drift
     from recd_plugins.planning.explain import PlanReport
     from recd_plugins.slots import Planner
 
@@ -31,6 +33,14 @@ SaveProfile = Annotated[
 FigureFile = Annotated[
     Path | None, typer.Option("--figure", help="A PNG of the frontier.", metavar="FILE")
 ]
+Before = Annotated[
+    Path | None,
+    typer.Option(
+        "--drift",
+        help="A profile of before: what the rows that were hot then would take now.",
+        metavar="FILE",
+    ),
+]
 Lookups = Annotated[
     float, typer.Option("--p", help="Expected lookups of the row in a sample.", min=0)
 ]
@@ -47,6 +57,7 @@ def plan(
     save: SavePlan = None,
     save_profile: SaveProfile = None,
     figure: FigureFile = None,
+    drift: Before = None,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -65,11 +76,18 @@ def plan(
         _quiet()
         planner = stack.propose(stack.adapt(stack.model()), stack.registry.train.ranks)
         report = _write(planner, save, save_profile, figure)
+        drifted = {} if drift is None else _drifted(planner, drift)
         if as_json:
             values = None if report is None else report.values()
-            print(json.dumps({"plan": planner.explain(), "tiers": values}))
-        else:
-            print(planner.explain())
+            said = {name: dataclasses.asdict(one) for name, one in drifted.items()}
+            print(json.dumps({"plan": planner.explain(), "tiers": values, "drift": said}))
+            return
+        print(planner.explain())
+        for name, one in drifted.items():
+            print(
+                f"{name}: the {one.rows:,} hottest rows of before took {one.then:.1%} of lookups "
+                f"then and take {one.now:.1%} now; re-tiering would give {one.best:.1%}"
+            )
 
 
 def explain(
@@ -141,6 +159,23 @@ def _write(
     if figure is not None:
         _draw(tiered.report, figure)
     return tiered.report
+
+
+def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
+    """By table: as many rows as it has replicas."""
+    from recd_plugins.errors import CapabilityError
+    from recd_plugins.planning.drift import drift
+    from recd_plugins.planning.profile import Profile
+    from recd_plugins.planning.proposal import Tiered
+
+    if not isinstance(planner, Tiered) or planner.tier_plan is None or planner.profile is None:
+        raise CapabilityError("--drift: no row has a replica in this plan. `recd plan` says why.")
+    old, new = Profile.load(before), planner.profile
+    sizes = {
+        name: len(one.replicated) + len(one.per_node)
+        for name, one in planner.tier_plan.tables.items()
+    }
+    return {name: drift(old[name], new[name], rows) for name, rows in sizes.items()}
 
 
 def _draw(report: PlanReport, path: Path) -> None:

@@ -32,22 +32,22 @@ class Drift:
 
 
 def drift(before: RowDistribution, after: RowDistribution, rows: int) -> Drift:
-    """Both need the ids of their rows, `before` of as many as are asked for."""
+    """Both need the ids of as many rows as are asked for."""
     old = before.hottest(rows)
-    known = after.hottest(0 if after.ids is None else len(after.ids))
-    place = np.full(max(int(old.max(initial=-1)), int(known.max(initial=-1))) + 1, -1, np.int64)
-    place[known] = np.arange(len(known))
-    ranks = place[old]
     return Drift(
         rows=rows,
         then=before.coverage(rows),
-        now=_share(after, ranks[ranks >= 0]),
+        now=_share(after, old),
         best=after.coverage(rows),
-        stayed=float(np.mean((ranks >= 0) & (ranks < rows))) if rows else 1.0,
+        stayed=float(np.isin(old, after.hottest(rows)).mean()) if rows else 1.0,
     )
 
 
-def _share(distribution: RowDistribution, ranks: Integers) -> float:
-    """The share of lookups that the rows of these ranks take."""
-    run = np.searchsorted(np.cumsum(distribution.counts), ranks, side="right")
-    return float(distribution.p[run].sum()) / max(distribution.lookups, np.finfo(float).tiny)
+def _share(distribution: RowDistribution, ids: Integers) -> float:
+    """The share of lookups that these rows take; those without an id of their own come last."""
+    known = np.empty(0, np.int64) if distribution.ids is None else distribution.ids
+    rank = np.full(max(int(ids.max(initial=0)), int(known.max(initial=0))) + 1, -1, np.int64)
+    rank[known] = np.arange(len(known))
+    run = np.searchsorted(np.cumsum(distribution.counts), rank[ids], side="right")
+    p = np.where(rank[ids] < 0, distribution.p[-1], distribution.p[run])
+    return float(p.sum()) / max(distribution.lookups, np.finfo(float).tiny)

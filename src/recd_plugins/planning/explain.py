@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from recd_plugins.planning.ledger import (
     Entry,
@@ -52,6 +55,12 @@ class Frontier:
     ms: Floats
     """[n] of a step, latencies aside."""
 
+    def points(self, most: int = 200) -> list[tuple[float, float]]:
+        """(memory, ms) of some of it, ends included."""
+        last = len(self.memory) - 1
+        at = np.unique(np.linspace(0, last, min(most, last + 1)).astype(np.int64))
+        return list(zip(self.memory[at].tolist(), self.ms[at].tolist(), strict=True))
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
@@ -63,12 +72,12 @@ class PlanReport:
     """Extra bytes a rank that were allowed; none where memory did not count."""
     frontier: Frontier | None = None
 
-    @property
+    @cached_property
     def row_wise(self) -> Ledger:
         """All tables as plain TorchRec has them."""
         return self._all(TableSizes())
 
-    @property
+    @cached_property
     def coalesced(self) -> Ledger:
         """All tables row-wise, ids coalesced per rank: the plan to beat."""
         return self._all(TableSizes(coalesce="rank"))
@@ -95,9 +104,11 @@ class PlanReport:
             "between_nodes": {
                 name: float(ledger.cost.between_nodes) for name, ledger in self._compared()
             },
+            "frontier": None if self.frontier is None else self.frontier.points(),
             "tables": {
                 name: {
                     "coalesce": table.sizes.coalesce,
+                    "ms": self._ms(name),
                     "why_not_more": self._why(table),
                     **{tier: report._asdict() for tier, report in self.tiers(name).items()},
                 }
@@ -120,8 +131,12 @@ class PlanReport:
                     rows.append((name, *_row(tier, table, report)))
         yield from _aligned(rows)
         yield from self._totals()
-        for table in self.ledger.tables.values():
-            yield f"{table.table.name}: {self._why(table)}"
+        for name, table in self.ledger.tables.items():
+            ms = self._ms(name)
+            yield (
+                f"{name}: {ms['plan']:.3g} ms, row-wise {ms['row_wise']:.3g}, coalesced per rank "
+                f"{ms['row_wise_coalesced']:.3g}; {self._why(table)}"
+            )
 
     def draw(self, figure: Figure) -> None:
         """The frontier, with this plan and those that it is compared with."""
@@ -153,6 +168,14 @@ class PlanReport:
             ("row_wise_coalesced", self.coalesced),
             ("plan", self.ledger),
         )
+
+    def _ms(self, table: str) -> dict[str, float]:
+        """Of one table in each plan, latencies aside."""
+        cluster = self.ledger.prices.cluster
+        return {
+            plan: float(marginal_ms(ledger.tables[table].cost, cluster))
+            for plan, ledger in self._compared()
+        }
 
     def _totals(self) -> Iterator[str]:
         base, coalesced, plan = self.row_wise, self.coalesced, self.ledger
