@@ -42,6 +42,10 @@ class Addresses(NamedTuple):
         places = [(one.data_ptr(), one.numel(), one.element_size()) for one in held]
         return cls(np.array(places, np.int64).reshape(-1, 3), held)
 
+    def every(self, step: int, first: int) -> Addresses:
+        """Those numbered `first`, `first + step`, and so on."""
+        return Addresses(self.places[first::step], self.tensors[first::step])
+
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(_typing: Any, address: Any) -> Any:

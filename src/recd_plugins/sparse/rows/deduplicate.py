@@ -20,7 +20,7 @@ from recd_plugins.sparse.rows.unique import (
     refine_groups,
     unique_rows,
 )
-from recd_plugins.sparse.rows.weighted import Weighted
+from recd_plugins.sparse.rows.weighted import Weighted, as_bits
 
 __all__ = ["Deduplicated", "deduplicate", "unique_samples"]
 
@@ -46,49 +46,60 @@ def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
     every = [feature for group in features for feature in group]
     if not _alike(every) or not every[0].values.is_cpu:
         return _one_by_one(features)
-    lookups, firsts, offsets = _found(features)
+    found = _found(features)
     group_of = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    lengths = every[0].lengths.new_empty(len(every), firsts.counts.max())
-    numels = measure_each(offsets, group_of, firsts, lengths)
+    lengths = every[0].lengths.new_empty(len(every), found.firsts.counts.max())
+    numels = measure_each(found.offsets, group_of, found.firsts, lengths)
 
-    def gathered(column: int) -> Tensor:
-        parts = [feature.columns()[column] for feature in every]
-        out = parts[0].new_empty(int(numels.sum()))
-        gather_each(Addresses.of(parts), offsets, group_of, firsts, out)
+    def gathered(column: int, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(int(numels.sum()), dtype=dtype)
+        addresses = found.columns.every(len(every[0].columns()), column)
+        gather_each(addresses, found.offsets, group_of, found.firsts, as_bits(out))
         return out
 
     some = every[0].weights
-    weights = None if some is None else gathered(1).view(some.dtype)
-    kept = Weighted(gathered(0), lengths.view(-1), weights)
-    return Deduplicated(kept, lookups, tuple(firsts.counts.tolist()), numels.tolist())
+    kept = Weighted(
+        gathered(0, every[0].values.dtype),
+        lengths.view(-1),
+        None if some is None else gathered(1, some.dtype),
+    )
+    counts = tuple(found.firsts.counts.tolist())
+    return Deduplicated(kept, found.inverse_lookup, counts, numels.tolist())
 
 
 def unique_samples(features: Sequence[Weighted]) -> Unique:
     """The different samples of a group: two are one where all of its features agree."""
     if features[0].values.is_cpu:
-        lookups, firsts, _ = _found([features])
-        return Unique(lookups[0], firsts.of(0))
+        found = _found([features])
+        return Unique(found.inverse_lookup[0], found.firsts.of(0))
     columns = [(column, feature) for feature in features for column in feature.columns()]
     codes = [unique_rows(column, feature.offsets).inverse_lookup for column, feature in columns]
     return group_codes(codes)
 
 
-def _found(features: Sequence[Sequence[Weighted]]) -> tuple[Tensor, Firsts, I64]:
-    """The inverse lookup [G, B] of each group, its unique samples, and all features' offsets."""
+class _Found(NamedTuple):
+    """The unique samples of G groups of F features on CPU, before any is copied."""
+
+    inverse_lookup: Tensor
+    """[G, B]."""
+    firsts: Firsts
+    offsets: I64
+    """[F, B + 1]."""
+    columns: Addresses
+    """Each feature's ids, and behind them its weights, where it has some."""
+
+
+def _found(features: Sequence[Sequence[Weighted]]) -> _Found:
     every = [feature for group in features for feature in group]
     columns = [feature.columns() for feature in every]
-    widths = [len(parts) for parts in columns]
-    bounds = np.cumsum([0, *(sum(len(f.columns()) for f in group) for group in features)])
+    owners = np.repeat(np.arange(len(every)), [len(parts) for parts in columns])
+    ends = np.cumsum([0, *(len(group) for group in features)])
     lookups = torch.empty(len(features), every[0].lengths.numel(), dtype=torch.int64)
     offsets = row_offsets([feature.lengths for feature in every])
-    firsts = refine_groups(
-        Addresses.of([column for parts in columns for column in parts]),
-        bounds,
-        offsets,
-        np.repeat(np.arange(len(every)), widths),
-        lookups,
-    )
-    return lookups, firsts, offsets
+    addresses = Addresses.of([column for parts in columns for column in parts])
+    bounds = np.searchsorted(owners, ends)
+    firsts = refine_groups(addresses, bounds, offsets, owners, lookups)
+    return _Found(lookups, firsts, offsets, addresses)
 
 
 def _alike(features: Sequence[Weighted]) -> bool:

@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.jagged import MAX_INT32
 
-__all__ = ["Weighted", "without"]
+__all__ = ["Weighted", "as_bits", "without"]
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -90,7 +90,12 @@ class Weighted:
         """What must agree, bit by bit, where two rows are one: ids, and weights if there are."""
         if self.weights is None:
             return [self.values]
-        return [self.values, self.weights.view(BITS[self.weights.element_size()])]
+        return [self.values, as_bits(self.weights)]
+
+
+def as_bits(numbers: Tensor) -> Tensor:
+    """The same memory as integers."""
+    return numbers.view(BITS[numbers.element_size()])
 
 
 def without(features: KeyedJaggedTensor, keys: Collection[str]) -> KeyedJaggedTensor:
