@@ -69,6 +69,8 @@ def pooled(found: Mapping[str, Tensor], key_of: Mapping[str, str], samples: Samp
     tensors = {}
     for name, key in key_of.items():
         rows, lookup = samples.of(key)
-        tensor = found[name][:rows]
+        tensor = found[name]
+        if len(tensor) > rows:  # else the slice would cost its gradient a copy
+            tensor = tensor[:rows]
         tensors[name] = tensor if lookup is None else Unexpanded.rows(tensor, lookup)
     return LazyKeyedTensor(tensors)

@@ -102,11 +102,12 @@ def size_classes(
             )
     count = len(order)
     chosen, cuts = best[1, count]
-    for classes in range(2, min(MOST_CLASSES, count) + 1):
-        spent, further = best[classes, count]
+    for number in range(2, min(MOST_CLASSES, count) + 1):
+        spent, further = best[number, count]
         if chosen - spent > LEAST_GAIN * columns[-1]:
             chosen, cuts = spent, further
-    return [order[a:b] for a, b in zip(cuts, (*cuts[1:], count), strict=True)]
+    found = [order[a:b] for a, b in zip(cuts, (*cuts[1:], count), strict=True)]
+    return [[table for table in tables if table in size_class] for size_class in found]
 
 
 def _part(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -24,12 +25,12 @@ def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -
     if isinstance(features, KeyedJaggedTensor):
         if _is_whole(features, keys, features.stride()):
             return features
-        return _joined(Weighted.by_key(features), keys)
+        return _joined(Weighted.by_key(features), keys, [features])
     dedup, group_of = features.dedup, features.group_of
     counts = [dedup.unique_counts[group_of[key]] for key in keys if key in group_of]
     if _is_whole(dedup.kjt, keys, max(counts, default=0)):
         return dedup.kjt
-    return _joined(features.rows, keys)
+    return _joined(features.rows, keys, [features.plain, dedup.kjt])
 
 
 def vbe_rows_of(
@@ -62,14 +63,17 @@ def _is_whole(kjt: KeyedJaggedTensor, keys: Sequence[str], stride: int) -> bool:
     return bool(kjt.keys() == list(keys) and kjt.stride() == stride > 0)
 
 
-def _joined(parts: Mapping[str, Weighted], keys: Sequence[str]) -> KeyedJaggedTensor:
+def _joined(
+    parts: Mapping[str, Weighted], keys: Sequence[str], of: Sequence[KeyedJaggedTensor]
+) -> KeyedJaggedTensor:
+    """The parts of `keys`, which are those of the KJTs `of`, without the rows that only pad."""
     chosen = _chosen(parts, keys)
-    stride = max(1, *(part.lengths.numel() for part in chosen))
+    stride = max([1, *(part.lengths.numel() for part in chosen)])
     rows = Weighted.joined(chosen)
     return KeyedJaggedTensor(
         keys=list(keys),
         values=rows.values,
-        lengths=_padded([part.lengths for part in chosen], stride),
+        lengths=_lengths(of, keys, stride),
         weights=rows.weights,
         stride=stride,
         length_per_key=[part.values.numel() for part in chosen],
@@ -83,9 +87,19 @@ def _chosen(parts: Mapping[str, Weighted], keys: Sequence[str]) -> list[Weighted
     return [parts[key] for key in keys]
 
 
-def _padded(lengths: Sequence[Tensor], stride: int) -> Tensor:
-    """[F * stride]: each key's lengths, then zeros."""
-    padded = lengths[0].new_zeros(len(lengths), stride)
-    for row, part in zip(padded, lengths, strict=True):
-        row[: part.numel()] = part
-    return padded.view(-1)
+def _lengths(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) -> Tensor:
+    """[F * stride]: each key's lengths, then zeros; a few calls, however many keys there are."""
+    known = [key for kjt in of for key in kjt.keys()]  # noqa: SIM118  # a KJT is no mapping
+    blocks = [
+        _cut(kjt.lengths().view(len(kjt.keys()), kjt.stride()), stride) for kjt in of if kjt.keys()
+    ]
+    place = {key: index for index, key in enumerate(known)}
+    order = torch.tensor([place[key] for key in keys], device=blocks[0].device)
+    return torch.cat(blocks).index_select(0, order).view(-1)
+
+
+def _cut(lengths: Tensor, stride: int) -> Tensor:
+    """[F, B] as [F, stride]: behind a key's rows there are rows of length 0, or none."""
+    if lengths.shape[1] >= stride:
+        return lengths[:, :stride]
+    return F.pad(lengths, (0, stride - lengths.shape[1]))

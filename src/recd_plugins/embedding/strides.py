@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import ShardingType
@@ -48,10 +50,13 @@ def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJ
 
 def _padded(kjt: KeyedJaggedTensor, strides: Sequence[int], longest: int) -> KeyedJaggedTensor:
     keys = kjt.keys()
-    lengths = kjt.lengths().new_zeros(len(keys), len(strides), longest)
-    blocks = kjt.lengths().view(len(keys), sum(strides)).split(list(strides), dim=1)
-    for rank, block in enumerate(blocks):
-        lengths[:, rank, : block.shape[1]] = block
+    given = sum(strides)
+    # Where each row comes from: behind a rank's rows, from a column of zeros at the end.
+    source = np.full((len(strides), longest), given)
+    for rank, (end, stride) in enumerate(zip(np.cumsum(strides), strides, strict=True)):
+        source[rank, :stride] = np.arange(end - stride, end)
+    index = torch.from_numpy(source.ravel()).to(kjt.device())
+    lengths = F.pad(kjt.lengths().view(len(keys), given), (0, 1)).index_select(1, index)
     return KeyedJaggedTensor(
         keys=keys,
         values=kjt.values(),

@@ -37,10 +37,10 @@ class BatchView:
 
 
 def seeing_all_features(model: nn.Module) -> None:
-    """Have the model's forward, if a batch is its one argument, see a `BatchView` of it.
+    """Have the model's forward, if a batch is all that it must be given, see a `BatchView` of it.
 
     The model becomes one of a subclass of its class, as torch's parametrizations do it: names,
-    attributes and `isinstance` stay. What takes more arguments is handed `batch.sparse` by its
+    attributes and `isinstance` stay. What needs more arguments is handed `batch.sparse` by its
     caller.
     """
     kind = type(model)
@@ -54,8 +54,8 @@ def seeing_all_features(model: nn.Module) -> None:
         return
 
     @functools.wraps(forward)  # by which torch.fx finds how many arguments there are
-    def seeing(self: nn.Module, batch: Any) -> Any:
-        return forward(self, BatchView(batch))
+    def seeing(self: nn.Module, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, BatchView(batch), *args, **kwargs)
 
     body = {"forward": seeing, "sees_all_features": True, "__module__": kind.__module__}
     model.__class__ = type(kind.__name__, (kind,), body)
