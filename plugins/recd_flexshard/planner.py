@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.tiers.sharder import TierCluster
+
 __all__ = ["FlexShardConfig", "FlexShardPlanner", "build_flexshard"]
 
 UNDER_WAY = 0.6
@@ -78,6 +81,8 @@ class FlexShardPlanner:
         """What it was made from."""
         self.report: PlanReport | None = None
         """Why it is what it is; on rank 0."""
+        self._found: Mapping[str, ModelTable] = {}
+        self._cluster: TierCluster | None = None
         self._explanation = "No plan has been made yet."
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
@@ -97,15 +102,16 @@ class FlexShardPlanner:
         if isinstance(found, RecdError):
             raise found
         plan, self.tier_plan = found
+        self._cluster = None
         if group.rank() != 0:
             self._explanation = "Planned on rank 0, which knows why."
         return plan
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
-        found = sequence_tables(model, self._config.tables)
+        found = self._found = sequence_tables(model, self._config.tables)
         said = "flexshard: the model has no table of sequences: all is left to TorchRec's planner."
-        self.tier_plan = self.report = None
+        self.tier_plan = self.report = self._cluster = None
         if found and (self._config.profile or self._context.batches):
             self._tier(found, Cluster.of(topology, world_size))
             said = "\n".join(self.report.lines()) if self.report else said
@@ -128,12 +134,53 @@ class FlexShardPlanner:
 
         from recd_plugins.tiers.sharder import TierCluster, TierEmbeddingCollectionSharder
 
-        cluster = TierCluster(self.tier_plan)
-        tiered = TierEmbeddingCollectionSharder(cluster, self._context.fused)
+        self._cluster = self._cluster or TierCluster(self.tier_plan)
+        tiered = TierEmbeddingCollectionSharder(self._cluster, self._context.fused)
         return [tiered if one.module_type is EmbeddingCollection else one for one in others]
+
+    def retier(self, batches: Iterable[Batch], group: ProcessGroup) -> None:
+        """Give the replicas to the rows that are hot in these batches, of rank 0; sizes stay.
+
+        Every rank calls it between the same batches; rows move once the next one is computed.
+        """
+        from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+
+        if self.tier_plan is None or self._cluster is None:
+            return
+
+        def hotter() -> TierPlan | RecdError:
+            try:
+                return self._hotter(batches)
+            except RecdError as error:
+                return error
+
+        found: TierPlan | RecdError = invoke_on_rank_and_broadcast_result(group, 0, hotter)
+        if isinstance(found, RecdError):
+            raise found
+        self._cluster.retier(found)
+        self.tier_plan = found
 
     def explain(self) -> str:
         return self._explanation
+
+    def _hotter(self, batches: Iterable[Batch]) -> TierPlan:
+        """The last plan with other rows."""
+        assert self.tier_plan is not None  # `retier` asked
+        plans = self.tier_plan.tables
+        self.profile = profile_batches(batches, {name: self._found[name].counted for name in plans})
+        rows = {
+            name: self.profile[name].hottest(len(plan.replicated) + len(plan.per_node))
+            for name, plan in plans.items()
+        }
+        tables = {
+            name: dataclasses.replace(
+                plan,
+                replicated=rows[name][: len(plan.replicated)].copy(),
+                per_node=rows[name][len(plan.replicated) :].copy(),
+            )
+            for name, plan in plans.items()
+        }
+        return dataclasses.replace(self.tier_plan, tables=tables)
 
     def _tier(self, found: Mapping[str, ModelTable], cluster: Cluster) -> None:
         """Profile, choose sizes, and make row ids of them."""
