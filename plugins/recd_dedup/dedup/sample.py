@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recd_dedup.etl.scan import require_sessions
 from recd_dedup.stats.in_batch import BatchRepeats
-from recd_dedup.stats.rows import Rows, batches, chunks, without_dense
+from recd_dedup.stats.rows import I64, Rows, batches, chunks, without_dense
 from recd_dedup.stats.together import agreement
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
@@ -38,7 +38,7 @@ class Sample:
         self.repeats = BatchRepeats(features)
         """l(f), d(f), S, DedupeLen and DedupeFactor."""
         self._codes: dict[str, list[Tensor]] = {name: [] for name in features}
-        self._lengths: dict[str, list[Tensor]] = {name: [] for name in features}
+        self._lengths: dict[str, list[I64]] = {name: [] for name in features}
         changes = np.zeros((len(features), len(features)), np.int64)
         for rows in parts:
             self.repeats.add(rows)
@@ -59,7 +59,7 @@ class Sample:
             codes = lists.codes[order]
             changed.append((codes[1:] != codes[:-1])[follows])
             self._codes[name].append(torch.from_numpy(lists.codes))
-            self._lengths[name].append(torch.from_numpy(lists.lengths))
+            self._lengths[name].append(lists.lengths)
         both = np.array(changed, np.float32).reshape(len(changed), -1)  # exact below 2^24 rows
         changes: NDArray[np.int64] = np.rint(both @ both.T).astype(np.int64)
         return changes
@@ -104,7 +104,7 @@ class Sample:
             for name in group:
                 lengths = self._lengths[name][batch]
                 before[name] += int(lengths.sum())
-                kept[name] += int(lengths[firsts].sum())
+                kept[name] += int(lengths[firsts.numpy()].sum())
         return _Measured(
             {name: before[name] / kept[name] if kept[name] else 1.0 for name in group},
             sum(counts) / max(1, self.repeats.rows),
