@@ -67,9 +67,13 @@ def measure_topology(
 
 
 def fit_link(seconds: Mapping[int, float]) -> Link:
-    """From seconds by payload: latency of the smallest, bandwidth of what the largest adds."""
+    """From seconds by payload: latency of the smallest, bandwidth of what the largest adds.
+
+    Half of the largest payload's time counts as its bytes' in any case: where latency is most
+    of it, or noise more, no bandwidth was seen beyond that.
+    """
     small, large = min(seconds), max(seconds)
-    more = max(seconds[large] - seconds[small], 1e-9)
+    more = max(seconds[large] - seconds[small], seconds[large] / 2)
     return Link(gbps=(large - small) / more / GB, latency_ms=seconds[small] * 1000)
 
 
@@ -86,7 +90,7 @@ def _measured(
         other = torch.empty_like(buffer)
         again = IN_A_ROW if payload == SMALL else 1
         seconds[buffer.nbytes] = _time(partial(call, buffer, other, peers), world, device, again)
-        if payload >= largest or (payload > SMALL and max(seconds.values()) > LONG_ENOUGH):
+        if payload >= largest or (payload > SMALL and seconds[buffer.nbytes] > LONG_ENOUGH):
             return fit_link(seconds)
         payload *= 8
 
