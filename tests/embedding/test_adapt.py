@@ -25,6 +25,7 @@ from recd_plugins.embedding.strides import evened
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.reference import unsharded
 
 SGD = OptimizerSettings(tables="sgd", tables_lr=0.1, dense="sgd", dense_lr=0.1)
 CPU = torch.device("cpu")
@@ -111,6 +112,21 @@ def test_other_poolings_are_named() -> None:
 
 def test_a_forward_of_several_arguments_is_left() -> None:
     assert type(adapt(Net(), GROUPS)) is Net
+
+
+class Scaled(Mixed):
+    """Takes more than a batch, if it is given more."""
+
+    def forward(self, batch: Any, scale: float = 1.0, *, shift: float = 0.0) -> Any:
+        loss, _ = super().forward(batch)
+        return scale * loss + shift
+
+
+def test_a_forward_may_take_more_than_a_batch() -> None:
+    model = adapt(Scaled(), GROUPS)
+    unsharded(model, seed=0)
+    batch = deduplicated(batch_of(4, 2, seed=0))
+    assert model(batch, 2.0, shift=1.0) == 2 * model(batch) + 1
 
 
 def test_other_collections_are_refused() -> None:
@@ -210,6 +226,34 @@ def test_two_forwards_before_a_backward(gloo_pool: GlooPool) -> None:
     expected = gloo_pool.run(twice_then_backward, False)
     for ours, theirs in zip(gloo_pool.run(twice_then_backward, True), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def in_stages() -> tuple[dict[str, Tensor], dict[str, Tensor], list[bool]]:
+    """What bags yield at once, and lookup and exchange apart; modes of all parts in evaluation."""
+    torch.manual_seed(0)
+    arranged = Sharded("row_wise")(Mixed(), SGD)
+    model = DistributedModelParallel(
+        arranged.model, device=CPU, plan=arranged.plan, sharders=arranged.sharders
+    )
+    bags = model.module.bags
+    features = deduplicated(batch_of(4 + dist.get_rank(), 3, seed=dist.get_rank())).sparse
+    context = bags.create_context()
+    received = bags.input_dist(context, features).wait().wait()
+    bags.prefetch(received, ctx=context)
+    apart = bags.output_dist(context, bags.compute(context, received)).wait()
+    model.eval()
+    modes = [lookup.training for part in bags.parts for lookup in part._lookups]
+    return (
+        {name: tensor + 0 for name, tensor in bags(features).to_dict().items()},
+        {name: tensor + 0 for name, tensor in apart.to_dict().items()},
+        modes,
+    )
+
+
+def test_lookup_and_exchange_apart(gloo_pool: GlooPool) -> None:
+    for whole, apart, modes in gloo_pool.run(in_stages):
+        torch.testing.assert_close(apart, whole, rtol=0, atol=0)
+        assert modes == [False] * 3
 
 
 class Exchange:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixed import GROUPS, KEYS, SHARES, Mixed, batch_of, deduplicated
+from mixed import GROUPS, KEYS, ROWS, SHARES, Mixed, batch_of, deduplicated
 from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recd_plugins.data.batch import Batch
@@ -178,3 +181,19 @@ def test_features_read_by_key_are_those_of_all_samples() -> None:
         for jagged in (unique[key], by_key[key]):
             assert torch.equal(jagged.values(), batch.features[key].values())
             assert torch.equal(jagged.lengths(), batch.features[key].lengths())
+
+
+def test_ids_come_with_sequences_where_asked() -> None:
+    """TorchRec hands them on as the jagged tensor's weights."""
+    tables = [
+        EmbeddingConfig(name="t", num_embeddings=ROWS, embedding_dim=4, feature_names=["history"])
+    ]
+    plain = EmbeddingCollection(tables=tables, need_indices=True)
+    model = copy.deepcopy(plain)
+    adapt(model, GROUPS)
+    batch = batch_of(7, 3, seed=4)
+    found = model(deduplicated(batch).sparse)["history"]
+    assert isinstance(found.weights(), Unexpanded)
+    expected = plain(batch.features)["history"]
+    assert torch.equal(found.weights() + 0, expected.weights())
+    assert torch.equal(found.values() + 0, expected.values())

@@ -114,9 +114,8 @@ class _ShardedDedup(
         return KJTListSplitsAwaitable(awaitables, ctx)
 
     def compute(self, ctx: DedupContext, dist_input: KJTList) -> list[Any]:
-        return [
-            part.compute(context, rows) for part, context, rows in self._by_part(ctx, dist_input)
-        ]
+        parts = self._to_look_up(ctx, dist_input)
+        return [part.compute(context, rows) for part, context, rows in parts]
 
     def output_dist(self, ctx: DedupContext, output: list[Any]) -> LazyAwaitable[Any]:
         parts = zip(self.parts, ctx.parts, output, strict=True)
@@ -130,7 +129,7 @@ class _ShardedDedup(
             ctx,
             [
                 part.compute_and_output_dist(context, rows)
-                for part, context, rows in self._by_part(ctx, input)
+                for part, context, rows in self._to_look_up(ctx, input)
             ],
         )
 
@@ -176,6 +175,9 @@ class _ShardedDedup(
             yield part, context, KJTList(input.features[start : start + count])
             start += count
 
+    def _to_look_up(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
+        return self._by_part(ctx, input)
+
     def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
         raise NotImplementedError
 
@@ -198,8 +200,8 @@ class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
 
     TABLES = "embedding_bags"
 
-    def _by_part(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
-        for part, context, rows in super()._by_part(ctx, input):
+    def _to_look_up(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
+        for part, context, rows in self._by_part(ctx, input):
             yield part, context, evened(rows, context, sharding_types(part))
 
     def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:

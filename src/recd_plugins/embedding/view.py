@@ -55,7 +55,8 @@ def seeing_all_features(model: nn.Module) -> None:
 
     @functools.wraps(forward)  # by which torch.fx finds how many arguments there are
     def seeing(self: nn.Module, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return forward(self, BatchView(batch), *args, **kwargs)
+        seen = BatchView(batch) if hasattr(batch, "sparse") else batch  # a KJT, say
+        return forward(self, seen, *args, **kwargs)
 
     body = {"forward": seeing, "sees_all_features": True, "__module__": kind.__module__}
     model.__class__ = type(kind.__name__, (kind,), body)
