@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -66,7 +67,8 @@ class FlexShardConfig(Config):
     profile_batches: Annotated[int, Range(ge=1)] = 100
     """How many batches to count."""
     others: TorchRecPlannerConfig = field(default_factory=TorchRecPlannerConfig)
-    """TorchRec's planner, for the tables that are left to it."""
+    """TorchRec's planner, for the tables that are left to it: those that its constraints do not
+    let be row-wise among them."""
 
 
 class FlexShardPlanner:
@@ -109,7 +111,11 @@ class FlexShardPlanner:
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
-        found = self._found = sequence_tables(model, self._config.tables)
+        found = self._found = {
+            name: table
+            for name, table in sequence_tables(model, self._config.tables).items()
+            if self._may_be_row_wise(name)
+        }
         said = "flexshard: the model has no table of sequences: all is left to TorchRec's planner."
         self.tier_plan = self.report = self._cluster = None
         if found and (self._config.profile or self._context.batches):
@@ -181,6 +187,15 @@ class FlexShardPlanner:
             for name, plan in plans.items()
         }
         return dataclasses.replace(self.tier_plan, tables=tables)
+
+    def _may_be_row_wise(self, table: str) -> bool:
+        """Whether `others.constraints` leave a table to tiers, which need it row-wise and fused."""
+        said = self._config.others.constraints
+        fits = [said[pattern] for pattern in said if fnmatchcase(table, pattern)]
+        if not fits:
+            return True
+        kinds, kernels = fits[-1].sharding_types, fits[-1].compute_kernels
+        return "row_wise" in (kinds or ("row_wise",)) and "fused" in (kernels or ("fused",))
 
     def _tier(self, found: Mapping[str, ModelTable], cluster: Cluster) -> None:
         """Profile, choose sizes, and make row ids of them."""

@@ -110,6 +110,21 @@ def test_what_it_leaves_alone_is_torchrecs() -> None:
         planner(tables=["t9"]).propose(Histories(), SLOW, 4)
 
 
+def test_a_table_that_is_constrained_otherwise_is_left_alone() -> None:
+    for table_wise, tiered in (
+        (["table_wise"], {"t1"}),
+        (["table_wise", "row_wise"], {"t0", "t1"}),
+    ):
+        made = planner(
+            goal="min_communication",
+            others={"search": "greedy", "constraints": {"t0": {"sharding_types": table_wise}}},
+        )
+        plan = made.propose(Histories(2), SLOW, 4)
+        assert made.tier_plan is not None
+        assert set(made.tier_plan.tables) == tiered
+        assert (plan.plan["sequences"]["t0"].sharding_type == "row_wise") == ("t0" in tiered)
+
+
 @pytest.mark.parametrize("goal", ["auto", "memory_neutral"])
 def test_every_goal_makes_a_plan(goal: str) -> None:
     made = planner(goal=goal)

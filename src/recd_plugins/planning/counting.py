@@ -47,36 +47,34 @@ class RowCounter:
         """
         if not self.samples:
             raise DataError("rows: nothing was counted: there are no samples.")
-        order = np.argsort(-self._lookups, kind="stable")
-        lookups = self._lookups[order]
+        seen = np.flatnonzero(self._lookups)
+        ids = seen[np.argsort(-self._lookups[seen], kind="stable")]
+        lookups = self._lookups[ids]
         starts = np.flatnonzero(np.diff(lookups, prepend=-1))
-        counts, each = np.diff(starts, append=len(order)), lookups[starts].astype(np.float64)
-        held = np.add.reduceat(self._holding[order], starts, dtype=np.int64) / counts
+        counts, each = np.diff(starts, append=len(ids)), lookups[starts].astype(np.float64)
+        held = np.zeros(0)
+        if len(ids):
+            held = np.add.reduceat(self._holding[ids], starts, dtype=np.int64) / counts
         # Held by every batch there was: by all but half a one, for all that is known.
         share = np.minimum(held, self._batches - 0.5) / self._batches
         presence = -np.expm1(np.log1p(-share) * self._batches / self.samples)
         always = np.where(held == self._batches, np.minimum(each / self.samples, 1.0), 0.0)
         presence = np.maximum(presence, always)
-        if sample:
-            kept = _discounted(counts, each)
-            together = np.divide(presence, each, out=np.zeros_like(each), where=each > 0)
-            presence = np.where(each > 0, together * kept, kept / self.samples)
-            each = kept
-        return RowDistribution.of(
-            counts,
-            each / self.samples,
-            presence.clip(max=1.0),
-            ids=order[: int(np.count_nonzero(self._lookups))],
-        )
+        unseen, given = len(self._lookups) - len(ids), 0.0
+        if sample and unseen:
+            given = _discount(counts, each, unseen)
+            presence *= 1 - given / each
+        if unseen:
+            rest = given * len(ids) / unseen
+            counts, each = np.append(counts, unseen), np.append(each - given, rest)
+            presence = np.append(presence, rest / self.samples)
+        return RowDistribution.of(counts, each / self.samples, presence.clip(max=1.0), ids=ids)
 
 
-def _discounted(counts: Integers, lookups: Floats) -> Floats:
-    """Lookups per row once those seen have given some to those that were not."""
+def _discount(counts: Integers, lookups: Floats, unseen: int) -> float:
+    """What each row that was seen gives of its lookups to those that were not."""
     once, twice = (int(counts[lookups == times].sum()) for times in (1, 2))
-    seen, unseen = int(counts[lookups > 0].sum()), int(counts[lookups == 0].sum())
-    if not unseen or not once:
-        return lookups
-    part = once / (once + 2 * twice)
+    if not once:
+        return 0.0
     # No row that was not seen gets more than one that was.
-    part = min(part, unseen / (seen + unseen))
-    return np.where(lookups > 0, lookups - part, part * seen / unseen)
+    return min(once / (once + 2 * twice), unseen / (unseen + int(counts.sum())))
