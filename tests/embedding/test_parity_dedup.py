@@ -23,6 +23,8 @@ from recd_plugins.testing.reference import train_reference
 
 SIZES = {1: [[9], [4], [7]], 2: [[9, 12], [12, 4], [5, 5]], 4: [[6, 3, 8, 5], [4, 7, 2, 9]]}
 """Batch sizes by world size, step and rank."""
+DEADLINE = 300.0
+"""Seconds for a dozen trainings, on a machine that is busy with others."""
 ATOL = 1e-6
 """Sums of the same numbers in another order."""
 
@@ -53,10 +55,11 @@ def test_losses_and_weights(gloo_pool: GlooPool, world_size: int) -> None:
     plain = batches(SIZES[world_size])
     kinds = ["row_wise", "table_wise", "column_wise", "mixed"]
     chosen = list(product(kinds, TABLE_OPTIMIZERS))
-    # Plain TorchRec, its reference below, cannot train row-wise bags on uneven batches on gloo.
-    chosen.remove(("mixed", "rowwise_adagrad"))
-    if world_size == 4:
-        chosen = [(kind, "sgd") for kind in kinds] + [("row_wise", "rowwise_adagrad")]
+    if world_size != 2:
+        chosen = [("row_wise", "rowwise_adagrad"), ("column_wise", "sgd"), ("mixed", "adagrad")]
+    else:
+        # Plain TorchRec, its reference, trains row-wise bags on gloo on even batches alone.
+        chosen.remove(("mixed", "rowwise_adagrad"))
     calls = [(Mixed, unique(plain), Sharded(kind), settings(tables)) for kind, tables in chosen]
     references = {
         tables: train_reference(Mixed, plain, optimizer=settings(tables))
@@ -67,7 +70,9 @@ def test_losses_and_weights(gloo_pool: GlooPool, world_size: int) -> None:
     calls += [
         (Mixed, plain, Sharded(chosen[i][0], adapted=False), settings(chosen[i][1])) for i in split
     ]
-    trained = gloo_pool.run(several, train_and_gather, calls, world_size=world_size)[0]
+    trained = gloo_pool.run(
+        several, train_and_gather, calls, world_size=world_size, deadline=DEADLINE
+    )[0]
     others = dict(zip(split, trained[len(chosen) :], strict=True))
     for index, (kind, tables) in enumerate(chosen):
         try:
@@ -84,9 +89,9 @@ WEIGHTED, MEAN = partial(Mixed, weighted=True), partial(Mixed, mean=True)
 
 def test_whatever_batches_hold(gloo_pool: GlooPool) -> None:
     """Rank by rank no samples, no ids, weights, means; partial; all plain; now this, now that."""
-    sizes = SIZES[2]
+    sizes = SIZES[2][:2]
     plain, weighted = batches(sizes), batches(sizes, weighted=True)
-    no_samples, no_ids = batches([[9, 0], [0, 5], [4, 4]]), batches(sizes, longest=0)
+    no_samples, no_ids = batches([[9, 0], [0, 5]]), batches(sizes, longest=0)
     uncounted = [[batch if len(batch) else UNCOUNTED for batch in step] for step in no_samples]
     some_ids = [
         [b if (i + j) % 2 else e for j, (b, e) in enumerate(zip(p, n, strict=True))]
@@ -110,7 +115,7 @@ def test_whatever_batches_hold(gloo_pool: GlooPool) -> None:
     runs = [(name, "mixed") for name in cases if name != "means"]
     runs += [("means", "row_wise"), ("means", "column_wise"), ("no samples", "row_wise")]
     calls = [(cases[name][0], cases[name][2], Sharded(kind), sgd) for name, kind in runs]
-    trained = gloo_pool.run(several, train_and_gather, calls)[0]
+    trained = gloo_pool.run(several, train_and_gather, calls, deadline=DEADLINE)[0]
     references = {
         name: train_reference(build, theirs, optimizer=sgd)
         for name, (build, theirs, _) in cases.items()
