@@ -97,13 +97,14 @@ def same(name: str, samples: Samples, asked: bool = True) -> Tensor:
     ("lengths", "lookup"),
     [
         (LENGTHS, LOOKUP),
+        (LENGTHS, torch.tensor([2, 0, 0, 3, 1, 0, 2, 3, 3, 1])),
         (torch.tensor([2]), torch.tensor([0, 0, 0])),
         (torch.tensor([0, 0]), torch.tensor([1, 0, 1])),  # a batch without ids
         (torch.tensor([2, 1]), torch.tensor([1, 1])),  # a unique sample that none has
         (torch.tensor([1, 2, 3]), torch.arange(3)),  # nothing to deduplicate
         (torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long)),  # B = 0
     ],
-    ids=["mixed", "one", "no ids", "unused", "all different", "no samples"],
+    ids=["mixed", "many a history", "one", "no ids", "unused", "all different", "no samples"],
 )
 def test_equals_the_pooling_of_the_expansion(name: str, lengths: Tensor, lookup: Tensor) -> None:
     pooled = same(name, Samples(lengths, lookup))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from recd_dlrm import recd_pooling
 from recd_dlrm.poolings.attention import Attention, AttentionConfig, build_attention
+from recd_dlrm.poolings.products import Histories, dot_products, weighted_sums
 from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig, build_transformer
 from recd_plugins.embedding.buckets import block_cells
@@ -183,6 +184,39 @@ def test_attention_without_a_query() -> None:
     values, lengths, _ = rows([2])
     with pytest.raises(RegistryError, match="needs a query"):
         build("attention")(values, lengths)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    width=st.integers(1, 3),
+    data=st.data(),
+)
+def test_products_of_histories_equal_a_loop(
+    lengths: list[int], width: int, data: st.DataObject
+) -> None:
+    counts = data.draw(st.lists(st.integers(0, 4), min_size=len(lengths), max_size=len(lengths)))
+    histories = Histories(lengths, counts)
+    torch.manual_seed(0)
+    keys = torch.randn(sum(lengths), 4, dtype=torch.double, requires_grad=True)
+    vectors = torch.randn(sum(counts), width, 4, dtype=torch.double, requires_grad=True)
+    pairs, sums = [keys.new_zeros(0, width)], [keys.new_zeros(0, width, 4)]
+    weights = torch.randn(histories.num_pairs, width, dtype=torch.double, requires_grad=True)
+    parts = weights.split([n * count for n, count in zip(lengths, counts, strict=True)])
+    for k, v, w in zip(keys.split(lengths), vectors.split(counts), parts, strict=True):
+        pairs.append(torch.einsum("ld,swd->lsw", k, v).flatten(0, 1))
+        sums.append(torch.einsum("lsw,ld->swd", w.view(len(k), len(v), width), k))
+    for ours, wanted, leaves in [
+        (dot_products(keys, vectors, histories), torch.cat(pairs), (keys, vectors)),
+        (weighted_sums(keys, weights, histories), torch.cat(sums), (keys, weights)),
+    ]:
+        torch.testing.assert_close(ours, wanted)
+        gradient = torch.randn_like(wanted)
+        for one, other in zip(
+            torch.autograd.grad(ours, leaves, gradient),
+            torch.autograd.grad(wanted, leaves, gradient, materialize_grads=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("record", recd_pooling(), ids=lambda record: record.name)

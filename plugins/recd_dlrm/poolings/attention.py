@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recd_dlrm.poolings.products import Histories, dot_products, weighted_sums
 from recd_dlrm.poolings.reduce import rows_of
 from recd_plugins.config import Config, Range
 from recd_plugins.embedding.expand import cells_of, expand_rows
@@ -58,47 +60,66 @@ class Attention(nn.Module):
             raise RegistryError(
                 "pooling attention needs a query: the feature whose vector weighs the values."
             )
-        return self._attend(values, self._of_key(values), lengths, query)
+        return self._attend(values, values @ self._parts().key.T, lengths, query)
 
     def pool_unique(
         self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
     ) -> Tensor:
         """[B, D] of unique values [N_u, D] in rows of `lengths` [U]: see `PoolsUnique`.
 
-        The keys' part of the first layer is computed once a history; what depends on the query
-        as well, which is most of it, once a sample.
+        The scores are each sample's own, so that only the way there is shared: W (.) as one
+        matrix of the sample, Wk - Wd + Wp diag(q), times its history, which is never copied.
+        From two samples a history; with fewer, or on CUDA, only (Wk - Wd) k is.
         """
-        cells = cells_of(lengths, inverse_lookup)
-        keys, of_key = expand_rows(values, cells), expand_rows(self._of_key(values), cells)
-        return self._attend(keys, of_key, lengths[inverse_lookup], query)
+        parts = self._parts()
+        if values.device.type != "cpu" or inverse_lookup.numel() < 2 * lengths.numel():
+            cells = cells_of(lengths, inverse_lookup)
+            of_key = expand_rows(values @ parts.key.T, cells)
+            return self._attend(expand_rows(values, cells), of_key, lengths[inverse_lookup], query)
+        by_history = inverse_lookup.argsort(stable=True)
+        counts = inverse_lookup.bincount(minlength=lengths.numel())
+        histories = Histories(lengths.tolist(), counts.tolist())
+        rows = cells_of(counts, rows_of(lengths, values.shape[0]))
 
-    def _of_key(self, keys: Tensor) -> Tensor:
-        """[N, H]: (Wk - Wd) k, see `_scores`."""
-        _, of_key, of_difference, _ = self.first.weight.chunk(4, dim=1)
-        return keys @ (of_key - of_difference).T
+        query = query.index_select(0, by_history)
+        hidden = dot_products(values, parts.key + parts.product * query.unsqueeze(1), histories)
+        hidden = hidden + expand_rows(F.linear(query, parts.query, self.first.bias), rows)
+        weights = self._weights(hidden, rows, query.shape[0])
+        pooled = weighted_sums(values, weights.unsqueeze(1), histories).squeeze(1)
+        return expand_rows(pooled, by_history.argsort())
+
+    def _parts(self) -> _Parts:
+        of_query, of_key, of_difference, of_product = self.first.weight.chunk(4, dim=1)
+        return _Parts(of_query + of_difference, of_key - of_difference, of_product)
 
     def _attend(self, keys: Tensor, of_key: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+        """[B, D] of keys [N, D] and their part of the first layer [N, H]."""
         rows = rows_of(lengths, keys.shape[0])
-        weights = self._scores(keys, of_key, rows, query)
-        if self.weights == "sigmoid":
-            weights = weights.sigmoid()
-        elif self.weights == "softmax":
-            weights = _softmax(weights, rows, lengths.numel())
+        parts = self._parts()
+        of_query = F.linear(query, parts.query, self.first.bias)
+        hidden = of_query.index_select(0, rows) + of_key
+        hidden = hidden + (query.index_select(0, rows) * keys) @ parts.product.T
+        weights = self._weights(hidden, rows, lengths.numel())
         pooled = keys.new_zeros(lengths.numel(), keys.shape[1])
         return pooled.index_add(0, rows, weights.unsqueeze(1) * keys)
 
-    def _scores(self, keys: Tensor, of_key: Tensor, rows: Tensor, query: Tensor) -> Tensor:
-        """[N]: the MLP's output, without ever making its [N, 4 D] input.
-
-        The first layer is linear in q, k and q * k, so that q's part is computed once a row:
-        W [q, k, q - k, q * k] = (Wq + Wd) q + (Wk - Wd) k + Wp (q * k).
-        """
-        of_query, _, of_difference, of_product = self.first.weight.chunk(4, dim=1)
-        by_row = nn.functional.linear(query, of_query + of_difference, self.first.bias)
-        hidden = by_row.index_select(0, rows) + of_key
-        hidden = hidden + (query.index_select(0, rows) * keys) @ of_product.T
+    def _weights(self, hidden: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+        """[N]: what the first layer's output [N, H] makes each value of rows [N] count."""
         scores: Tensor = self.rest(hidden).squeeze(1)
-        return scores
+        if self.weights == "sigmoid":
+            return scores.sigmoid()
+        return _softmax(scores, rows, num_rows) if self.weights == "softmax" else scores
+
+
+class _Parts(NamedTuple):
+    """The first layer, which is linear in q, k and q * k; its [N, 4 D] input is never made.
+
+    W [q, k, q - k, q * k] = (Wq + Wd) q + (Wk - Wd) k + Wp (q * k).
+    """
+
+    query: Tensor
+    key: Tensor
+    product: Tensor
 
 
 def _softmax(scores: Tensor, rows: Tensor, num_rows: int) -> Tensor:
