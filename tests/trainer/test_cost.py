@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from probe_plugin import probe_registry
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.cost import Cost, mean_cost
+from recd_plugins.trainer.cost import Cost, Meter, mean_cost
 
 
 def cost(**said: Any) -> Cost:
@@ -76,8 +77,8 @@ def test_a_run_measures_its_steps(tmp_path: Path, gloo_pool: GlooPool) -> None:
     assert all(line["steps"] == 4 and line["step_ms"] > 0 for line in found)
     assert all(0 < line["data_wait"] < 1 for line in found)
     assert all(line["dedupe_factor"] is None for line in found)
-    # Steps 3 and 7, counted from 0, are sampled; 11 is one of the last two.
-    assert [bool(line["traffic"]) for line in found] == [True, True, False]
+    # Step 3, counted from 0, is sampled; the others are too soon after it.
+    assert [bool(line["traffic"]) for line in found] == [True, False, False]
     assert set(found[0]["traffic"]["all_to_all"]) == {"ids", "forward", "backward"}
     linear = 2 + 8 * 4  # the probe's dense parameters, and its bias
     assert found[0]["traffic"]["all_reduce"] == {"backward": 4 * (linear + 1)}
@@ -87,6 +88,36 @@ def test_a_run_measures_its_steps(tmp_path: Path, gloo_pool: GlooPool) -> None:
         assert cost["traffic"]["all_reduce"] == found[0]["traffic"]["all_reduce"]
         assert summary["peak_memory_mib"] == cost["peak_memory_mib"] > 100
     assert summaries[0]["cost"] == summaries[1]["cost"]
+
+
+@pytest.mark.parametrize(
+    ("start", "steps", "every", "sampled"),
+    [
+        (0, 100, 10, [9, 29, 49, 69, 89]),
+        (0, 60, 1, [3, 23, 43]),
+        (0, 66, 32, [31, 63]),
+        (30, 60, 10, [39]),
+        (0, 12, 20, []),
+    ],
+)
+def test_which_steps_are_sampled(
+    start: int, steps: int, every: int, sampled: list[int], gloo_pool: GlooPool
+) -> None:
+    (found,) = gloo_pool.run(counted_steps, start, steps, every, world_size=1)
+    assert found == sampled
+
+
+def counted_steps(start: int, steps: int, every: int) -> list[int]:
+    """On a rank: the steps whose all-reduces were counted."""
+    batches: Any = iter(())
+    meter = Meter(batches, torch.device("cpu"), start=start, steps=steps, every=every)
+    found = []
+    for number in range(start, steps):
+        with meter.step(number):
+            dist.all_reduce(torch.ones(1))
+        if meter.cost().traffic:
+            found.append(number)
+    return found
 
 
 def test_ids_move_as_they_are_read(tmp_path: Path, gloo_pool: GlooPool) -> None:

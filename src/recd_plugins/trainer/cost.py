@@ -23,6 +23,9 @@ __all__ = ["Cost", "Meter", "mean_cost"]
 
 _ROUTES = [(to, phase) for to in sorted(set(COLLECTIVES.values())) for phase in PHASES]
 
+SPACING = 20
+"""Steps between two that are sampled, at least."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
@@ -64,8 +67,8 @@ class Meter:
     """Measures the steps of a rank; the pipeline reads its batches through it.
 
     Time, waiting and memory are counted always. Traffic and the dedupe factor take some
-    milliseconds, so they are those of one step in `every`, and of none at the run's ends,
-    where DDP arranges its buckets and the pipeline fills and empties.
+    milliseconds, so they are those of one step in `every`, in `SPACING` at most, and of none at
+    the run's ends, where DDP arranges its buckets and the pipeline fills and empties.
     """
 
     def __init__(
@@ -101,7 +104,9 @@ class Meter:
     def step(self, number: int, *, sample: bool = True) -> Iterator[None]:
         """Around the training of step `number`, counted from 0; it may be a sampled one."""
         began = time.perf_counter()
-        if sample and number in self._sampled and number % self._every == self._every - 1:
+        due = number in self._sampled and number % self._every == self._every - 1
+        if sample and due:
+            self._sampled = range(number + SPACING, self._sampled.stop)
             with TrafficCounter() as self._counter:
                 yield
             self._traffic, self._counter = self._counter.traffic, None
