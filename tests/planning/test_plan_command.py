@@ -113,9 +113,16 @@ def test_torchrecs_planner_plans_too_but_has_no_tiers(folder: Path) -> None:
 def test_explain_prices_a_row_with_its_formulas(folder: Path) -> None:
     result = run(folder, "explain", "--p", "0.01", "--row-bytes", "128")
     assert result.exit_code == 0, result.output
-    assert "a row of 128 bytes, 0.01 lookups a sample; 2 nodes of 2 ranks" in result.stdout
+    assert (
+        "a row of 128 bytes, 0.01 lookups a sample, deduplicated by a factor of 1; 2 nodes of"
+        in result.stdout
+    )
     for formula in ("s (2 r + 8)", "k r / W", "appears(B W) N / 2"):
         assert formula in result.stdout
     said = json.loads(run(folder, "explain", "--p", "0.01", "--json").stdout)
     assert said["RW"]["a2a_global"] == pytest.approx(0.01 * 64 * (2 * 256 + 8))
     assert said["RW by rank"]["ms"] < said["RW"]["ms"]
+    fewer = json.loads(
+        run(folder, "explain", "--p", "0.01", "--dedupe-factor", "4", "--json").stdout
+    )
+    assert fewer["RW"]["a2a_global"] == pytest.approx(said["RW"]["a2a_global"] / 4)

@@ -45,6 +45,9 @@ Lookups = Annotated[
     float, typer.Option("--p", help="Expected lookups of the row in a sample.", min=0)
 ]
 RowBytes = Annotated[int, typer.Option("--row-bytes", help="Bytes of the row.", min=1)]
+Factor = Annotated[
+    float, typer.Option("--dedupe-factor", help="Of session dedup, which divides lookups.", min=1)
+]
 Multiplier = Annotated[
     float, typer.Option("--k", help="Bytes that a replica takes over the row's own.", min=0)
 ]
@@ -96,6 +99,7 @@ def explain(
     ranks: Ranks = None,
     p: Lookups = 0.001,
     row_bytes: RowBytes = 256,
+    dedupe_factor: Factor = 1.0,
     k: Multiplier = 1.7,
     debug: Debug = False,
     as_json: AsJson = False,
@@ -113,7 +117,7 @@ def explain(
             batch_size=chosen.train.batch_size,
             k=k,
         )
-        found = PriceList(prices=prices, p=p, width=row_bytes)
+        found = PriceList(prices=prices, p=p, width=row_bytes, dedupe_factor=dedupe_factor)
         print(json.dumps(found.values()) if as_json else "\n".join(found.lines()))
 
 

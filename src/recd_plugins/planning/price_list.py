@@ -22,10 +22,12 @@ class PriceList:
     prices: Prices
     p: float
     width: int
+    dedupe_factor: float = 1.0
+    """Of session dedup, which divides p."""
 
     def costs(self) -> Mapping[str, Cost]:
         """By the way that the row is placed."""
-        rows = RowDistribution.of([1], [self.p])
+        rows = RowDistribution.of([1], [self.p]).deduplicated(self.dedupe_factor)
         prices, width = self.prices, self.width
         ways = {
             "RW": prices.row_wise(rows, width),
@@ -34,7 +36,6 @@ class PriceList:
             "CW": prices.column_wise(rows, width),
             "DP": prices.replicated(rows, width),
             "Flex": prices.per_node(rows, width),
-            "Flex by rank": prices.per_node(rows, width, "rank"),
         }
         return {way: price.of(rows.counts) for way, price in ways.items()}
 
@@ -48,11 +49,12 @@ class PriceList:
 
     def lines(self) -> Iterator[str]:
         """A table of them, then each price's formulas."""
-        cluster, values = self.prices.cluster, self.values()
+        prices, values = self.prices, self.values()
+        nodes, ranks = prices.cluster.n_nodes, prices.cluster.ranks_per_node
         yield (
-            f"a row of {self.width} bytes, {self.p:g} lookups a sample; {cluster.n_nodes} nodes of "
-            f"{cluster.ranks_per_node} ranks, {self.prices.batch_size:,} samples a rank and step, "
-            f"k = {self.prices.k:g}"
+            f"a row of {self.width} bytes, {self.p:g} lookups a sample, deduplicated by a factor "
+            f"of {self.dedupe_factor:g}; {nodes} nodes of {ranks} ranks, {prices.batch_size:,} "
+            f"samples a rank and step, k = {prices.k:g}"
         )
         ways = list(values)
         widths = [max(10, len(way)) for way in ways]
