@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from recd_plugins.testing.gloo import GlooPool
 __all__ = ["Curve", "Run", "compare", "draw"]
 
 MOVIELENS = Path(__file__).parents[2] / "shared" / "data" / "ml100k" / "ml-100k.inter"
+
+DEADLINE = 1800.0
 
 TOLERANCE = 1e-3
 """Of the loss. A step's losses agree within 1e-6: sums over unique samples add floats in another
@@ -80,6 +83,9 @@ class Run:
         }
         if steps is not None:
             said["train"] |= {"steps": steps, "eval_every": max(1, steps // 4), "eval_batches": 8}
+            if said["dataset"]["use"] == "sessions":
+                samples = 3 * steps * said["train"]["batch_size"]
+                said["dataset"] = said["dataset"] | {"samples": samples}
         if self.dedup:
             said["dedup"] = {"use": "exact"}
         return said
@@ -122,9 +128,9 @@ def train_quietly(registry: dict[str, Any]) -> None:
 
 def measure(quick: bool, figure: Path | None = None) -> Report:
     names = [name for name in DATASETS if name != "movielens" or MOVIELENS.exists()]
-    with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
-        seeds = range(1 if quick else 3)
-        curves = trained(Path(folder), names, seeds, steps=60 if quick else None)
+    seeds = range(1 if quick else 3)
+    with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder, GlooPool() as pool:
+        curves = trained(Path(folder), pool, names, seeds, steps=60 if quick else None)
     if figure is not None:
         draw(curves, figure)
     settings = {"ranks": 2, "seeds": len(seeds), "steps": "60" if quick else "one or two epochs"}
@@ -132,21 +138,18 @@ def measure(quick: bool, figure: Path | None = None) -> Report:
 
 
 def trained(
-    folder: Path, datasets: Sequence[str], seeds: Sequence[int], steps: int | None
+    folder: Path, pool: GlooPool, datasets: Sequence[str], seeds: Sequence[int], steps: int | None
 ) -> Curves:
+    """Of every order of these datasets, deduplicated and not; by default all their steps."""
     curves = {}
-    with GlooPool(deadline=1800) as pool:
-        for dataset in datasets:
-            for order in ORDERS:
-                for seed in seeds:
-                    for dedup in (False, True):
-                        run = Run(dataset, order, dedup, seed)
-                        registry = run.registry(folder, steps)
-                        load(registry).prepare()
-                        with contextlib.redirect_stdout(sys.stderr):
-                            pool.run(train_quietly, registry)
-                        into = Path(registry["train"]["run"])
-                        curves[run] = Curve.read(into, "train"), Curve.read(into, "test")
+    for dataset, order, seed, dedup in product(datasets, ORDERS, seeds, (False, True)):
+        run = Run(dataset, order, dedup, seed)
+        registry = run.registry(folder, steps)
+        load(registry).prepare()
+        with contextlib.redirect_stdout(sys.stderr):
+            pool.run(train_quietly, registry, deadline=DEADLINE)
+        into = Path(registry["train"]["run"])
+        curves[run] = Curve.read(into, "train"), Curve.read(into, "test")
     return curves
 
 

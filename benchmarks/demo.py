@@ -83,7 +83,7 @@ def main() -> None:
     settings = load(REGISTRY).registry.train
     table = Table(
         title=f"{settings.steps} steps of {settings.batch_size} on each of {settings.ranks} ranks",
-        caption="samples/s: median; sent: MB through all-to-alls, a rank and step; MiB: peak memory",
+        caption="sent: MB through all-to-alls, a rank and step; MiB: peak memory of a rank",
         title_justify="left",
         caption_justify="left",
     )

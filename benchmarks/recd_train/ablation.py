@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from benchmarks.recd_train.figures import ABLATION, Measured
+from benchmarks.recd_train.figures import ABLATION
+from benchmarks.recd_train.measured import Measured
 
 __all__ = ["draw"]
 

@@ -1,0 +1,75 @@
+"""What the sides of a workload took, in turns, and the figures that follow."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.harness import Figure, spread
+from benchmarks.recd_train.ranks import Steps
+
+__all__ = ["BASELINE", "Measured", "megabytes"]
+
+BASELINE = "plain KJT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Rank 0's steps of each side; that of name `BASELINE` is what the others are held to."""
+
+    sides: Mapping[str, Steps]
+    samples_per_session: float
+    """S of the table, measured."""
+
+    def gains(self, side: str, clock: Literal["seconds", "cpu"] = "seconds") -> list[float]:
+        """Samples/s over the baseline's, round by round."""
+        ours, theirs = self.sides[side], self.sides[BASELINE]
+        pairs = zip(getattr(ours, clock), getattr(theirs, clock), strict=True)
+        return [ours.samples / mine / (theirs.samples / other) for mine, other in pairs]
+
+    def memory_shares(self, side: str) -> list[float]:
+        """What a step's tensors hold at once, in % of the baseline's, step by step."""
+        pairs = zip(self.sides[side].memory, self.sides[BASELINE].memory, strict=True)
+        return [100 * mine / other for mine, other in pairs]
+
+    def faster(
+        self, name: str, side: str, *, target: float | None = None, note: str = ""
+    ) -> Figure:
+        ours, theirs = self.sides[side], self.sides[BASELINE]
+        times = [1e3 * statistics.median(one.seconds) for one in (theirs, ours)]
+        said = [
+            f"{times[0]:,.0f} and {times[1]:,.0f} ms, processor time "
+            f"{statistics.median(self.gains(side, 'cpu')):.2f}x",
+            f"S {self.samples_per_session:.1f} in the table"
+            + (f", DedupeFactor {ours.dedupe_factor:.2f}" if ours.ids_kept else ""),
+        ]
+        return Figure(
+            name=name,
+            value=statistics.median(self.gains(side)),
+            unit="x faster",
+            baseline=1.0,
+            target=target,
+            spread=spread(self.gains(side)),
+            note="; ".join([*said, note] if note else said),
+        )
+
+    def lighter(self, name: str, side: str, *, target: float, note: str = "") -> Figure:
+        shares = self.memory_shares(side)
+        peaks = [statistics.mean(self.sides[one].memory) for one in (BASELINE, side)]
+        said = f"{megabytes(peaks[0])} and {megabytes(peaks[1])} MB of tensors held at once"
+        return Figure(
+            name=name,
+            value=statistics.mean(shares),
+            unit="%",
+            baseline=100.0,
+            target=target,
+            at_most=True,
+            spread=spread(shares),
+            note=f"{said}; {note}" if note else said,
+        )
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:,.1f}"
