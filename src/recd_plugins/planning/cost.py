@@ -106,7 +106,8 @@ class Prices:
         a2a_global      s (2 r + 8)
         local           4 s r; coalesced (4 s + 2 pB) r
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
-        appears(B W) / W, for which a2a_intra carries appears(B) (2 r + 8) to concentrators.
+        appears(B W) / W, once i = appears(B) were asked of a concentrator in the node:
+        ids_sent i, dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8) more.
         """
         accesses, alone = rows.p * self.batch_size, appears(rows.presence, self.batch_size)
         n, w, u = self._shape
