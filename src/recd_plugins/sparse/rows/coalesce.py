@@ -59,7 +59,8 @@ def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
                 known = slots[slot]
                 if known == FREE:
                     unique[count] = one
-                    slots[slot] = known = count
+                    slots[slot] = count
+                    known = slots[slot]
                     count += 1
                     break
                 if unique[known] == one:
