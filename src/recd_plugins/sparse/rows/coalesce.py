@@ -85,9 +85,9 @@ def _deal(
     following = ends[:parts].copy()
     dealt, places = np.empty(len(ids), ids.dtype), np.empty(len(ids), np.int32)
     for place in range(len(ids)):
-        part = np.int64((np.uint64(ids[place]) * MIX) >> shift >> np.uint64(1))
-        dealt[following[part]], places[following[part]] = ids[place], place
-        following[part] += 1
+        its = np.int64((np.uint64(ids[place]) * MIX) >> shift >> np.uint64(1))
+        dealt[following[its]], places[following[its]] = ids[place], place
+        following[its] += 1
     return ends, dealt, places
 
 
