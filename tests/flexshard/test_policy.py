@@ -251,6 +251,6 @@ def test_one_node_or_one_rank_a_node_has_no_flex() -> None:
     for n_nodes, ranks in ((1, 4), (4, 1)):
         cluster = dataclasses.replace(SLOW, n_nodes=n_nodes, ranks_per_node=ranks)
         prices = Prices(cluster=cluster, batch_size=64, k=1.62)
-        for goal in ("budget", "auto", "min_communication"):
+        for goal in ("memory_neutral", "budget", "auto", "min_communication"):
             sizes = choose(tables, prices, goal=goal).tables["t"].sizes  # type: ignore[arg-type]
             assert sizes.per_node == 0

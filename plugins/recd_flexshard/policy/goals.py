@@ -52,13 +52,14 @@ def choose(
         return auto(tables, prices, budget=budget, tiers=tiers)
     merged, levels = Merged.of(tables), dict.fromkeys(tables, coalesce)
     offers = Offers.of(merged, prices, levels)
-    multiple = prices.cluster.world_size
+    multiple, allowed = prices.cluster.world_size, _allowed(prices, tiers)
     if goal == "memory_neutral":
         # Coalescing alone may save memory: neutral is what it is without replicas.
-        found = breakpoints(merged, offers, tiers=tiers, budget=0.0, multiple=multiple)
+        flex: Literal[2, 3] = 3 if PER_NODE in allowed else 2
+        found = breakpoints(merged, offers, tiers=flex, budget=0.0, multiple=multiple)
     else:
         base = Ledger.of(tables, {}, prices).cost.memory
-        optimum = Optimum.of(merged, offers, _allowed(prices, tiers), base)
+        optimum = Optimum.of(merged, offers, allowed, base)
         least = float(optimum.memory[0])
         within = {"budget": budget, "max_memory_saving": least, "min_communication": None}[goal]
         found = optimum.at(within, multiple)
