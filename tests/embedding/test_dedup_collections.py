@@ -92,6 +92,7 @@ def test_sequences_stay_unique() -> None:
         unique = name.split("@")[0] in GROUPS[3] + GROUPS[4]
         assert isinstance(jagged.values(), Unexpanded) == unique
         assert isinstance(jagged.lengths(), Unexpanded) == unique
+        assert jagged.values().shape == expected[name].values().shape
         torch.testing.assert_close(jagged.values() + 0, expected[name].values())
         assert torch.equal(jagged.lengths() + 0, expected[name].lengths())
 

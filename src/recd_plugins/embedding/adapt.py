@@ -99,5 +99,8 @@ def _check(modules: Mapping[str, nn.Module], poolings: Sequence[str]) -> None:
 def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
     if any(fnmatchcase(path, pattern) for pattern in named):
         return True
-    taken = tuple(inspect.signature(module.forward).parameters)
+    try:
+        taken = tuple(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):  # compiled, it tells no names
+        return False
     return taken == ("values", "lengths", "query")

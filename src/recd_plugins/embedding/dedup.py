@@ -38,7 +38,7 @@ class DedupEmbeddingCollection(EmbeddingCollection):
         """Whole tables, as they are before sharding."""
         (part,) = self.parts
         embedded = super().forward(rows_of(features, part.keys))
-        return sequences(embedded, self.key_of, Samples(features))
+        return sequences(embedded, self.key_of, Samples(features, sequences=True))
 
 
 class DedupEmbeddingBagCollection(EmbeddingBagCollection):

@@ -19,11 +19,17 @@ __all__ = ["Samples", "pooled", "sequences"]
 class Samples:
     """Which rows of a feature's output are the batch's, and which samples have them."""
 
-    def __init__(self, features: SparseFeatures | KeyedJaggedTensor) -> None:
+    def __init__(
+        self, features: SparseFeatures | KeyedJaggedTensor, *, sequences: bool = False
+    ) -> None:
+        """For `sequences`, values are counted here, before anybody waits for them."""
         self.dedup: InverseKeyedJaggedTensor | None = None
+        self.num_values: Mapping[str, int] = {}
         self._group_of: Mapping[str, int] = {}
         if isinstance(features, SparseFeatures):
             self.dedup, self._group_of = features.dedup, features.group_of
+            if sequences:
+                self.num_values = features.num_values
             features = features.plain
         self.batch_size: int = features.stride()
 
@@ -48,18 +54,18 @@ def sequences(
     """
     every = {}
     for name, jagged in embedded.items():
-        rows, lookup = samples.of(key_of[name])
+        key = key_of[name]
+        rows, lookup = samples.of(key)
         lengths, ids = jagged.lengths()[:rows], jagged.weights_or_none()
         if lookup is None:
             every[name] = JaggedTensor(jagged.values(), lengths=lengths, weights=ids)
             continue
-        values = Unexpanded.values(jagged.values(), lengths, lookup)
+        count = samples.num_values[key]
+        values = Unexpanded.values(jagged.values(), lengths, lookup, count)
         every[name] = JaggedTensor(
             values,
             lengths=Unexpanded.row_lengths(lengths, lookup),
-            weights=None
-            if ids is None
-            else Unexpanded.values(ids, lengths, lookup, values.shape[0]),
+            weights=None if ids is None else Unexpanded.values(ids, lengths, lookup, count),
         )
     return every
 

@@ -64,6 +64,8 @@ class _ShardedDedup(
 
     TABLES: str
     """The attribute that holds the tables in TorchRec's collection and in its sharded one."""
+    SEQUENCES: bool
+    """Whether embeddings come one by one."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class _ShardedDedup(
         features: SparseFeatures | KeyedJaggedTensor,
     ) -> KJTListSplitsAwaitable[DedupContext]:
         """Send the ids to the ranks of their rows; each part's exchanges, one after another."""
-        ctx.samples = Samples(features)
+        ctx.samples = Samples(features, sequences=self.SEQUENCES)
         rows = vbe_rows_of if self._route == "vbe" else rows_of
         awaitables: list[Any] = []
         with torch.no_grad():
@@ -185,7 +187,7 @@ class _ShardedDedup(
 class ShardedDedupEmbeddingCollection(_ShardedDedup):
     """Of a `DedupEmbeddingCollection`."""
 
-    TABLES = "embeddings"
+    TABLES, SEQUENCES = "embeddings", True
 
     def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
         (embedded,) = parts
@@ -198,7 +200,7 @@ class ShardedDedupEmbeddingCollection(_ShardedDedup):
 class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
     """Of a `DedupEmbeddingBagCollection`."""
 
-    TABLES = "embedding_bags"
+    TABLES, SEQUENCES = "embedding_bags", False
 
     def _to_look_up(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
         for part, context, rows in self._by_part(ctx, input):

@@ -36,6 +36,15 @@ class SparseFeatures:
         """The group of each deduplicated feature."""
         return self.dedup.group_of
 
+    @cached_property
+    def num_values(self) -> Mapping[str, int]:
+        """How many ids all B samples of each deduplicated feature have; CUDA is waited for once."""
+        kjt, group_of = self.dedup.kjt, self.group_of
+        lengths = kjt.lengths().view(len(kjt.keys()), kjt.stride())
+        lookups = self.dedup.inverse_lookup[[group_of[key] for key in kjt.keys()]]  # noqa: SIM118
+        numels = lengths.gather(1, lookups).sum(1).tolist()
+        return dict(zip(kjt.keys(), numels, strict=True))
+
     def keys(self) -> list[str]:
         return [*self.plain.keys(), *self.dedup.kjt.keys()]
 
