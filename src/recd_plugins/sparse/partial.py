@@ -18,7 +18,7 @@ from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.bundle import Bundle
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.rows.deduplicate import unique_samples
+from recd_plugins.sparse.rows.deduplicate import unique_each
 from recd_plugins.sparse.rows.shared import SharedRows
 from recd_plugins.sparse.rows.unique import group_codes
 from recd_plugins.sparse.wire import partial as list_views
@@ -72,12 +72,13 @@ class PartialInverseKeyedJaggedTensor(Bundle):
         device = ikjt.inverse_lookup.device
         if device.type != "cpu":
             return cls.from_ikjt(ikjt.to(torch.device("cpu"))).to(device)
-        shared = {}
-        for key, feature in ikjt.parts().items():
-            # Equal rows of a feature share their values, also where the group's samples differ.
-            unique = unique_samples([feature])
-            rows = SharedRows.of(feature, unique.firsts)
-            shared[key] = rows._replace(spans=rows.spans[unique.inverse_lookup])
+        shared, parts = {}, ikjt.parts()
+        for group in ikjt.groups:
+            features = [parts[key] for key in group]
+            for key, feature, unique in zip(group, features, unique_each(features), strict=True):
+                # Equal rows of a feature share their values, also where its group's differ.
+                rows = SharedRows.of(feature, unique.firsts)
+                shared[key] = rows._replace(spans=rows.spans[unique.inverse_lookup])
         return cls._of(ikjt.groups, shared, ikjt.inverse_lookup, ikjt.kjt.lengths().dtype)
 
     @classmethod

@@ -22,7 +22,7 @@ from recd_plugins.sparse.rows.unique import (
 )
 from recd_plugins.sparse.rows.weighted import Weighted, as_bits
 
-__all__ = ["Deduplicated", "deduplicate", "unique_samples"]
+__all__ = ["Deduplicated", "deduplicate", "unique_each", "unique_samples"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 
@@ -75,6 +75,12 @@ def unique_samples(features: Sequence[Weighted]) -> Unique:
     columns = [(column, feature) for feature in features for column in feature.columns()]
     codes = [unique_rows(column, feature.offsets).inverse_lookup for column, feature in columns]
     return group_codes(codes)
+
+
+def unique_each(features: Sequence[Weighted]) -> list[Unique]:
+    """The different rows of each feature by itself; all on CPU, and with as many rows."""
+    found = _found([[feature] for feature in features])
+    return [Unique(lookup, found.firsts.of(i)) for i, lookup in enumerate(found.inverse_lookup)]
 
 
 class _Found(NamedTuple):
