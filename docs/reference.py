@@ -37,7 +37,7 @@ FORM = {
 
 
 def slots_page() -> str:
-    catalog = Catalog(["recd_dlrm", "recd_dedup"], HERE)
+    catalog = Catalog(["recd_dlrm", "recd_dedup", "recd_flexshard"], HERE)
     return "\n".join(_slots_page(catalog)) + "\n"
 
 

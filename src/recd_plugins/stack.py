@@ -24,7 +24,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
-from recd_plugins.planning.proposal import Proposes
+from recd_plugins.planning.proposal import Proposes, Retiers
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.slots import (
@@ -140,7 +140,9 @@ class Stack:
         return model
 
     def check(self) -> None:
-        """What needs the data's schema to be checked: that every feature named exists."""
+        """What the registry alone cannot tell: whether features exist, what its planner can."""
+        if self.registry.train.retier_every:
+            _ = self.retiers
         names = self.prepare().schema.sparse_names
         for slot in ("preprocess", "pooling"):
             for choice in self.registry.chosen(slot):
@@ -210,6 +212,18 @@ class Stack:
             )
         planner.propose(model, topology or self.registry.topology, world_size)
         return self._planner
+
+    @property
+    def retiers(self) -> Retiers:
+        """The planner, which can move its replicas while training."""
+        planner = self._planner
+        if not isinstance(planner, Retiers):
+            raise CapabilityError(
+                f"train.retier_every: the planner of {self.registry.one('sharding').record.name!r} "
+                f"({type(planner).__name__}) has no replicas that it could move. Set it to 0, or "
+                "choose one that has, say `sharding: flexshard`."
+            )
+        return planner
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The sharders of the plan; they carry the tables' fused optimizer."""

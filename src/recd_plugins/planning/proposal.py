@@ -1,20 +1,23 @@
-"""What a planner may offer beyond its slot: plans without ranks, and tiers with their reasons."""
+"""What a planner may offer beyond its slot: plans without ranks, tiers and why, re-tiering."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from recd_plugins.planning.topology import Topology
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ShardingPlan
 
+    from recd_plugins.data.batch import Batch
     from recd_plugins.planning.explain import PlanReport
     from recd_plugins.planning.profile import Profile
     from recd_plugins.planning.tier_plan import TierPlan
 
-__all__ = ["Proposes", "Tiered"]
+__all__ = ["Proposes", "Retiers", "Tiered"]
 
 
 @runtime_checkable
@@ -23,6 +26,17 @@ class Proposes(Protocol):
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks; `explain` then says why."""
+
+
+@runtime_checkable
+class Retiers(Protocol):
+    """Moves replicas while training: what `train.retier_every` asks for."""
+
+    def retier(self, batches: Iterable[Batch], group: ProcessGroup) -> None:
+        """Give them to the rows that are hot in these batches, of rank 0; nothing if none has any.
+
+        Every rank calls it between the same batches, with no backward due.
+        """
 
 
 @runtime_checkable

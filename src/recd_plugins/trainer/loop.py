@@ -1,10 +1,11 @@
-"""The steps of a rank, with logging, evaluation, checkpoints and a profile between them."""
+"""The steps of a rank; between them logging, evaluation, checkpoints, re-tiering, a profile."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,11 @@ from recd_plugins.trainer.metrics import Metrics, Window
 from recd_plugins.trainer.positions import Positions
 from recd_plugins.trainer.profile import Profile
 from recd_plugins.trainer.report import Report, defined
+from recd_plugins.trainer.retiering import Retiering
 from recd_plugins.trainer.stop import StopSignal
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
 
 __all__ = ["Loop"]
 
@@ -46,6 +51,16 @@ class Loop:
         self._meter = Meter(
             positions, job.device, start=start, steps=settings.steps, every=settings.log_every
         )
+        self._batches: Iterator[Batch] = iter(self._meter)
+        self._retiering: Retiering | None = None
+        if settings.retier_every:
+            self._retiering = Retiering(
+                stack.retiers,
+                start=start,
+                every=settings.retier_every,
+                keep=settings.retier_batches,
+            )
+            self._batches = self._retiering.watch(self._batches)
         self._profile = Profile(
             job.model,
             job.device,
@@ -120,9 +135,12 @@ class Loop:
             self._profile.step(number),
             self._meter.step(number, sample=not self._profile.covers(number)),
         ):
-            loss, logits, labels, weights = self._job.pipeline.progress(self._meter)
+            if self._retiering is not None:
+                self._retiering.before(number)
+            outputs = self._job.pipeline.progress(self._batches)
         self._positions.trained()
-        return loss, logits, labels, weights
+        # Whoever keeps them must keep no graph: tiers would wait for its backward.
+        return tuple(output.detach() for output in outputs)
 
     def _tell(self, step: int, window: Window) -> Metrics:
         cost = self._meter.cost()

@@ -1,0 +1,83 @@
+"""Ladder: two ranks. `train.retier_every` moves replicas while training; losses stay TorchRec's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.proposal import Tiered
+from recd_plugins.stack import load
+from recd_plugins.testing.gloo import GlooPool
+
+REGISTRY: dict[str, Any] = {
+    "plugins": ["recd_dlrm", "recd_flexshard"],
+    "dataset": {"use": "sessions", "samples": 2048, "test_fraction": 0.0625},
+    "reader": {"use": "local", "prefetch": False},
+    "model": {"use": "sequence_dlrm", "embedding_dim": 8, "bottom": [8], "top": [8]},
+    "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
+    "train": {
+        "device": "cpu",
+        "batch_size": 32,
+        "steps": 12,
+        "log_every": 1,
+        "checkpoint_every": 5,
+        "retier_batches": 2,
+        # The optimizer that shows a wrong gradient.
+        "optimizer": {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.05},
+    },
+}
+FLEXSHARD = {
+    "use": "flexshard",
+    "goal": "min_communication",
+    "profile_batches": 1,
+    "others": {"search": "greedy"},
+}
+TORCHREC = {"use": "torchrec", "search": "greedy"}
+
+
+def registry(folder: Path, run: str, sharding: Any, **train: Any) -> dict[str, Any]:
+    train = {**REGISTRY["train"], "run": str(folder / run), **train}
+    return {**REGISTRY, "folder": str(folder / "data"), "sharding": sharding, "train": train}
+
+
+def hot_rows(said: dict[str, Any]) -> dict[str, list[int]]:
+    """On a rank: train; the rows that had replicas at the end."""
+    from recd_plugins.trainer.run import train
+
+    stack = load(said)
+    train(stack, torch.device("cpu"))
+    planner = stack._planner
+    if not isinstance(planner, Tiered) or planner.tier_plan is None:
+        return {}
+    return {name: t.replicated.tolist() for name, t in planner.tier_plan.tables.items()}
+
+
+def losses(run: Path) -> list[float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] in ("train", "test")]
+
+
+def test_replicas_move_and_losses_stay(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    moved, same = gloo_pool.run(
+        hot_rows, registry(tmp_path, "moved", FLEXSHARD, retier_every=3, eval_every=4)
+    )
+    stayed, _ = gloo_pool.run(hot_rows, registry(tmp_path, "stayed", FLEXSHARD, eval_every=4))
+    assert gloo_pool.run(hot_rows, registry(tmp_path, "plain", TORCHREC, eval_every=4))[0] == {}
+    assert moved == same
+    assert moved.keys() == stayed.keys() != set()
+    assert moved != stayed
+    expected = losses(tmp_path / "plain")
+    assert len(expected) == 12 + 3
+    # Sums of gradients in another order, over 12 steps.
+    assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-6)
+    assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_planner_that_cannot_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(CapabilityError, match=r"retier_every: the planner of 'torchrec'"):
+        load(registry(tmp_path, "run", TORCHREC, retier_every=3)).check()
