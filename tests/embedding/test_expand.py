@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from recd_plugins.embedding.expand import cells_of, expand_rows, expand_values, sum_cells
+from recd_plugins.embedding.expand import (
+    cells_of,
+    expand_columns,
+    expand_rows,
+    expand_values,
+    sum_cells,
+)
 
 
 @st.composite
@@ -50,6 +56,34 @@ def test_rows_equal_a_loop(drawn: tuple[list[int], list[int]]) -> None:
         ours, theirs = (
             torch.autograd.grad(each, unique, gradient)[0] for each in (expanded, wanted)
         )
+        assert torch.equal(ours, theirs)
+
+
+@given(
+    counts=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    num_rows=st.integers(0, 8),
+    data=st.data(),
+)
+def test_columns_equal_a_loop(counts: list[int], num_rows: int, data: st.DataObject) -> None:
+    uniques, lookups, wanted = [], [], []
+    for index, count in enumerate(counts):
+        lookup = None
+        if index == 0 or data.draw(st.booleans()):
+            row = st.integers(0, count - 1)
+            drawn = data.draw(st.lists(row, min_size=num_rows, max_size=num_rows))
+            lookup = torch.tensor(drawn).long()
+        shape = (num_rows if lookup is None else count, 3)
+        uniques.append(torch.randint(-8, 8, shape).double().requires_grad_())
+        lookups.append(lookup)
+        wanted.append(uniques[-1] if lookup is None else uniques[-1][lookup])
+    columns = expand_columns(uniques, lookups)
+    assert torch.equal(columns, torch.stack(wanted, dim=1))
+    gradient = torch.randint(-4, 4, columns.shape).double()
+    for ours, theirs in zip(
+        torch.autograd.grad(columns, uniques, gradient),
+        torch.autograd.grad(wanted, uniques, list(gradient.unbind(1))),
+        strict=True,
+    ):
         assert torch.equal(ours, theirs)
 
 

@@ -110,6 +110,56 @@ def test_operations_see_the_expansion_and_pass_its_gradient(name: str) -> None:
         torch.testing.assert_close(left, right)
 
 
+@pytest.mark.parametrize("join", [torch.stack, torch.cat, torch.concat])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_features_side_by_side(join: Callable[..., Tensor], dim: int) -> None:
+    """Expanded together where they can be; each is still as before."""
+    uniques = [torch.randn(count, 4, requires_grad=True) for count in (3, 3, 2, 5, 3)]
+    lookups = [LOOKUP, LOOKUP, LOOKUP % 2, None, LOOKUP]
+    rows = [
+        unique if lookup is None else Unexpanded.rows(unique, lookup)
+        for unique, lookup in zip(uniques, lookups, strict=True)
+    ]
+    last = rows[-1]
+    assert isinstance(last, Unexpanded)
+    last.mul_(2)
+    joined = join(rows, dim=dim)
+    wanted = join(
+        [
+            unique if lookup is None else unique[lookup]
+            for unique, lookup in zip([*uniques[:-1], uniques[-1] * 2], lookups, strict=True)
+        ],
+        dim,
+    )
+    assert torch.equal(joined, wanted)
+    assert [is_expanded(row) for row in rows if isinstance(row, Unexpanded)] == (
+        [dim == 0] * 3 + [True]
+    )
+    weights = torch.arange(1.0, joined.numel() + 1).view(joined.shape)
+    for ours, theirs in zip(
+        torch.autograd.grad((joined * weights).sum(), uniques),
+        torch.autograd.grad((wanted * weights).sum(), uniques),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_features_that_do_not_fit_side_by_side() -> None:
+    unique = leaf()[:3]
+    one, wide = Unexpanded.rows(unique, LOOKUP), Unexpanded.rows(unique[:, :2], LOOKUP)
+    half = Unexpanded.rows(unique.double(), LOOKUP)
+    lengths = Unexpanded.row_lengths(LENGTHS, LOOKUP)
+    assert torch.cat([one, wide], dim=1).shape == (5, 6)
+    assert torch.cat([one, half], 1).dtype == torch.float64
+    assert torch.stack([lengths, lengths], 1).tolist() == [[n, n] for n in lengths.tolist()]
+    found = torch.empty(5, 8)
+    torch.cat([one.detach()] * 2, 1, out=found)
+    assert torch.equal(found[:, 4:], one + 0)
+    assert torch.cat([values(leaf())] * 2, 1).shape == (10, 8)
+    with pytest.raises(RuntimeError, match="equal size"):
+        torch.stack([one, wide], 1)
+
+
 def test_what_reads_memory() -> None:
     lengths = Unexpanded.row_lengths(LENGTHS, LOOKUP)
     assert lengths.tolist() == lengths.numpy().tolist() == [2, 3, 0, 2, 3]

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from recd_plugins.embedding.expand import cells_of, expand_rows, expand_values, sum_cells
+from recd_plugins.embedding.expand import (
+    cells_of,
+    expand_columns,
+    expand_rows,
+    expand_values,
+    sum_cells,
+)
 
 __all__ = ["Unexpanded"]
 
@@ -120,6 +126,8 @@ class Unexpanded(Tensor):
                 rest, kwargs = pytree.tree_map(_expanded, (args[1:], kwargs))
                 unique = func(tensor.unique, *rest, **kwargs)
                 return tensor if unique is tensor.unique else tensor._like(unique)
+        if func in SIDE_BY_SIDE and (columns := _columns(*args, **kwargs)) is not None:
+            return columns if func is torch.stack else columns.flatten(1)
         args, kwargs = pytree.tree_map(_expanded, (tuple(args), dict(kwargs)))
         return func(*args, **kwargs)
 
@@ -181,6 +189,28 @@ def _stand(
     made.unique, made.inverse_lookup, made.lengths = unique, inverse_lookup, lengths
     made._expanded = None
     return made
+
+
+SIDE_BY_SIDE = {torch.stack, torch.cat, torch.concat, torch.concatenate}
+
+
+def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor | None:
+    """[B, F, D] of F features' rows [B, D], expanded together; none if that cannot be."""
+    alike = {(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors}
+    if dim != 1 or others or len(alike) > 1 or tensors[0].dim() != 2:
+        return None
+    uniques: list[Tensor] = []
+    lookups: list[Tensor | None] = []
+    for tensor in tensors:
+        if isinstance(tensor, Unexpanded) and tensor._expanded is None and tensor.lengths is None:
+            uniques.append(tensor.unique)
+            lookups.append(tensor.inverse_lookup)
+        else:
+            uniques.append(_expanded(tensor))
+            lookups.append(None)
+    if len(lookups) - lookups.count(None) < 2:
+        return None
+    return expand_columns(uniques, lookups)
 
 
 def _same(tensor: Tensor) -> Tensor:
