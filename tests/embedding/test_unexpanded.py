@@ -331,13 +331,29 @@ def test_an_operator_in_place_makes_it_ordinary() -> None:
     assert not before.is_unique
 
 
-def test_changes_out_of_torch_s_sight_are_refused() -> None:
+UNSEEN: dict[str, Callable[[Any], Any]] = {
+    "add_": lambda x: x.add_(1),
+    "of a list": lambda x: torch._foreach_add_([x], 1),
+    "out": lambda x: torch.ops.aten.add.out(torch.ones(10, 4), torch.ones(10, 4), out=x),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_changes_out_of_torch_s_sight_are_refused(name: str) -> None:
     made = values(leaf().detach())
     with (
         torch._C.DisableTorchFunctionSubclass(),
         pytest.raises(RuntimeError, match=r"hand over its \.expanded\(\)"),
     ):
-        made.add_(1)
+        UNSEEN[name](made)
+
+
+def test_a_changed_one_is_detached_as_it_is() -> None:
+    made = values(leaf().detach())
+    made.add_(1)
+    with torch._C.DisableTorchFunctionSubclass():
+        detached = made.detach()
+    assert torch.equal(detached, made.expanded())
 
 
 def test_lookups_are_known_by_their_memory() -> None:

@@ -143,20 +143,22 @@ class Unexpanded(Tensor):
 
         The gradient is taken care of above, by the node that `_Stand` left.
         """
-        if func is torch.ops.aten.detach.default:
-            (tensor,) = args
-            return tensor._like(tensor.unique.detach())
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if (
-                isinstance(value, Unexpanded)
-                and argument.alias_info
-                and argument.alias_info.is_write
-            ):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.detach.default and args[0].is_unique:
+            return args[0]._like(args[0].unique.detach())
+        given = {
+            **dict(zip((a.name for a in func._schema.arguments), args, strict=False)),
+            **kwargs,
+        }
+        for argument in func._schema.arguments:
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            if any(isinstance(t, Unexpanded) for t in pytree.tree_leaves(given.get(argument.name))):
                 raise RuntimeError(
                     f"{func} would change an unexpanded tensor in place, out of torch's sight: "
                     "hand over its .expanded()."
                 )
-        args, kwargs = pytree.tree_map(_data, (tuple(args), dict(kwargs or {})))
+        args, kwargs = pytree.tree_map(_data, (tuple(args), dict(kwargs)))
         return func(*args, **kwargs)
 
 
