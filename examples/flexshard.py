@@ -1,0 +1,59 @@
+"""FlexShard: profile a table, plan replicas of its hot rows, say why, train against row-wise.
+
+Four gloo ranks stand for two nodes with a slow link between: on one machine, see the bytes.
+"""
+
+import contextlib
+import io
+import sys
+import tempfile
+import warnings
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import recd_plugins as rp
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.run import train
+
+item = {"name": "item", "num_ids": 50_000, "table": "items", "skew": 1.2}
+history = item | {"name": "history", "kind": "user", "sequence": True, "length": 20}
+REGISTRY = {
+    "plugins": ["recd_dlrm", "recd_flexshard"],
+    "dataset": {"use": "sessions", "samples": 30_000, "features": [history, item]},
+    "model": {"use": "sequence_dlrm", "embedding_dim": 64, "bottom": [64], "top": [32]},
+    "topology": {"ranks_per_node": 2, "inter_node_gbps": 0.02, "intra_node_gbps": 2},
+    "train": {"device": "cpu", "ranks": 4, "batch_size": 256, "log_every": 6},
+}
+SIDES = {
+    "row-wise": {"use": "torchrec", "constraints": {"*": {"sharding_types": ["row_wise"]}}},
+    "FlexShard": {"use": "flexshard", "goal": "auto", "others": {"search": "greedy"}},
+}
+
+
+def on_a_rank(registry):
+    with contextlib.redirect_stdout(io.StringIO()):
+        return train(rp.load(registry), torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # TorchRec's own
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 24
+    caption = "a step's time, MB through a rank's all-to-alls and other collectives, loss"
+    table = Table("", "ms", "all-to-all", "others", "train", "test", caption=caption)
+    with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
+        for side, sharding in SIDES.items():
+            settings = REGISTRY["train"] | {"steps": steps, "run": f"{folder}/{side}"}
+            registry = REGISTRY | {"folder": folder, "sharding": sharding, "train": settings}
+            stack = rp.load(registry)
+            planner = stack.propose(stack.model(), world_size=4)  # as `recd plan` does
+            print(side, stack.explain(), "", sep="\n")
+            said, *_ = ranks.run(on_a_rank, registry, world_size=4)
+            losses = [f"{said[split]['loss']:.6f}" for split in ("train", "test")]
+            sent = {to: sum(of.values()) / 1e6 for to, of in said["cost"]["traffic"].items()}
+            shown = [said["cost"]["step_ms"], sent.pop("all_to_all"), sum(sent.values())]
+            table.add_row(side, *(f"{number:.2f}" for number in shown), *losses)
+    share = planner.profile["t_items"].coverage
+    print("lookups of the hottest rows:", {n: f"{share(n):.0%}" for n in (100, 1_000, 10_000)})
+    Console().print(table)
