@@ -1,0 +1,74 @@
+"""Rung 4 (an example run): the cluster's registry is checked, planned with, and launched on CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_plugins.planning.proposal import Tiered
+from recd_plugins.planning.topology import PRESETS, load_topology
+from recd_plugins.registry import Registry
+from recd_plugins.stack import load
+
+CLUSTER = Path(__file__).parents[2] / "examples" / "a100_cluster"
+REGISTRY = CLUSTER / "registry.yaml"
+
+
+def test_the_registry_is_for_four_nodes_of_eight() -> None:
+    registry = Registry.load(REGISTRY, ["train.device=cpu"])
+    assert registry.one("sharding").record.name == "flexshard"
+    assert registry.train.ranks == 4 * 8
+    assert registry.topology == PRESETS["a100_dgx"]
+    assert registry.topology == load_topology(CLUSTER / "topology.yaml", "topology")
+
+
+def test_a_plan_is_made_of_it(tmp_path: Path) -> None:
+    """On a small table in place of the cluster's own."""
+    skewed: dict[str, Any] = {"num_ids": 5_000, "table": "items", "skew": 1.2}
+    features = [
+        skewed | {"name": "history", "kind": "user", "sequence": True, "length": 20},
+        skewed | {"name": "item"},
+    ]
+    values = dict(Registry.load(REGISTRY).source.values)
+    values |= {
+        "dataset": {"use": "sessions", "samples": 4_000, "features": features},
+        "etl": ["cluster_by_session"],
+        "folder": str(tmp_path),
+        "topology": "a100_dgx",
+    }
+    values["sharding"] |= {"goal": "min_communication", "others": {"search": "greedy"}}
+    stack = load(values, ["train.device=cpu", "train.batch_size=32"])
+    stack.check()
+    planner = stack.propose(stack.adapt(stack.model()), 32)
+    assert isinstance(planner, Tiered)
+    assert planner.tier_plan is not None
+    assert (planner.tier_plan.n_nodes, planner.tier_plan.ranks_per_node) == (4, 8)
+    assert "4 nodes of 8 ranks" in stack.explain()
+
+
+@pytest.mark.parametrize("script", ["torchrun.sh", "slurm.sbatch"])
+def test_a_script_is_bash(script: str) -> None:
+    done = subprocess.run(["bash", "-n", str(CLUSTER / script)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+    saved = tmp_path / "topology.yaml"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    said = {"NODES": "1", "RANKS_PER_NODE": "2", "HEAD": "localhost", "PORT": "0"}
+    command = [str(CLUSTER / "torchrun.sh"), "topology", "measure", "--device", "cpu"]
+    done = subprocess.run(
+        [*command, "--save", str(saved)],
+        env=os.environ | said | {"PATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert load_topology(saved, "topology").ranks_per_node == 2
