@@ -23,9 +23,15 @@ class SomeKeys:
 
     def __init__(self, features: InverseKeyedJaggedTensor, keys: Collection[str]) -> None:
         self._features = features
-        self._runs: list[tuple[bool, range]] = []
+        self._groups, self._unique_counts = features.groups, features.unique_counts
+        self._runs = [(True, range(len(keys)))]
         """The places of all keys, cut where those that are meant begin and end."""
-        stop, wanted = 0, frozenset(keys)
+        if len(keys) < len(features.kjt.keys()):
+            self._narrow(frozenset(keys))
+
+    def _narrow(self, wanted: Collection[str]) -> None:
+        features, stop = self._features, 0
+        self._runs = []
         for taken, run in groupby(features.kjt.keys(), wanted.__contains__):
             start, stop = stop, stop + len(list(run))
             self._runs.append((taken, range(start, stop)))
