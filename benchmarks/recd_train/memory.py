@@ -26,8 +26,19 @@ def tensor_memory(step: Callable[[], object]) -> int:
         trace = Path(folder) / "trace.json"
         watched.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    held = [one["args"]["Total Allocated"] for one in events if one.get("name") == "[memory]"]
-    return max(held, default=0)
+    changes = [one for one in events if one.get("name") == "[memory]"]
+    # Not "Total Allocated": it counts on from one profile to the next.
+    held: dict[int, int] = {}
+    size = peak = 0
+    for change in sorted(changes, key=lambda one: one["ts"]):
+        place, change_size = change["args"]["Addr"], change["args"]["Bytes"]
+        if change_size > 0:
+            held[place] = change_size
+            size += change_size
+        else:
+            size -= held.pop(place, 0)
+        peak = max(peak, size)
+    return peak
 
 
 def give_back() -> None:

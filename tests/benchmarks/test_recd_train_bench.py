@@ -81,8 +81,12 @@ def test_memory_is_what_is_held_at_once() -> None:
         (two * 2).sum()
 
     scalars = 1000
-    assert 2_000_000 <= tensor_memory(step) <= 2_000_000 + scalars
-    assert tensor_memory(step) == tensor_memory(step)
+    kept = []
+    for _ in range(3):  # what a step leaves behind is not the next one's
+        assert 2_000_000 <= tensor_memory(step) <= 2_000_000 + scalars
+        assert 4_000_000 <= tensor_memory(lambda: kept.append(torch.ones(1_000_000))) <= 4_001_000
+    kept.append(torch.ones(10))
+    assert tensor_memory(kept.clear) < scalars
 
 
 def test_gains_are_samples_a_second_round_by_round() -> None:
