@@ -78,6 +78,40 @@ def test_replicas_move_and_losses_stay(gloo_pool: GlooPool, tmp_path: Path) -> N
     assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
 
 
+KEEPER = """
+from recd_dlrm.models.sequence_dlrm import SequenceDlrmConfig, build_sequence_dlrm
+from recd_plugins import hookimpl
+from recd_plugins.slots import ModelRecord
+
+def build(config, context):
+    model = build_sequence_dlrm(config, context)
+    model.register_forward_hook(lambda module, inputs, said: (said[0], (said[0], *said[1][1:])))
+    return model
+
+@hookimpl
+def recd_model():
+    config, uses = SequenceDlrmConfig, ("pooling",)
+    return [ModelRecord(name="keeper", summary="", config=config, build=build, uses=uses)]
+"""
+"""A model whose outputs, which a window of metrics keeps, hold its loss with all of its graph."""
+
+
+def test_unique_samples_and_kept_outputs_do_not_hinder(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    (tmp_path / "keeper.py").write_text(KEEPER)
+    plugins = [*REGISTRY["plugins"], "recd_dedup", str(tmp_path / "keeper.py")]
+    losses_of = {}
+    for run, sharding, every in (("moved", FLEXSHARD, 3), ("plain", TORCHREC, 0)):
+        said = registry(tmp_path, run, sharding, retier_every=every, log_every=12)
+        said |= {"plugins": plugins, "model": REGISTRY["model"] | {"use": "keeper"}}
+        if every:
+            said["dedup"] = {"use": "exact", "groups": [["history", "history_category"]]}
+        hot = gloo_pool.run(hot_rows, said)
+        assert (hot[0] != {}) == (every > 0)
+        losses_of[run] = losses(tmp_path / run)
+    # As above; unique samples are pooled in another order too.
+    assert losses_of["moved"] == pytest.approx(losses_of["plain"], abs=1e-6)
+
+
 def test_a_planner_that_cannot_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match=r"retier_every: the planner of 'torchrec'"):
         load(registry(tmp_path, "run", TORCHREC, retier_every=3)).check()
