@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.keyed import with_ids
-from recd_plugins.sparse.padding import real_rows
+from recd_plugins.sparse.padding import is_padded, real_rows
 from recd_plugins.sparse.rows.weighted import Weighted
 
 __all__ = ["SomeKeys"]
@@ -56,12 +56,10 @@ class SomeKeys:
 
     def without_padding(self, made: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """`made` row by row of what was taken, without ids in rows behind a group's last."""
-        if len(set(self._unique_counts)) == 1:
-            return made
         lengths, weights = made.lengths(), made.weights_or_none()
-        real = real_rows(self._groups, self._unique_counts, lengths.device)
-        if int((lengths * real).sum()) == made.values().numel():
+        if is_padded(self._groups, self._unique_counts, lengths):
             return made
+        real = real_rows(self._groups, self._unique_counts, lengths.device)
         kept = torch.repeat_interleave(real, lengths)
         return with_ids(
             made,
@@ -101,7 +99,7 @@ def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> Weighted:
 
 
 def _joined(keys: list[str], parts: list[Weighted], stride: int) -> KeyedJaggedTensor:
-    rows = Weighted.joined(parts)
+    rows = parts[0] if len(parts) == 1 else Weighted.joined(parts)
     return KeyedJaggedTensor(
         keys=keys, values=rows.values, lengths=rows.lengths, weights=rows.weights, stride=stride
     )
