@@ -60,7 +60,9 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
                 _sources(group),
                 partial(self._update.owe, number),
             )
-            yield from merged.split(list(group.segments.lengths))
+            # Of one slot no split, for its backward would copy the gradient.
+            lengths = list(group.segments.lengths)
+            yield from merged.split(lengths) if len(lengths) > 1 else [merged]
         for slot in slots:
             yield canonical[slot.name].values()
 

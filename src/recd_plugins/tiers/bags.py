@@ -79,9 +79,7 @@ class GroupBags:
             sources=self.bags[at],
             weights=None if self.weights is None else self.weights[at],
         )
-        asked = sums.new_zeros(self.per_node.shape)
-        shared.add_to(asked)
-        return HotGradients(everywhere, asked)
+        return HotGradients(everywhere, shared.summed(len(self.per_node)))
 
     def _add(self, sums: Tensor, rows: Tensor, at: Tensor) -> None:
         rows = rows.float()

@@ -17,6 +17,8 @@ I32: TypeAlias = npt.NDArray[np.int32]
 
 U64 = np.uint64
 WORD = 64
+BLOCK = 1 << 16
+"""Rows taken at a time, to bound the memory that it takes to make a set of many."""
 
 
 class RankedBitmap:
@@ -29,9 +31,10 @@ class RankedBitmap:
         """Of `rows` [n] int64, in any order, each once and in [0, size)."""
         self.count = rows.numel()
         num_words = size // WORD + 1
-        bits = torch.ones_like(rows) << (rows % WORD)  # bit 63 is the sign
         self.words = torch.zeros(num_words, dtype=torch.int64, device=rows.device)
-        self.words.index_add_(0, rows // WORD, bits)
+        for some in rows.split(BLOCK):
+            bits = torch.ones_like(some) << (some % WORD)  # bit 63 is the sign
+            self.words.index_add_(0, some // WORD, bits)
         self.ranks = torch.zeros(num_words, dtype=torch.int32, device=rows.device)
         torch.cumsum(_popcount(self.words)[:-1], 0, dtype=torch.int32, out=self.ranks[1:])
 
@@ -45,6 +48,8 @@ class RankedBitmap:
 
     def rank(self, rows: Tensor) -> Tensor:
         """[n] int64: the members before each of `rows` [n] int64, in [0, size]."""
+        if len(rows) > BLOCK:
+            return torch.cat([self.rank(some) for some in rows.split(BLOCK)])
         words = self.words[rows // WORD]
         below = words & ((torch.ones_like(rows) << (rows % WORD)) - 1)
         return self.ranks[rows // WORD] + _popcount(below)

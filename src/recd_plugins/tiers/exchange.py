@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
+from recd_plugins.tiers.errand import Turns
 from recd_plugins.tiers.nodes import Arriving, Peers
 from recd_plugins.tiers.share import Layout
 
-__all__ = ["Asked", "NodeIds", "NodeIdsAwaitable", "NodeRequest"]
+__all__ = ["Asked", "NodeIds", "ask_node"]
 
 
 @dataclass(frozen=True)
@@ -58,29 +58,9 @@ class NodeIds(Multistreamable):
         self.ids.record_stream(stream)
 
 
-class NodeIdsAwaitable(Awaitable[NodeIds]):
-    """The ids, on their way."""
-
-    def __init__(self, asked: Asked, counts: Tensor, node: Peers) -> None:
-        super().__init__()
-        self._asked, self._answers = asked.counts.tolist(), counts.tolist()
-        self._ids = node.all_to_all(asked.ids, self._asked, self._answers)
-
-    def _wait_impl(self) -> NodeIds:
-        return NodeIds(self._ids.wait(), self._asked, self._answers)
-
-
-class NodeRequest(Awaitable[Awaitable[NodeIds]]):
-    """How many ids each rank asks, on its way: what TorchRec calls a splits awaitable.
-
-    TorchRec joins the splits of all modules in one exchange over one group. This is no part
-    of that: it is awaited with them, but sent on its own, within the node.
-    """
-
-    def __init__(self, asked: Asked, node: Peers) -> None:
-        super().__init__()
-        self._asked, self._node = asked, node
-        self._counts = node.all_to_all(asked.counts)
-
-    def _wait_impl(self) -> NodeIdsAwaitable:
-        return NodeIdsAwaitable(self._asked, self._counts.wait(), self._node)
+def ask_node(asked: Asked, node: Peers) -> Turns[NodeIds]:
+    """Every rank of the node must ask; first it says how many, then which."""
+    answers = (yield node.all_to_all(asked.counts)).tolist()
+    sends = asked.counts.tolist()
+    ids = yield node.all_to_all(asked.ids, sends, answers)
+    return NodeIds(ids, sends, answers)

@@ -70,7 +70,9 @@ class _MergeSequences(Function):
                 gradient, routed.per_node.at, sources.per_node_inverse, len(sources.per_node)
             ).float()
         places = sources.layout.place(routed.replicated.positions)
-        ctx.keep(HotGradients(Entries(places, gradient.float(), routed.replicated.at), shared))
+        # Where all ids are in the tier, each has the gradient of its own number.
+        at = None if len(places) == len(gradient) else routed.replicated.at
+        ctx.keep(HotGradients(Entries(places, gradient.float(), at), shared))
         passed = _summed(gradient, routed.passed, sources.passed_inverse, ctx.canonical_shape[0])
         return passed, None, None, None
 

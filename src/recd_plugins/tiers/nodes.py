@@ -64,16 +64,6 @@ class Peers:
         )
         return Arriving(every, work)
 
-    def reduce_scatter(self, parts: Tensor) -> Arriving:
-        """Of `parts` [size, ...], one for each peer: the sum over peers of this rank's."""
-        if self._group is None:
-            return Arriving(parts.squeeze(0), None)
-        mine = torch.empty_like(parts[0])
-        work = dist.reduce_scatter_tensor(
-            mine, parts.flatten(0, 1), group=self._group, async_op=True
-        )
-        return Arriving(mine, work)
-
     def all_to_all(
         self,
         parts: Tensor,

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.tiers.exchange import Asked, NodeIds, NodeRequest
+from recd_plugins.tiers.errand import Errand
+from recd_plugins.tiers.exchange import Asked, NodeIds, ask_node
 from recd_plugins.tiers.group import TableGroup
 from recd_plugins.tiers.nodes import Nodes, Peers
 from recd_plugins.tiers.router import Segments
@@ -58,7 +59,7 @@ class Passage(Multistreamable):
         if group.coalesce == "node" and nodes.ranks_per_node > 1:
             asked = _ask(keys, group, nodes)
             inverse = asked.inverse[inverse]
-            answered = NodeRequest(asked, nodes.node).wait().wait()
+            answered = Errand(ask_node(asked, nodes.node)).finish()
             keys, node_inverse = torch.unique(answered.ids, return_inverse=True)
             node = _Concentrated(answered, node_inverse, nodes.node)
         return cls(keys - _tables(keys) * SPAN, _lengths(keys, segments), inverse, node)

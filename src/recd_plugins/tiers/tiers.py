@@ -20,19 +20,19 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.torchrec import flush_kernels, order_input, purge_kernels, slot_names
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.tiers.exchange import NodeRequest
 from recd_plugins.tiers.group import Slot, arrange
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.optimizer import FlushingOptimizer
 from recd_plugins.tiers.reduction import Reduction
 from recd_plugins.tiers.replicas import Replicas
+from recd_plugins.tiers.request import Request
 from recd_plugins.tiers.router import Segments
 from recd_plugins.tiers.trip import GroupTrip, Trip
 from recd_plugins.tiers.update import Update
 
 __all__ = ["CHUNK_ROWS", "Tiers"]
 
-CHUNK_ROWS = 1 << 15
+CHUNK_ROWS = 1 << 13
 """Rows under way at a time in an update: a few MB, at no loss of time."""
 
 
@@ -87,17 +87,15 @@ class Tiers:
             weights=features.weights_or_none(),
         )
 
-    def requests(self, trip: Trip) -> list[NodeRequest]:
-        """Ask the node for rows of its tier."""
-        asked = [group.asked for group in trip.groups if group.asked is not None]
-        return [NodeRequest(one, self.nodes.node) for one in asked]
+    def requests(self, trip: Trip) -> list[Request]:
+        """Of each group, in their order."""
+        return [group.request(self.nodes) for group in trip.groups]
 
     def arrive(self, trip: Trip, answers: Sequence[Any]) -> Update:
         """Have the rows where the batch looks for them, and send the node what it asked."""
         self._hold(trip.replicas)
-        asking = [group for group in trip.groups if group.asked is not None]
-        for group, ids in zip(asking, answers, strict=True):
-            group.answer(ids, self.nodes)
+        for group, answer in zip(trip.groups, answers, strict=True):
+            group.arrive(answer, self.nodes)
         scale = 1 / self.nodes.world.size if get_gradient_division() else 1.0
         return Update(trip, Reduction(self.nodes, scale, self._chunk_rows))
 

@@ -8,38 +8,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recd_plugins.tiers.errand import Turns
 from recd_plugins.tiers.nodes import Nodes
 
-__all__ = ["Touched", "touched_anywhere", "touched_by_node"]
+__all__ = ["Touched", "touched_everywhere", "touched_in_nodes"]
 
 
 class Touched(NamedTuple):
-    """Rows that at least one rank has a gradient for."""
+    """Who has a gradient for which rows."""
 
-    anywhere: Tensor
-    """[W, R] bool: of each share of a node's W ranks; [1, R] where only this rank's is known."""
+    mine: Tensor
+    """[W, R] bool: this rank, of each share of the tier."""
+    by_rank: Tensor
+    """[W, R] bool: each rank of this node, of this rank's share."""
     by_node: Tensor
-    """[N, R] bool: of this rank's share, by the node that touched it."""
+    """[N, R] bool: each node, of this rank's share."""
+    anywhere: Tensor
+    """[W, R] bool: any rank at all, of each share."""
 
 
-def touched_anywhere(mine: Tensor, nodes: Nodes) -> Touched:
+def touched_everywhere(mine: Tensor, nodes: Nodes) -> Turns[Touched]:
     """From the rows that each rank touched, of all shares: `mine` [W, R] bool.
 
     Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
     node again.
     """
-    parts = nodes.node.all_to_all(_pack(mine)).wait()
-    by_node = nodes.across.all_gather(_any(parts)).wait()
-    shares = nodes.node.all_gather(_any(by_node)).wait()
+    by_rank = yield nodes.node.all_to_all(_pack(mine))
+    by_node = yield nodes.across.all_gather(_any(by_rank))
+    anywhere = yield nodes.node.all_gather(_any(by_node))
     size = mine.shape[1]
-    return Touched(_unpack(shares, size), _unpack(by_node, size))
+    return Touched(mine, *(_unpack(bits, size) for bits in (by_rank, by_node, anywhere)))
 
 
-def touched_by_node(mine: Tensor, nodes: Nodes) -> Touched:
-    """From the rows of this rank's share that its node touched: `mine` [R] bool."""
-    by_node = nodes.across.all_gather(_pack(mine)).wait()
-    size = len(mine)
-    return Touched(_unpack(_any(by_node).unsqueeze(0), size), _unpack(by_node, size))
+def touched_in_nodes(mine: Tensor, nodes: Nodes) -> Turns[Tensor]:
+    """[N, R] bool by node, from the rows of this rank's share that its node touched: `mine` [R]."""
+    by_node = yield nodes.across.all_gather(_pack(mine))
+    return _unpack(by_node, len(mine))
 
 
 def _any(packed: Tensor) -> Tensor:

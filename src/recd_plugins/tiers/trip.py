@@ -10,10 +10,11 @@ from torch import Tensor
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.tiers.entries import Entries, HotGradients
-from recd_plugins.tiers.exchange import Asked, NodeIds
+from recd_plugins.tiers.exchange import Asked
 from recd_plugins.tiers.nodes import Arriving, Nodes
 from recd_plugins.tiers.passage import Passage
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
+from recd_plugins.tiers.request import Answer, Request
 from recd_plugins.tiers.router import Routed, Segments
 
 __all__ = ["GroupTrip", "Trip"]
@@ -31,8 +32,8 @@ class GroupTrip(Multistreamable):
     passage: Passage
     asked: Asked | None
     """Of this rank's node; none where that tier is empty."""
-    answered: NodeIds | None = None
-    """What the node asked of this rank."""
+    answer: Answer | None = None
+    """What is known once the ids have been exchanged."""
     rows: Arriving | None = None
     """[u, D]: the rows that were asked for, on their way."""
 
@@ -52,12 +53,17 @@ class GroupTrip(Multistreamable):
         passage = Passage.of(replicas.group, ids, routed.passed, segments, nodes)
         return cls(replicas, start, segments, routed, passage, asked)
 
-    def answer(self, asked: NodeIds, nodes: Nodes) -> None:
+    def request(self, nodes: Nodes) -> Request:
+        """Ask the node for rows of its tier, and find out what all ranks touch."""
+        return Request(self.replicas, self.routed.replicated.positions, self.asked, nodes)
+
+    def arrive(self, answer: Answer, nodes: Nodes) -> None:
         """Send the node the rows that it asked of this rank."""
-        assert self.replicas.per_node_replica is not None
-        rows = self.replicas.per_node_replica.share.rows.index_select(0, asked.ids)
-        self.answered = asked
-        self.rows = asked.send_back(rows, nodes.node)
+        self.answer = answer
+        if answer.ids is not None:
+            assert self.replicas.per_node_replica is not None
+            rows = self.replicas.per_node_replica.share.rows.index_select(0, answer.ids.ids)
+            self.rows = answer.ids.send_back(rows, nodes.node)
 
     def no_gradients(self) -> HotGradients:
         """Of an output that no loss depends on."""

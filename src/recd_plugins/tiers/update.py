@@ -2,46 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from recd_plugins.compat.autograd import at_end_of_backward
 from recd_plugins.tiers.entries import Entries, HotGradients
+from recd_plugins.tiers.errand import Errand, Turns
 from recd_plugins.tiers.reduction import Reduction
+from recd_plugins.tiers.replica import PerNodeReplica
 from recd_plugins.tiers.trip import GroupTrip, Trip
 
 __all__ = ["Update"]
 
 
 class Update:
-    """The update of the replicas by one forward; two forwards make two, as with TorchRec."""
+    """The update of the replicas by one forward; two forwards make two, as with TorchRec.
+
+    Gradients are on their way as soon as backward has them, beside the rest of it. Rows
+    change at its end, one update after another.
+    """
 
     def __init__(self, trip: Trip, reduction: Reduction) -> None:
         self.trip = trip
         self._reduction = reduction
-        self._owed: dict[int, HotGradients] = {}
+        self._under_way: dict[int, list[Errand[None]]] = {}
 
     def owe(self, group: int, gradients: HotGradients) -> None:
         """In backward: the gradients of one group's rows."""
-        if not self._owed:
+        if not self._under_way:
+            if not self.trip.replicas.filled:  # someone had the state dict since
+                self.trip.replicas.fill()
             at_end_of_backward(self._pay)
-        self._owed[group] = gradients
+        self._under_way[group] = list(self._errands(self.trip.groups[group], gradients))
 
-    @torch.no_grad()
     def _pay(self) -> None:
         """Every rank pays for every group, be it with nothing."""
-        if not self.trip.replicas.filled:  # someone had the state dict since
-            self.trip.replicas.fill()
         for number, trip in enumerate(self.trip.groups):
-            self._update(trip, self._owed.pop(number, None))
+            if number not in self._under_way:
+                self.owe(number, trip.no_gradients())
+        under_way, self._under_way = self._under_way, {}
+        for errands in under_way.values():
+            for errand in errands:
+                errand.finish()
 
-    def _update(self, trip: GroupTrip, gradients: HotGradients | None) -> None:
-        rate = trip.replicas.group.learning_rate
-        if gradients is None:
-            gradients = trip.no_gradients()
+    @torch.no_grad()
+    def _errands(self, trip: GroupTrip, gradients: HotGradients) -> Iterator[Errand[None]]:
+        rate, answer = trip.replicas.group.learning_rate, trip.answer
+        assert answer is not None
         if (everywhere := trip.replicas.all_ranks_replica) is not None:
-            self._reduction.all_ranks(everywhere, gradients.all_ranks, rate)
+            assert answer.touched is not None
+            touched = answer.touched.finish()
+            entries = gradients.all_ranks
+            yield Errand(self._reduction.all_ranks(everywhere, entries, touched, rate))
         if (shared := trip.replicas.per_node_replica) is not None:
-            assert trip.answered is not None
-            assert gradients.per_node is not None
-            arriving = trip.answered.send_there(gradients.per_node, self._reduction.nodes.node)
-            self._reduction.per_node(shared, Entries(trip.answered.ids, arriving.wait()), rate)
+            yield Errand(self._per_node(shared, trip, gradients, rate))
+
+    def _per_node(
+        self, replica: PerNodeReplica, trip: GroupTrip, gradients: HotGradients, rate: float
+    ) -> Turns[None]:
+        """First to the ranks of the node that the rows were asked of."""
+        assert trip.answer is not None
+        ids, touched = trip.answer.ids, trip.answer.touched_in_nodes
+        assert ids is not None
+        assert touched is not None
+        assert gradients.per_node is not None
+        arrived = yield ids.send_there(gradients.per_node, self._reduction.nodes.node)
+        entries = Entries(ids.ids, arrived)
+        yield from self._reduction.per_node(replica, entries, touched.finish(), rate)
