@@ -1,0 +1,88 @@
+"""Rung 4 (ranks in nodes, as root): links that are as slow as said, and count what they carry."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.cluster.network import Network, available, bytes_sent
+from benchmarks.cluster.ranks import ClusterFailed, ClusterRanks
+
+MBIT = 200
+SIZE = 8_000_000
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    if missing := available():
+        pytest.skip(f"no emulated cluster: it needs {missing}")
+    with Network(2, MBIT) as network:
+        yield network
+
+
+def all_reduce(count: int) -> tuple[int, float, float]:
+    """Bytes out of this node, seconds, and what the ranks' numbers sum to."""
+    numbers = torch.full((count,), dist.get_rank() + 1.0)
+    dist.barrier()
+    sent, begun = bytes_sent(), time.perf_counter()
+    dist.all_reduce(numbers)
+    dist.barrier()
+    return bytes_sent() - sent, time.perf_counter() - begun, float(numbers.mean())
+
+
+def fail_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("rank 1 says no")
+
+
+def namespaces() -> list[str]:
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True)
+    return [line.split()[0] for line in listed.stdout.splitlines() if line]
+
+
+def test_links_count_what_crosses_and_take_their_time(network: Network) -> None:
+    with ClusterRanks(network, 1) as ranks:
+        for sent, seconds, mean in ranks.run(all_reduce, SIZE // 4):
+            # Of two nodes each sends half of the sum's parts, then half of the sums.
+            assert sent == pytest.approx(SIZE, rel=0.03)
+            # More in no case, however busy the machine is; a burst is through at once.
+            assert seconds > SIZE * 8 / (MBIT * 1e6) * 0.9
+            assert mean == 3
+        network.shape(10 * MBIT)
+        for _, faster, _ in ranks.run(all_reduce, SIZE // 4):
+            assert faster < SIZE * 8 / (MBIT * 1e6) * 0.9
+        with pytest.raises(ClusterFailed, match="rank 1 says no"):
+            ranks.run(fail_on_rank_1)
+
+
+def test_ranks_of_a_node_do_not_cross_its_link(network: Network) -> None:
+    with ClusterRanks(network, 2) as ranks:
+        assert ranks.world_size == 4
+        sent = [one for one, _, _ in ranks.run(all_reduce, SIZE // 4)]
+    # A ring over four ranks crosses between the nodes once each way: 2 (U - 1) / U.
+    assert sent == pytest.approx([SIZE * 1.5] * 4, rel=0.03)
+
+
+def test_a_killed_run_leaves_nothing_for_long(network: Network) -> None:
+    ours = set(namespaces())
+    make = "from benchmarks.cluster.network import Network; import os, signal\n"
+    kill = "Network(2, 100).__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
+    killed = subprocess.Popen([sys.executable, "-c", make + kill], cwd=Path.cwd())
+    assert killed.wait() == -signal.SIGKILL
+    left = {name for name in namespaces() if f"-{killed.pid}-" in name}
+    assert len(left) == 3
+    with Network(1, 100) as another:
+        assert another.namespace(0) in namespaces()
+        assert not left & set(namespaces())
+    assert set(namespaces()) >= ours
+    assert another.namespace(0) not in namespaces()
+    assert f"-{os.getpid()}-" in network.namespace(0)
