@@ -7,6 +7,7 @@ import typer
 from recd_plugins.cli.data import data
 from recd_plugins.cli.doctor import doctor
 from recd_plugins.cli.plan import explain, plan
+from recd_plugins.cli.plugin_commands import WithPlugins
 from recd_plugins.cli.plugins import plugins
 from recd_plugins.cli.report import report
 from recd_plugins.cli.topology import topology
@@ -17,6 +18,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="recd",
+    cls=WithPlugins,
     help="Train recommendation models with TorchRec and the plugins that registry.yaml names.",
     no_args_is_help=True,
     add_completion=False,

@@ -1,0 +1,74 @@
+"""Commands that plugins bring: found by name alone, imported when called."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from recd_plugins.cli.options import reported
+from recd_plugins.errors import PluginError
+
+__all__ = ["GROUP", "WithPlugins"]
+
+GROUP = "recd_plugins.commands"
+"""The entry points: a command's name = a typer app, or a function such as typer takes."""
+
+
+class WithPlugins(TyperGroup):
+    """The host's commands, and after them those of installed plugins by other names."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        points: dict[str, list[EntryPoint]] = {}
+        for point in entry_points(group=GROUP):
+            same = points.setdefault(point.name, [])
+            # An editable install can list one distribution twice.
+            if all((one.value, _owner(one)) != (point.value, _owner(point)) for one in same):
+                same.append(point)
+        for name in sorted(points.keys() - self.commands.keys()):
+            self.commands[name] = PluginCommand(name, points[name])
+
+
+class PluginCommand(TyperCommand):
+    """A name and who brings it; the command itself once it is called."""
+
+    def __init__(self, name: str, points: list[EntryPoint]) -> None:
+        self._points = points
+        self._owners = " and ".join(sorted(map(_owner, points)))
+        super().__init__(name, help=f"A command of {self._owners}.")
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        with reported(debug=False):
+            command = self._load()
+        return command.make_context(*args, **settings)
+
+    def _load(self) -> Any:
+        if len(self._points) > 1:
+            raise PluginError(
+                f"`recd {self.name}` is a command of {self._owners}: uninstall one of them."
+            )
+        (point,) = self._points
+        try:
+            found = point.load()
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"`recd {self.name}` of {self._owners} raised {type(error).__name__} on import: "
+                f"{error}. Mend or uninstall it; python -c 'import {point.module}' shows where."
+            ) from error
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        if not callable(found):
+            raise PluginError(
+                f"`recd {self.name}` of {self._owners}: {point.value} is {found!r}, "
+                f"not a typer app or a function. Name one in its entry point of {GROUP}."
+            )
+        app = typer.Typer(add_completion=False)
+        app.command()(found)
+        return typer.main.get_command(app)
+
+
+def _owner(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.module
