@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_flexshard.policy.goals import auto, choose, frontier
-from recd_flexshard.policy.merged import Merged
+from recd_plugins.planning.merged import Merged
 from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.cluster import Cluster

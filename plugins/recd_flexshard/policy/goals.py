@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from recd_flexshard.policy.merged import Merged
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, Offers
 from recd_flexshard.policy.optimum import Optimum
 from recd_flexshard.policy.paper import breakpoints
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger, SequenceTable
+from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["Goal", "auto", "choose", "frontier"]

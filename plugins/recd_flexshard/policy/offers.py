@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recd_flexshard.policy.merged import Merged
 from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.rows import Floats
 from recd_plugins.planning.step_time import marginal_ms
 from recd_plugins.planning.tier_plan import Coalesce

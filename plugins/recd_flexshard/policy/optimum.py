@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_flexshard.policy.merged import Merged
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.rows import Floats, Integers
 
 __all__ = ["Optimum"]

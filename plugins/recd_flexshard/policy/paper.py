@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from recd_flexshard.policy.merged import Merged
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.rows import Floats, Integers
 
 __all__ = ["breakpoints"]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.row_wise import make_row_wise, offers_row_wise
+from recd_plugins.planning.topology import GB, Topology
+from recd_plugins.planning.torchrec_topology import torchrec_topology
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchRecPlanner", "TorchRecPlannerConfig", "build_torchrec_planner"]
 
-GB = 1 << 30
+ROW_WISE = TableConstraint(sharding_types=("row_wise",), compute_kernels=("fused",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +52,34 @@ class TorchRecPlanner:
         device: Literal["cpu", "cuda"],
         batch_size: int,
         fused: Mapping[str, Any],
+        row_wise: Iterable[str] = (),
     ) -> None:
+        """Tables in `row_wise` are so, whatever the options say."""
         self._config = config
+        self._row_wise = frozenset(row_wise)
         self._device = device
         self._batch_size = batch_size
         self._fused = fused
         self._explanation = "No plan has been made yet."
+
+    def may_be_row_wise(self, table: str) -> bool:
+        """Whether the constraints leave a table row-wise plans with the fused kernel."""
+        said = self._config.constraints
+        fits = [said[pattern] for pattern in said if fnmatchcase(table, pattern)]
+        if not fits:
+            return True
+        kinds, kernels = fits[-1].sharding_types, fits[-1].compute_kernels
+        return "row_wise" in (kinds or ("row_wise",)) and "fused" in (kernels or ("fused",))
+
+    def row_wise(self, tables: Iterable[str]) -> TorchRecPlanner:
+        """One that has these tables row-wise with the fused kernel, and plans the others."""
+        return TorchRecPlanner(
+            self._config,
+            device=self._device,
+            batch_size=self._batch_size,
+            fused=self._fused,
+            row_wise=tables,
+        )
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -109,10 +134,11 @@ class TorchRecPlanner:
 
         reason = _Reason()
         device = topology.device or self._device
-        on = _torchrec_topology(topology, world_size, device)
-        constraints = parameter_constraints(
-            model, self._config.constraints, self.sharders(), device, self._batch_size
-        )
+        on = torchrec_topology(topology, world_size, device)
+        sharders = self.sharders()
+        offered = self._row_wise & offers_row_wise(model, sharders, device)
+        said = {**self._config.constraints, **dict.fromkeys(sorted(offered), ROW_WISE)}
+        constraints = parameter_constraints(model, said, sharders, device, self._batch_size)
         with _quiet_planner():
             planner = EmbeddingShardingPlanner(
                 topology=on,
@@ -133,6 +159,18 @@ class TorchRecPlanner:
             except PlannerError as error:
                 raise self._refused(error, on, model) from error
         self._explanation = reason.text()
+        others = self._row_wise - offered
+        if others:
+            make_row_wise(
+                plan,
+                model,
+                sharders,
+                others,
+                device=device,
+                world_size=world_size,
+                ranks_per_node=topology.ranks_per_node or world_size,
+            )
+            self._explanation += f"\nrow-wise in place of this: {', '.join(sorted(others))}"
         return plan
 
     def explain(self) -> str:
@@ -191,38 +229,6 @@ def _for_subclasses(
                 )
                 found.append(alike)
     return found
-
-
-def _torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:
-    from torchrec.distributed.planner.types import (
-        HardwareConfig,
-        KernelConfig,
-        TopologyFactory,
-        TrainerConfig,
-    )
-
-    intra, inter = topology.intra_node_gbps, topology.inter_node_gbps
-    return TopologyFactory.create_topology(
-        TrainerConfig(
-            world_size=world_size,
-            local_world_size=topology.ranks_per_node,
-            hbm_cap_bytes=_bytes(topology.device_memory_gb),
-            ddr_cap_bytes=_bytes(topology.host_memory_gb),
-        ),
-        # TorchRec counts bandwidth in bytes per millisecond.
-        HardwareConfig(
-            intra_host_bw=None if intra is None else intra * GB / 1000,
-            inter_host_bw=None if inter is None else inter * GB / 1000,
-        ),
-        KernelConfig(
-            compute_device=device,
-            use_hardware_based_bandwidth=not (intra is None and inter is None),
-        ),
-    )
-
-
-def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else int(gigabytes * GB)
 
 
 class _Reason:

@@ -1,4 +1,4 @@
-"""What a planner may offer beyond its slot: plans without ranks, tiers and why, re-tiering."""
+"""What a planner may offer beyond its slot: plans without ranks, tiers, to stand in front of."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from recd_plugins.planning.topology import Topology
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
-    from torchrec.distributed.types import ShardingPlan
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.batch import Batch
     from recd_plugins.planning.explain import PlanReport
     from recd_plugins.planning.profile import Profile
     from recd_plugins.planning.tier_plan import TierPlan
 
-__all__ = ["Proposes", "Retiers", "Tiered"]
+__all__ = ["HoldsRowWise", "PlansOthers", "Proposes", "Retiers", "Tiered"]
 
 
 @runtime_checkable
@@ -54,3 +54,21 @@ class Tiered(Protocol):
     @property
     def report(self) -> PlanReport | None:
         """What it costs and saves."""
+
+
+class PlansOthers(Proposes, Protocol):
+    """What `HoldsRowWise` makes: it plans all tables, some of them as it was told."""
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]: ...
+    def explain(self) -> str: ...
+
+
+@runtime_checkable
+class HoldsRowWise(Protocol):
+    """Leaves some tables to another planner, which puts tiers in front of them."""
+
+    def may_be_row_wise(self, table: str) -> bool:
+        """Whether its options allow that, with TorchRec's fused kernel."""
+
+    def row_wise(self, tables: Iterable[str]) -> PlansOthers:
+        """A planner like it, for which these tables are so, whatever it would choose."""

@@ -1,0 +1,85 @@
+"""The tables of a model whose rows can have replicas, and what of a batch looks them up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.planning.ledger import SequenceTable
+from recd_plugins.planning.profile import Counted
+from recd_plugins.planning.rows import RowDistribution
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ModelTable", "model_tables"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTable:
+    """One table of an embedding collection."""
+
+    name: str
+    module: str
+    """The path of its collection in the model."""
+    pooled: bool
+    """Whether that is an EmbeddingBagCollection."""
+    num_rows: int
+    dim: int
+    element_bytes: int
+    features: tuple[str, ...]
+
+    @property
+    def counted(self) -> Counted:
+        """What to count for its distribution: the lookups of all its features."""
+        return Counted(num_rows=self.num_rows, features=self.features)
+
+    def with_rows(self, rows: RowDistribution) -> SequenceTable:
+        """As ledgers take it."""
+        return SequenceTable(
+            name=self.name, rows=rows, dim=self.dim, element_bytes=self.element_bytes
+        )
+
+
+def model_tables(
+    model: nn.Module, chosen: Sequence[str] = ("*",), *, pooled: bool = True, where: str = "tables"
+) -> Mapping[str, ModelTable]:
+    """By name, those that a name or glob of `chosen` fits; those of sequences alone if so asked.
+
+    `where` opens the error if one fits none.
+    """
+    from torchrec.modules.embedding_configs import data_type_to_dtype
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingCollection):
+            configs = module.embedding_configs()
+        elif isinstance(module, EmbeddingBagCollection) and pooled:
+            configs = module.embedding_bag_configs()
+        else:
+            continue
+        for config in configs:
+            found[config.name] = ModelTable(
+                name=config.name,
+                module=path,
+                pooled=isinstance(module, EmbeddingBagCollection),
+                num_rows=config.num_embeddings,
+                dim=config.embedding_dim,
+                element_bytes=data_type_to_dtype(config.data_type).itemsize,
+                features=tuple(config.feature_names),
+            )
+    for pattern in chosen:
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in found):
+            kind = "table" if pooled else "table of sequences"
+            raise RegistryError(
+                f"{where}: no {kind} is named {pattern!r}; {nearest(pattern, found)}"
+            )
+    return {
+        name: table
+        for name, table in found.items()
+        if any(fnmatchcase(name, pattern) for pattern in chosen)
+    }

@@ -1,0 +1,226 @@
+"""A planner of tier plans, but for its policy: which tables may have replicas, and how many."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from recd_plugins.errors import CapabilityError, RecdError
+from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.explain import PlanReport
+from recd_plugins.planning.ledger import SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.profile import Profile, profile_batches
+from recd_plugins.planning.proposal import HoldsRowWise, PlansOthers
+from recd_plugins.planning.tier_plan import TierPlan
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.planning.topology import Topology
+    from recd_plugins.slots import Context
+    from recd_plugins.tiers.sharder import TierCluster
+
+__all__ = ["Chosen", "TierPlanner"]
+
+T = TypeVar("T")
+
+UNDER_WAY = 0.6
+"""Of the bytes of replicas, what gradients take while chunks of them are reduced; measured."""
+STATE_BYTES: Mapping[str, Callable[[int], int]] = {
+    "EXACT_ADAGRAD": lambda dim: 4 * dim,
+    "EXACT_ROWWISE_ADAGRAD": lambda _: 4,
+}
+"""Optimizer state of a row of D elements; none for SGD."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What a policy makes of the tables' distributions."""
+
+    sizes: Mapping[str, TableSizes]
+    """By table; those that are not named, or have no size at all, are left to TorchRec."""
+    report: PlanReport
+    said: str
+    """Why, in words."""
+
+
+class TierPlanner(ABC):
+    """Makes a tier plan and, with the planner that it stands in front of, TorchRec's plan."""
+
+    name: ClassVar[str]
+    """In registry.yaml."""
+    slot: ClassVar[str]
+    """Whose options it has."""
+    kind: ClassVar[str] = "table"
+    """What it gives replicas to."""
+
+    def __init__(
+        self,
+        context: Context,
+        others: HoldsRowWise,
+        *,
+        profile: Path | None,
+        profile_batches: int,
+    ) -> None:
+        """Tables are profiled on so many batches, unless a saved `profile` is named."""
+        self._context = context
+        self._others = others
+        self._saved = profile
+        self._batches = profile_batches
+        self.tier_plan: TierPlan | None = None
+        """The last plan's replicas; none before, and where no table has tiers."""
+        self.profile: Profile | None = None
+        """What it was made from."""
+        self.report: PlanReport | None = None
+        """Why it is what it is; on rank 0."""
+        self._found: Mapping[str, ModelTable] = {}
+        self._cluster: TierCluster | None = None
+        self._explanation = "No plan has been made yet."
+
+    @abstractmethod
+    def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
+        """Those that may have replicas, or be coalesced."""
+
+    @abstractmethod
+    def choose(
+        self, model: nn.Module, tables: Mapping[str, SequenceTable], cluster: Cluster
+    ) -> Chosen:
+        """How many rows of each table each tier takes."""
+
+    def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
+        """Rank 0's proposal, on every rank; or its error."""
+        plan, self.tier_plan = _from_rank_0(
+            group, lambda: (self.propose(model, topology, group.size()), self.tier_plan)
+        )
+        self._cluster = None
+        if group.rank() != 0:
+            self._explanation = "Planned on rank 0, which knows why."
+        return plan
+
+    def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
+        """The plan for a number of ranks, which need not be there."""
+        found = self._found = {
+            name: table
+            for name, table in self.tables(model).items()
+            if self._others.may_be_row_wise(name)
+        }
+        self.tier_plan = self.report = self._cluster = None
+        if not found:
+            said = f"{self.name}: the model has no {self.kind}: all is left to TorchRec's planner."
+        elif self._saved is None and self._context.batches is None:
+            said = (
+                f"{self.name}: there are no batches to profile, so every table is left to "
+                f"TorchRec's planner. Name a saved profile under {self.slot}.profile."
+            )
+        else:
+            said = self._tier(model, Cluster.of(topology, world_size))
+        others = self._beside()
+        plan = others.propose(model, topology, world_size)
+        self._explanation = f"{said}\n{others.explain()}"
+        return plan
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """Those of the others; of the plan's tiers, where it has any."""
+        others = self._beside().sharders()
+        if self.tier_plan is None:
+            return others
+        from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+
+        self._cluster = self._cluster or TierCluster(self.tier_plan)
+        tiered = {one.module_type: one for one in tier_sharders(self._cluster, self._context.fused)}
+        return [tiered.get(one.module_type, one) for one in others]
+
+    def retier(self, batches: Iterable[Batch], group: ProcessGroup) -> None:
+        """Give the replicas to the rows that are hot in these batches, of rank 0; sizes stay.
+
+        Every rank calls it between the same batches; rows move once the next one is computed.
+        """
+        if self.tier_plan is None or self._cluster is None:
+            return
+        self.tier_plan = _from_rank_0(group, lambda: self._hotter(batches))
+        self._cluster.retier(self.tier_plan)
+
+    def explain(self) -> str:
+        return self._explanation
+
+    def replica_factor(self, tables: Iterable[SequenceTable]) -> float:
+        """k: bytes that a replicated row takes with all that goes with it, over its own; that of
+        the table whose replicas take the most."""
+        optimizer: str = getattr(self._context.fused.get("optimizer"), "name", "EXACT_SGD")
+        state = STATE_BYTES.get(optimizer, lambda _: 0)
+        states: list[float] = [state(table.dim) / table.width for table in tables]
+        return 1 + UNDER_WAY + max(states)
+
+    def _tier(self, model: nn.Module, cluster: Cluster) -> str:
+        """Profile, have sizes chosen, and make row ids of them; why, in words."""
+        profile = self.profile = self._profiled()
+        tables = {name: table.with_rows(profile[name]) for name, table in self._found.items()}
+        chosen = self.choose(model, tables, cluster)
+        sizes = {name: size for name, size in chosen.sizes.items() if size != TableSizes()}
+        self.tier_plan = tier_plan(tables, sizes, cluster) if sizes else None
+        self.report = chosen.report
+        return chosen.said
+
+    def _hotter(self, batches: Iterable[Batch]) -> TierPlan:
+        """The last plan with other rows."""
+        assert self.tier_plan is not None  # `retier` asked
+        plans = self.tier_plan.tables
+        self.profile = profile_batches(batches, {name: self._found[name].counted for name in plans})
+        rows = {
+            name: self.profile[name].hottest(len(plan.replicated) + len(plan.per_node))
+            for name, plan in plans.items()
+        }
+        tables = {
+            name: dataclasses.replace(
+                plan,
+                replicated=rows[name][: len(plan.replicated)].copy(),
+                per_node=rows[name][len(plan.replicated) :].copy(),
+            )
+            for name, plan in plans.items()
+        }
+        return dataclasses.replace(self.tier_plan, tables=tables)
+
+    def _profiled(self) -> Profile:
+        if self._saved is None:
+            assert self._context.batches is not None  # `propose` asked
+            batches = islice(self._context.batches(), self._batches)
+            counted = {name: table.counted for name, table in self._found.items()}
+            return profile_batches(batches, counted)
+        profile = Profile.load(self._saved)
+        for name, table in self._found.items():
+            if profile[name].num_rows != table.num_rows:
+                raise CapabilityError(
+                    f"{self.slot}.profile: {self._saved} was made of a table {name!r} of "
+                    f"{profile[name].num_rows:,} rows, but the model's has {table.num_rows:,}. "
+                    "Profile again: take `profile` out of registry.yaml."
+                )
+        return profile
+
+    def _beside(self) -> PlansOthers:
+        """The planner of the others, for which tables with tiers or coalescing are row-wise."""
+        return self._others.row_wise(self.tier_plan.tables if self.tier_plan else ())
+
+
+def _from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank; or its error, for which the others wait as well."""
+    from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+
+    def attempt() -> T | RecdError:
+        try:
+            return make()
+        except RecdError as error:
+            return error
+
+    found: T | RecdError = invoke_on_rank_and_broadcast_result(group, 0, attempt)
+    if isinstance(found, RecdError):
+        raise found
+    return found
