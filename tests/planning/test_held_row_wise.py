@@ -26,7 +26,7 @@ def test_bags_too_which_torchrec_does_not_offer_on_the_cpu() -> None:
     assert item.ranks == [0, 1, 2, 3]
     assert [shard.shard_sizes[0] for shard in item.sharding_spec.shards] == [8, 8, 8, 6]
     assert after["sequences"]["history"].sharding_type == "row_wise"
-    assert after["bags"]["shop"].sharding_type == before["bags"]["shop"].sharding_type
+    assert after["bags"]["shop"].sharding_type != "row_wise"
     assert held.explain().endswith("row-wise in place of this: item")
     assert "in place" not in plain.explain()
 
