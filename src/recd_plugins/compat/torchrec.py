@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import Tensor, nn
 from torchrec.distributed.types import ShardedModule
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
@@ -20,7 +23,10 @@ __all__ = [
     "fused_arithmetic",
     "leave_means",
     "order_input",
+    "output_type",
+    "pooled_columns",
     "purge_kernels",
+    "sequences_of",
     "sharding_types",
     "slot_names",
 ]
@@ -104,6 +110,22 @@ def bags_of(module: EmbeddingBagCollection, tables: Collection[str]) -> Embeddin
     return part
 
 
+def sequences_of(module: EmbeddingBagCollection, tables: Collection[str]) -> EmbeddingCollection:
+    """As `bags_of`, a collection that does not pool; the tables are of one dimension."""
+    names = [field.name for field in dataclasses.fields(BaseEmbeddingConfig)]
+    part = EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(**{name: getattr(config, name) for name in names})
+            for config in module.embedding_bag_configs()
+            if config.name in tables
+        ],
+        device=torch.device("meta"),
+    )
+    part.embeddings.update({name: module.embedding_bags[name] for name in part.embeddings})
+    part._device = module.device
+    return part
+
+
 def slot_names(sharded: ShardedModule[Any, Any, Any, Any]) -> tuple[list[str], list[str]]:
     """What a sharded collection looks up, in the order of its exchanges: features, and names.
 
@@ -149,6 +171,21 @@ def fused_arithmetic(optimizer: KeyedOptimizer) -> tuple[str, Any]:
     """Of one of TorchRec's fused kernels: fbgemm's name of its optimizer, and its arguments."""
     kernel: Any = optimizer._emb_module
     return kernel.optimizer.name, kernel.optimizer_args
+
+
+def output_type(optimizer: KeyedOptimizer) -> torch.dtype:
+    """Of the embeddings that one of TorchRec's fused kernels yields, whatever its table's."""
+    kernel: Any = optimizer._emb_module
+    kind: torch.dtype = SparseType.from_int(kernel.output_dtype).as_dtype()
+    return kind
+
+
+def pooled_columns(
+    sharded: ShardedModule[Any, Any, Any, Any],
+) -> tuple[list[str], list[int]]:
+    """The keys of the KeyedTensor that an EmbeddingBagCollection yields, and their widths."""
+    module: Any = sharded
+    return list(module._embedding_names), list(module._embedding_dims)
 
 
 def flush_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
-from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardingEnv
+from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
@@ -32,6 +32,10 @@ class TierSequenceContext(EmbeddingCollectionContext):
 
     trip: Trip | None = None
     update: Update | None = None
+
+    @property
+    def is_hot(self) -> bool:
+        return self.trip is not None and self.trip.hot
 
     def record_stream(self, stream: torch.Stream) -> None:
         super().record_stream(stream)
@@ -59,6 +63,7 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> None:
         """`options` are those of TorchRec's module."""
         super().__init__(module, dict(parameters), env, **options)
+        self._width = module.embedding_dim()
         self.tiers = Tiers(
             self,
             module.embedding_configs(),
@@ -81,20 +86,30 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
     def input_dist(
         self, ctx: TierSequenceContext, features: KeyedJaggedTensor
     ) -> KJTListSplitsAwaitable[TierSequenceContext]:
-        """Route the ids, and send those that pass on TorchRec's way, the others' in the node."""
+        """Route the ids, and send those that pass on TorchRec's way, the others' in the node.
+
+        A hot batch has none that pass, on no rank: TorchRec exchanges nothing.
+        """
+        canonical = []
         with torch.no_grad():
-            ctx.trip = self.tiers.depart(features)
-            canonical = super().input_dist(ctx, self._passing(ctx.trip))
-            in_node = self.tiers.requests(ctx.trip)
-        return KJTListSplitsAwaitable([*canonical.awaitables, *in_node], ctx)
+            trip = ctx.trip = self.tiers.depart(features)
+            if not trip.hot:
+                canonical = super().input_dist(ctx, self._passing(trip)).awaitables
+            in_node = self.tiers.requests(trip)
+        return KJTListSplitsAwaitable([*canonical, *in_node], ctx)
 
     def compute(self, ctx: TierSequenceContext, dist_input: KJTList) -> list[Tensor]:
-        rows: list[Tensor] = super().compute(ctx, self._arrive(ctx, dist_input))
+        canonical = self._arrive(ctx, dist_input)
+        if ctx.is_hot:
+            return []
+        rows: list[Tensor] = super().compute(ctx, canonical)
         return rows
 
     def output_dist(
         self, ctx: TierSequenceContext, output: list[Tensor]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        if ctx.is_hot:
+            return self._merged(ctx, self._no_rows())
         return self._merged(ctx, super().output_dist(ctx, output))
 
     def compute_and_output_dist(
@@ -102,6 +117,8 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Answer the node first: its rows travel while TorchRec looks up its own."""
         canonical = self._arrive(ctx, input)
+        if ctx.is_hot:
+            return self._merged(ctx, self._no_rows())
         return self._merged(ctx, super().compute_and_output_dist(ctx, canonical))
 
     def _passing(self, trip: Trip) -> KeyedJaggedTensor:
@@ -124,8 +141,14 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
         ctx.update = self.tiers.arrive(ctx.trip, input.features[count:])
         return KJTList(input.features[:count])
 
+    def _no_rows(self) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """What TorchRec would yield of no id."""
+        none = torch.empty(0, self._width, dtype=self.tiers.output_type, device=self._device)
+        lengths = torch.empty(0, dtype=torch.int32, device=self._device)
+        return LazyNoWait({s.name: JaggedTensor(none, lengths=lengths) for s in self.tiers.slots})
+
     def _merged(
         self, ctx: TierSequenceContext, canonical: LazyAwaitable[dict[str, JaggedTensor]]
-    ) -> SequencesAwaitable:
+    ) -> LazyAwaitable[Any]:
         assert ctx.update is not None
         return SequencesAwaitable(self.tiers, ctx.update, canonical, self._need_indices)

@@ -27,6 +27,7 @@ from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.bag_collection import TierEmbeddingBagCollection
 from recd_plugins.tiers.collection import TierEmbeddingCollection
 from recd_plugins.tiers.nodes import Nodes
+from recd_plugins.tiers.row_bags import TierRowBagCollection
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
     "tier_sharders",
 ]
 
-M = TypeVar("M", TierEmbeddingCollection, TierEmbeddingBagCollection)
+M = TypeVar("M", TierEmbeddingCollection, TierEmbeddingBagCollection, TierRowBagCollection)
 
 
 class TierCluster:
@@ -67,9 +68,29 @@ class TierCluster:
     def plans_any(self, configs: Sequence[BaseEmbeddingConfig]) -> bool:
         return any(config.name in self.plan.tables for config in configs)
 
+    def coalesces(self, configs: Sequence[BaseEmbeddingConfig]) -> bool:
+        """Whether the tables' ids are coalesced, of all or of none: they are exchanged as one."""
+        coalesced = {
+            config.name: config.name in self.plan.tables
+            and self.plan.tables[config.name].coalesce != "none"
+            for config in configs
+        }
+        if len(set(coalesced.values())) > 1:
+            yes, no = (
+                ", ".join(name for name, is_one in coalesced.items() if is_one is which)
+                for which in (True, False)
+            )
+            raise RegistryError(
+                f"tier plan: of one EmbeddingBagCollection, tables {yes} are coalesced and {no} "
+                "are not. Rows of the former travel, of the latter sums: have the plan coalesce "
+                "all tables of the collection, or none."
+            )
+        return any(coalesced.values())
+
     def adopt(self, sharded: M) -> M:
         """Have `retier` reach a collection."""
-        self._tiers.add(sharded.tiers)
+        parts = sharded.parts if isinstance(sharded, TierRowBagCollection) else [sharded]
+        self._tiers.update(part.tiers for part in parts)
         return sharded
 
     def retier(self, plan: TierPlan) -> None:
@@ -119,7 +140,10 @@ class TierEmbeddingCollectionSharder(EmbeddingCollectionSharder):
 
 
 class TierEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
-    """TorchRec's sharder; a collection of which no table is planned is TorchRec's module."""
+    """TorchRec's sharder; a collection of which no table is planned is TorchRec's module.
+
+    Of one whose tables the plan coalesces, rows travel and no sums: `TierRowBagCollection`.
+    """
 
     def __init__(self, cluster: TierCluster, fused_params: Mapping[str, Any] | None = None) -> None:
         # Sharding mutates the mapping that it is given.
@@ -133,11 +157,14 @@ class TierEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
-    ) -> ShardedEmbeddingBagCollection:
-        if not self._cluster.plans_any(module.embedding_bag_configs()):
+    ) -> ShardedEmbeddingBagCollection | TierRowBagCollection:
+        configs = module.embedding_bag_configs()
+        if not self._cluster.plans_any(configs):
             return super().shard(module, params, env, device, module_fqn)
+        rows = self._cluster.coalesces(configs)
+        kind: Any = TierRowBagCollection if rows else TierEmbeddingBagCollection
         return self._cluster.adopt(
-            TierEmbeddingBagCollection(
+            kind(
                 module,
                 params,
                 env,
