@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.hot import marked
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["Batch"]
@@ -31,6 +34,21 @@ class Batch(Pipelineable):
     """[B] float32; 0 marks a padding row, which counts in no loss and no metric."""
     dedup: Any = None
     """The deduplicated features: what the `dedup` slot's converter made of them."""
+    hot_under: str | None = None
+    """The version of the tier plan under which all ids of this step's batches, of every rank,
+    are replicated; none: a normal batch. Its KJTs carry it as a mark (`sparse.hot`)."""
+
+    def __post_init__(self) -> None:
+        self.features = marked(self.features, self.hot_under)
+        if isinstance(self.dedup, InverseKeyedJaggedTensor | PartialInverseKeyedJaggedTensor):
+            kjt = marked(self.dedup.kjt, self.hot_under)
+            if kjt is not self.dedup.kjt:
+                self.dedup = dataclasses.replace(self.dedup, kjt=kjt)
+
+    @property
+    def hot(self) -> bool:
+        """Whether all ids of this step's batches, of every rank, are replicated."""
+        return self.hot_under is not None
 
     @cached_property
     def sparse(self) -> KeyedJaggedTensor | SparseFeatures:
@@ -55,6 +73,7 @@ class Batch(Pipelineable):
             labels=self.labels.to(device, non_blocking=non_blocking),
             weights=self.weights.to(device, non_blocking=non_blocking),
             dedup=None if self.dedup is None else self.dedup.to(device, non_blocking=non_blocking),
+            hot_under=self.hot_under,
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -69,4 +88,5 @@ class Batch(Pipelineable):
             labels=self.labels.pin_memory(),
             weights=self.weights.pin_memory(),
             dedup=None if self.dedup is None else self.dedup.pin_memory(),
+            hot_under=self.hot_under,
         )

@@ -11,6 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.hot import mark_of, marked
 from recd_plugins.sparse.rows.weighted import Weighted
 
 __all__ = ["rows_of", "vbe_rows_of"]
@@ -20,8 +21,16 @@ def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -
     """The rows of `keys`, in this order, which TorchRec's modules rely on from batch to batch.
 
     Where keys differ in their number of rows, the shorter end in rows of length 0: no value is
-    added. There is one row at least, since TorchRec's modules fail on none.
+    added. There is one row at least, since TorchRec's modules fail on none. Those of a hot batch
+    keep its mark.
     """
+    of = features if isinstance(features, KeyedJaggedTensor) else features.plain
+    return marked(_rows_of(features, keys), mark_of(of))
+
+
+def _rows_of(
+    features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]
+) -> KeyedJaggedTensor:
     if isinstance(features, KeyedJaggedTensor):
         if _is_whole(features, keys, features.stride()):
             return features

@@ -24,10 +24,13 @@ __all__ = ["evened"]
 def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJTList:
     """What a rank received of all ranks, with as many rows of each; the context says so too.
 
-    As it is, where no table is row-wise or the ranks sent as many. The pooled output then has
+    As it is, where no table is row-wise, the ranks sent as many, or none sent any (a hot batch,
+    behind tiers). The pooled output then has
     as many rows as the largest rank sent.
     """
     exchanges = context.sharding_contexts
+    if not exchanges:
+        return received
     by_rank = [
         exchange.batch_size_per_rank
         for exchange, kind in zip(exchanges, sharding_types, strict=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -90,6 +92,17 @@ class TierPlan:
     @property
     def world_size(self) -> int:
         return self.n_nodes * self.ranks_per_node
+
+    @cached_property
+    def version(self) -> str:
+        """Tells plans apart: the same where the replicas are the same, on whatever rank."""
+        digest = hashlib.sha256(f"{self.n_nodes} x {self.ranks_per_node}".encode())
+        for name in sorted(self.tables):
+            plan = self.tables[name]
+            digest.update(f"{name} {len(plan.replicated)} {len(plan.per_node)}".encode())
+            digest.update(plan.replicated.tobytes())
+            digest.update(plan.per_node.tobytes())
+        return digest.hexdigest()[:16]
 
     def save(self, path: Path) -> None:
         """One Arrow IPC file: a row per table, the cluster in its metadata."""

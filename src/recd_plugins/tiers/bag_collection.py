@@ -14,13 +14,13 @@ from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionContext,
     ShardedEmbeddingBagCollection,
 )
-from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardingEnv
+from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.compat.torchrec import leave_means
+from recd_plugins.compat.torchrec import leave_means, pooled_columns
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.bag_awaitable import BagsAwaitable
@@ -40,6 +40,10 @@ class TierBagContext(EmbeddingBagCollectionContext):
     trip: Trip | None = None
     packed: PackedBags | None = None
     update: Update | None = None
+
+    @property
+    def is_hot(self) -> bool:
+        return self.trip is not None and self.trip.hot
 
     def record_stream(self, stream: torch.Stream) -> None:
         super().record_stream(stream)
@@ -100,19 +104,31 @@ class TierEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def input_dist(
         self, ctx: TierBagContext, features: KeyedJaggedTensor
     ) -> KJTListSplitsAwaitable[TierBagContext]:
-        """Route the ids, and send those that pass on TorchRec's way, the others' in the node."""
+        """Route the ids, and send those that pass on TorchRec's way, the others' in the node.
+
+        A hot batch has none that pass, on no rank: TorchRec exchanges nothing.
+        """
+        canonical = []
         with torch.no_grad():
             trip = ctx.trip = self.tiers.depart(features)
-            ctx.packed = PackedBags.of(trip.passing_lengths(), self.tiers.nodes.world)
-            canonical = super().input_dist(ctx, self._passing(trip, ctx.packed))
+            if trip.hot:
+                ctx.packed = PackedBags.none(trip.lengths)
+            else:
+                ctx.packed = PackedBags.of(trip.passing_lengths(), self.tiers.nodes.world)
+                canonical = super().input_dist(ctx, self._passing(trip, ctx.packed)).awaitables
             in_node = self.tiers.requests(trip)
-        return KJTListSplitsAwaitable([*canonical.awaitables, *in_node], ctx)
+        return KJTListSplitsAwaitable([*canonical, *in_node], ctx)
 
     def compute(self, ctx: TierBagContext, dist_input: KJTList) -> list[Tensor]:
-        sums: list[Tensor] = super().compute(ctx, self._arrive(ctx, dist_input))
+        canonical = self._arrive(ctx, dist_input)
+        if ctx.is_hot:
+            return []
+        sums: list[Tensor] = super().compute(ctx, canonical)
         return sums
 
     def output_dist(self, ctx: TierBagContext, output: list[Tensor]) -> LazyAwaitable[KeyedTensor]:
+        if ctx.is_hot:
+            return self._added(ctx, self._no_sums())
         return self._added(ctx, super().output_dist(ctx, output))
 
     def compute_and_output_dist(
@@ -120,6 +136,8 @@ class TierEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> LazyAwaitable[KeyedTensor]:
         """Answer the node first: its rows travel while TorchRec looks up its own."""
         canonical = self._arrive(ctx, input)
+        if ctx.is_hot:
+            return self._added(ctx, self._no_sums())
         return self._added(ctx, super().compute_and_output_dist(ctx, canonical))
 
     def _passing(self, trip: Trip, packed: PackedBags) -> KeyedJaggedTensor:
@@ -139,6 +157,12 @@ class TierEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         count = len(ctx.sharding_contexts)
         ctx.update = self.tiers.arrive(ctx.trip, input.features[count:])
         return KJTList(input.features[:count])
+
+    def _no_sums(self) -> LazyAwaitable[KeyedTensor]:
+        """What TorchRec would yield of no bag."""
+        keys, widths = pooled_columns(self)
+        none = torch.empty(0, sum(widths), dtype=self.tiers.output_type, device=self._device)
+        return LazyNoWait(KeyedTensor(keys=keys, length_per_key=widths, values=none))
 
     def _added(self, ctx: TierBagContext, canonical: LazyAwaitable[KeyedTensor]) -> BagsAwaitable:
         assert ctx.update is not None

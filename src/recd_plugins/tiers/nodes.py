@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +17,15 @@ __all__ = ["Arriving", "Nodes", "Peers"]
 
 @dataclass
 class Arriving:
-    """A tensor that a collective is filling."""
+    """A tensor that a collective is filling, or several together."""
 
     tensor: Tensor
-    work: dist.Work | None
+    work: dist.Work | Sequence[dist.Work] | None
 
     def wait(self) -> Tensor:
         if self.work is not None:
-            self.work.wait()
+            for work in self.work if isinstance(self.work, Sequence) else [self.work]:
+                work.wait()
             self.work = None
         return self.tensor
 
@@ -63,6 +65,22 @@ class Peers:
             every.flatten(0, 1), mine.contiguous(), self._group, async_op=True
         )
         return Arriving(every, work)
+
+    def reduce_scatter(self, parts: Tensor) -> Arriving:
+        """Of `parts` [size · n, ...], which it may use, the sum over peers of this one's n."""
+        if self._group is None:
+            return Arriving(parts, None)
+        if parts.is_cuda:
+            own = parts.new_empty((len(parts) // self.size, *parts.shape[1:]))
+            work = dist.reduce_scatter_single(own, parts, group=self._group, async_op=True)
+            return Arriving(own, work)
+        # gloo would sum all parts on all peers, for 1.6 times the bytes.
+        each = parts.chunk(self.size)
+        works = [
+            dist.reduce(part, group=self._group, group_dst=peer, async_op=True)
+            for peer, part in enumerate(each)
+        ]
+        return Arriving(each[self.rank], works)
 
     def all_to_all(
         self,

@@ -37,6 +37,12 @@ class PackedBags(Multistreamable):
             row[: len(which)] = slot[which]
         return cls(packed, samples)
 
+    @classmethod
+    def none(cls, lengths: Tensor) -> PackedBags:
+        """Of [S, B] bags that are all empty on every rank: no collective."""
+        none = torch.empty(0, dtype=torch.int64, device=lengths.device)
+        return cls(lengths[:, :0], (none,) * len(lengths))
+
     @property
     def stride(self) -> int:
         return self.lengths.shape[1]

@@ -35,6 +35,9 @@ class Reduction:
     """TorchRec's gradient division, once: 1 / world size, or 1."""
     chunk_rows: int
     """Rows under way at a time, of all ranks of a node; bounds the memory of an update."""
+    hot: bool = False
+    """Of a hot batch: by no all-to-all. All ranks of a node sum all rows that one of them touched,
+    for they touch mostly the same."""
 
     def all_ranks(
         self,
@@ -48,13 +51,8 @@ class Reduction:
         chunks = Chunks(touched, node.rank, max(1, self.chunk_rows // node.size))
 
         def chunk(number: int, part: Entries) -> Turns[None]:
-            sends = chunks.sends(number)
-            sums = part.summed(sum(sends))
-            receives, which = chunks.receives(number)
-            arrived = yield node.all_to_all(sums, sends, receives)
             rows = chunks.rows(number)
-            summed = Entries(which, arrived).summed(len(rows))
-            del sums, arrived
+            summed = yield from self._in_node(chunks, number, part, touched)
             summed = yield from self._across(summed, touched.by_node[:, rows])
             stepped = replica.share.update(rows, summed.mul_(self.scale), learning_rate)
             if node.size > 1:
@@ -87,6 +85,24 @@ class Reduction:
             replica.share.update(own, summed.mul_(self.scale), learning_rate)
 
         yield from in_flight(map(chunk, range(0, len(rows), width)), IN_FLIGHT)
+
+    def _in_node(
+        self, chunks: Chunks, number: int, part: Entries, touched: Touched
+    ) -> Turns[Tensor]:
+        """The sum over the node's ranks of a chunk's gradients, of this rank's share."""
+        node = self.nodes.node
+        sends = chunks.sends(number)
+        sums = part.summed(sum(sends))
+        if not self.hot:
+            receives, which = chunks.receives(number)
+            arrived = yield node.all_to_all(sums, sends, receives)
+            return Entries(which, arrived).summed(len(chunks.rows(number)))
+        shares = [chunks.rows(number, share) for share in range(node.size)]
+        padded = sums.new_zeros(node.size, max(map(len, shares)), sums.shape[1])
+        for share, (rows, own) in enumerate(zip(shares, sums.split(sends), strict=True)):
+            padded[share].index_copy_(0, touched.mine[share, rows].nonzero().squeeze(1), own)
+        summed = yield node.reduce_scatter(padded.flatten(0, 1))
+        return summed[: len(shares[node.rank])]
 
     def _across(self, sums: Tensor, by_node: Tensor) -> Turns[Tensor]:
         """The sum over nodes of `sums` [n, D], alike on all; `by_node` [N, n]: who touched which.

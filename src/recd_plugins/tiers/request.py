@@ -42,9 +42,15 @@ class Request(Awaitable[Awaitable[Answer]]):
     """The first turn of a group's errands. Every rank makes them, in one order."""
 
     def __init__(
-        self, replicas: GroupReplicas, positions: Tensor, asked: Asked | None, nodes: Nodes
+        self,
+        replicas: GroupReplicas,
+        positions: Tensor,
+        asked: Asked | None,
+        nodes: Nodes,
+        *,
+        hot: bool = False,
     ) -> None:
-        """For a batch that touches `positions` of the all-ranks tier."""
+        """For a batch that touches `positions` of the all-ranks tier; a hot one, those alone."""
         super().__init__()
         self._replicas, self._nodes = replicas, nodes
         self._ids = None if asked is None else Errand(ask_node(asked, nodes.node))
@@ -53,7 +59,7 @@ class Request(Awaitable[Awaitable[Answer]]):
         if layout.count:
             mine = _marked(layout.place(positions), layout.num_places)
             mine = mine.view(layout.ranks_per_node, layout.share_rows)
-            self._touched = Errand(touched_everywhere(mine, nodes))
+            self._touched = Errand(touched_everywhere(mine, nodes, hot=hot))
 
     def _wait_impl(self) -> Awaitable[Answer]:
         self._advance()

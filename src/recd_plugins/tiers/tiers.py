@@ -17,10 +17,18 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.torchrec import flush_kernels, order_input, purge_kernels, slot_names
+from recd_plugins.compat.torchrec import (
+    flush_kernels,
+    order_input,
+    output_type,
+    purge_kernels,
+    slot_names,
+)
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.sparse.hot import mark_of
 from recd_plugins.tiers.group import Slot, arrange
+from recd_plugins.tiers.hot import check_hot
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.optimizer import FlushingOptimizer
 from recd_plugins.tiers.reduction import Reduction
@@ -59,6 +67,7 @@ class Tiers:
         self._take: list[int] = []
         self._routes = Replicas(self._groups, plan, nodes)
         """What new batches are routed by."""
+        self._version = plan.version
         self._holds = self._routes
         """What has the rows, or had them last."""
         self._owing: WeakSet[Update] = WeakSet()
@@ -67,7 +76,12 @@ class Tiers:
         order_input(sharded, [names.index(name) for name in slot_names(sharded)[1]])
 
     def depart(self, features: KeyedJaggedTensor) -> Trip:
-        """Route a batch by the latest plan."""
+        """Route a batch by the latest plan.
+
+        It is hot if it is marked so under this plan. Marked under the one before, it was formed
+        before `retier` and departs after it, on all ranks alike: it is a normal one.
+        """
+        hot = mark_of(features) == self._version
         features = self._by_slot(features)
         lengths, ids = features.length_per_key(), features.values().to(torch.int64)
         groups = []
@@ -76,16 +90,20 @@ class Tiers:
             part = tuple(lengths[slot : slot + len(one.group.slots)])
             segments = Segments(part, one.group.table_of_slot)
             own = ids[start : start + sum(part)]
-            groups.append(GroupTrip.of(one, start, own, segments, self.nodes))
+            groups.append(GroupTrip.of(one, start, own, segments, self.nodes, hot=hot))
             slot, start = slot + len(part), start + sum(part)
-        return Trip(
+        trip = Trip(
             replicas=self._routes,
             groups=groups,
             ids=ids,
             lengths=features.lengths().view(len(self.slots), -1),
             length_per_slot=lengths,
             weights=features.weights_or_none(),
+            hot=hot,
         )
+        if hot:
+            check_hot(trip, self.slots)
+        return trip
 
     def requests(self, trip: Trip) -> list[Request]:
         """Of each group, in their order."""
@@ -97,7 +115,7 @@ class Tiers:
         for group, answer in zip(trip.groups, answers, strict=True):
             group.arrive(answer, self.nodes)
         scale = 1 / self.nodes.world.size if get_gradient_division() else 1.0
-        return Update(trip, Reduction(self.nodes, scale, self._chunk_rows))
+        return Update(trip, Reduction(self.nodes, scale, self._chunk_rows, trip.hot))
 
     def expect(self, update: Update) -> None:
         """A forward whose backward will update the replicas."""
@@ -124,6 +142,7 @@ class Tiers:
                         f"model was sharded and cannot become {plan.tables[name].coalesce}."
                     )
         self._routes = Replicas(self._groups, plan, self.nodes)
+        self._version = plan.version
 
     def _hold(self, replicas: Replicas) -> None:
         if self._holds is not replicas:
@@ -137,6 +156,11 @@ class Tiers:
         if not replicas.filled:
             flush_kernels(self._sharded)
             replicas.fill()
+
+    @property
+    def output_type(self) -> torch.dtype:
+        """Of the embeddings that TorchRec yields."""
+        return output_type(self._groups[0].optimizer) if self._groups else torch.float32
 
     def _set_learning_rates(self) -> None:
         for group in self._groups:

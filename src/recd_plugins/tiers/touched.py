@@ -27,13 +27,17 @@ class Touched(NamedTuple):
     """[W, R] bool: any rank at all, of each share."""
 
 
-def touched_everywhere(mine: Tensor, nodes: Nodes) -> Turns[Touched]:
+def touched_everywhere(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Turns[Touched]:
     """From the rows that each rank touched, of all shares: `mine` [W, R] bool.
 
     Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
-    node again.
+    node again. Of a hot batch it sends its node all W · R/8 at first, by no all-to-all.
     """
-    by_rank = yield nodes.node.all_to_all(_pack(mine))
+    if hot:
+        every = yield nodes.node.all_gather(_pack(mine))
+        by_rank = every[:, nodes.node.rank]
+    else:
+        by_rank = yield nodes.node.all_to_all(_pack(mine))
     by_node = yield nodes.across.all_gather(_any(by_rank))
     anywhere = yield nodes.node.all_gather(_any(by_node))
     size = mine.shape[1]

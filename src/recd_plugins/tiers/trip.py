@@ -36,6 +36,8 @@ class GroupTrip(Multistreamable):
     """What is known once the ids have been exchanged."""
     rows: Arriving | None = None
     """[u, D]: the rows that were asked for, on their way."""
+    hot: bool = False
+    """Whether all ids of the batch, on every rank, are of the all-ranks tier."""
 
     @classmethod
     def of(
@@ -45,9 +47,14 @@ class GroupTrip(Multistreamable):
         ids: Tensor,
         segments: Segments,
         nodes: Nodes,
+        *,
+        hot: bool = False,
     ) -> GroupTrip:
         """Of a group's `ids` [N] int64."""
         routed = replicas.router.route(ids, segments)
+        if hot:
+            passage = Passage(ids[:0], [0] * len(segments.lengths), None)
+            return cls(replicas, start, segments, routed, passage, asked=None, hot=True)
         layout = replicas.per_node_layout
         asked = Asked.of(routed.per_node.positions, layout) if layout.count else None
         passage = Passage.of(replicas.group, ids, routed.passed, segments, nodes)
@@ -55,7 +62,8 @@ class GroupTrip(Multistreamable):
 
     def request(self, nodes: Nodes) -> Request:
         """Ask the node for rows of its tier, and find out what all ranks touch."""
-        return Request(self.replicas, self.routed.replicated.positions, self.asked, nodes)
+        positions = self.routed.replicated.positions
+        return Request(self.replicas, positions, self.asked, nodes, hot=self.hot)
 
     def arrive(self, answer: Answer, nodes: Nodes) -> None:
         """Send the node the rows that it asked of this rank."""
@@ -93,6 +101,8 @@ class Trip(Multistreamable):
     length_per_slot: list[int]
     weights: Tensor | None = None
     """[N] float32: of ids in weighted bags."""
+    hot: bool = False
+    """Whether no rank has an id that is not replicated on every rank: nothing is exchanged."""
 
     @cached_property
     def bags(self) -> Tensor:

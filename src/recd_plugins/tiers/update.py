@@ -55,7 +55,8 @@ class Update:
             touched = answer.touched.finish()
             entries = gradients.all_ranks
             yield Errand(self._reduction.all_ranks(everywhere, entries, touched, rate))
-        if (shared := trip.replicas.per_node_replica) is not None:
+        shared = trip.replicas.per_node_replica
+        if shared is not None and not trip.hot:
             yield Errand(self._per_node(shared, trip, gradients, rate))
 
     def _per_node(

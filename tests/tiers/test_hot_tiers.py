@@ -1,0 +1,224 @@
+"""Hot batches behind tiers: two and four gloo ranks, held to row-wise TorchRec, their traffic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from tiered import NUM_IDS, Bags, ByTiers, Sequences, batch_of, tier_plan
+from torch import Tensor, nn
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.embedding.adapt import adapt
+from recd_plugins.embedding.sharder import with_dedup
+from recd_plugins.errors import DataError
+from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import check_parity
+from recd_plugins.testing.trained import gather_table
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.traffic import TrafficCounter
+
+TABLES_OF = {"heard": ["songs"], "seen": ["songs", "artists"], "liked": ["artists"]}
+GROUPS = (("heard", "seen"),)
+Model = DistributedModelParallel
+
+
+def hot_ids(plan: TierPlan, feature: str) -> Tensor:
+    """Those that are replicated in all tables that look them up."""
+    ids = np.arange(NUM_IDS[feature])
+    for table in TABLES_OF[feature]:
+        ids = np.intersect1d(ids, plan.tables[table].replicated)
+    return torch.from_numpy(ids)
+
+
+def hot_batch(plan: TierPlan, seed: int, batch_size: int) -> Batch:
+    batch = batch_of(seed, batch_size)
+    lengths = batch.features.lengths().view(3, batch_size).clone()
+    values = []
+    for row, key in enumerate(batch.features.keys()):
+        hot = hot_ids(plan, key)
+        if not len(hot):
+            lengths[row] = 0
+            continue
+        values.append(hot[batch.features[key].values() % len(hot)])
+    features = KeyedJaggedTensor(
+        keys=batch.features.keys(), values=torch.cat(values), lengths=lengths.flatten()
+    )
+    return dataclasses.replace(batch, features=features, hot_under=plan.version)
+
+
+def mixed(drawn: ByTiers, world_size: int, steps: int = 12) -> list[Sequence[Batch]]:
+    """By step and rank: hot and normal steps; sizes uneven, some hot batches empty."""
+    plan = tier_plan(drawn, world_size // drawn.ranks_per_node)
+    found = []
+    for step in range(steps):
+        sizes = [(step * 3 + rank * 5) % 8 for rank in range(world_size)]
+        seeds = [step * world_size + rank for rank in range(world_size)]
+        both = list(zip(seeds, sizes, strict=True))
+        if step % 3 == 1:
+            found.append([batch_of(seed, max(1, size)) for seed, size in both])
+        else:
+            found.append([hot_batch(plan, seed, size) for seed, size in both])
+    return found
+
+
+def without_empty(batches: list[Sequence[Batch]]) -> list[Sequence[Batch]]:
+    """Plain TorchRec looks up no empty batch: a sample of weight 0 comes to the same."""
+
+    def filled(batch: Batch) -> Batch:
+        if len(batch):
+            return batch
+        return dataclasses.replace(batch_of(0, 1), weights=torch.zeros(1))
+
+    return [[filled(batch) for batch in step] for step in batches]
+
+
+@pytest.mark.parametrize(
+    ("model", "drawn", "world_size"),
+    [
+        (Sequences, ByTiers(2, seed=3), 4),
+        (Sequences, ByTiers(2, seed=3, coalesce="rank", chunk_rows=4), 2),
+        (Bags, ByTiers(2, seed=3), 4),
+        (Bags, ByTiers(1, seed=3, tiers="all_ranks"), 2),
+        (Bags, ByTiers(2, seed=3, tiers="all_ranks", coalesce="rank"), 2),
+    ],
+    ids=["sequences", "coalesced", "bags", "nodes of one", "row bags"],
+)
+def test_hot_and_normal_batches_train_as_torchrec(
+    gloo_pool: GlooPool, model: Callable[[], nn.Module], drawn: ByTiers, world_size: int
+) -> None:
+    batches = mixed(drawn, world_size)
+    check_parity(
+        gloo_pool,
+        model,
+        batches,
+        arrange=drawn,
+        reference=BySharding("row_wise"),
+        reference_batches=without_empty(batches),
+        tables=("sgd", "rowwise_adagrad"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """Behind tiers, and looked up by unique samples."""
+
+    drawn: ByTiers
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        arranged = self.drawn(adapt(model, GROUPS), optimizer)
+        return Arranged(model, arranged.plan, with_dedup(arranged.sharders))
+
+
+def deduplicated(batch: Batch) -> Batch:
+    dedup = InverseKeyedJaggedTensor.from_kjt(batch.features, GROUPS)
+    rest = batch.features.permute([batch.features.keys().index("liked")])
+    return dataclasses.replace(batch, features=rest, dedup=dedup)
+
+
+@pytest.mark.parametrize("model", [Sequences, Bags])
+def test_unique_samples_of_hot_batches(gloo_pool: GlooPool, model: Callable[[], nn.Module]) -> None:
+    drawn = ByTiers(2, seed=3, tiers="all_ranks")
+    batches = without_empty(mixed(drawn, 2))
+    check_parity(
+        gloo_pool,
+        model,
+        [[deduplicated(batch) for batch in step] for step in batches],
+        arrange=Adapted(drawn),
+        reference=BySharding("row_wise"),
+        reference_batches=batches,
+        tables=("sgd",),
+    )
+
+
+def build(arrange: Arrangement, model: nn.Module) -> Model:
+    optimizer = OptimizerSettings(tables="sgd", tables_lr=0.1)
+    torch.manual_seed(0)
+    initialisers = table_initialisers(model)
+    arranged = arrange(model, optimizer)
+    sharded = DistributedModelParallel(
+        arranged.model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
+    )
+    initialise_tables(sharded, initialisers, 0)
+    return sharded
+
+
+def traffic_of_steps() -> list[dict[str, float]]:
+    """On a rank: bytes by collective of a hot and a normal step, of sequences and of bags."""
+    drawn = ByTiers(2, seed=3)
+    plan, rank, found = tier_plan(drawn, 1), dist.get_rank(), []
+    for kind in (Sequences, Bags):
+        model = build(drawn, kind())
+        for batch in (hot_batch(plan, rank, 6), hot_batch(plan, 9 + rank, 6), batch_of(rank, 6)):
+            with TrafficCounter() as counter:
+                model(batch)[0].backward()
+            found.append({name: sum(sizes.values()) for name, sizes in counter.traffic.items()})
+    return found
+
+
+def test_a_hot_step_makes_no_all_to_all(gloo_pool: GlooPool) -> None:
+    for found in gloo_pool.run(traffic_of_steps):
+        for first, hot, normal in (found[:3], found[3:]):
+            assert "all_to_all" not in first
+            assert "all_to_all" not in hot
+            assert {"all_reduce", "reduce"} <= hot.keys()
+            assert normal["all_to_all"] > 0
+
+
+def refused_marks() -> list[str]:
+    drawn = ByTiers(2, seed=3)
+    plan = tier_plan(drawn, 1)
+    said = []
+    for kind in (Sequences, Bags):
+        model = build(drawn, kind())
+        try:
+            model(dataclasses.replace(batch_of(5, 6), hot_under=plan.version))
+        except DataError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_marked_batch_with_an_id_that_is_not_replicated_is_refused(gloo_pool: GlooPool) -> None:
+    for said in gloo_pool.run(refused_marks):
+        assert len(said) == 2
+        assert all("marked hot, but id" in one and "of table 'songs'" in one for one in said)
+
+
+def retier_under_way() -> None:
+    """On a rank: plans change in TorchRec's pipeline, which has marked batches in flight."""
+    drawn = ByTiers(2, seed=3)
+    plan = tier_plan(drawn, n_nodes=1)
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    models = build(drawn, Sequences()), build(BySharding("row_wise"), Sequences())
+    for model in models:
+        optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        stream: Iterator[Batch] = iter(
+            [hot_batch(plan, step * world_size + rank, 6) for step in range(9)]
+        )
+        for number in range(9):
+            if model is models[0] and number in (3, 6):
+                # Marks of the first plan mean nothing under the second, and all again after it.
+                drawn_now = dataclasses.replace(drawn, seed=9 if number == 3 else 3)
+                model.sharders[0]._cluster.retier(tier_plan(drawn_now, n_nodes=1))
+            pipeline.progress(stream)
+    ours, theirs = (
+        {name: gather_table(t) for name, t in model.state_dict().items() if "embeddings" in name}
+        for model in models
+    )
+    for name, table in ours.items():
+        torch.testing.assert_close(table, theirs[name], atol=1e-6, rtol=0)
+
+
+def test_marks_of_another_plan_count_for_nothing(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(retier_under_way)
