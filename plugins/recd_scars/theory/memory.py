@@ -19,11 +19,15 @@ class Memory:
     """a: numbers that one sample's activations take."""
     width: int
     """d: numbers in a row."""
+    least: float = 1.0
+    """The smallest batch that is of use: communication alone may be least in one of a sample."""
 
     def __post_init__(self) -> None:
-        if self.per_sample <= 0 or self.width <= 0 or self.capacity < self.per_sample:
+        needed = self.least * self.per_sample
+        if self.per_sample <= 0 or self.width <= 0 or self.capacity < needed:
+            samples = "one sample" if self.least == 1 else f"{self.least:,.0f} samples"
             raise RegistryError(
-                f"memory for {self.capacity:,.0f} numbers does not hold one sample of "
+                f"memory for {self.capacity:,.0f} numbers does not hold {samples} of "
                 f"{self.per_sample:,.0f}: give more memory, or a smaller model."
             )
 
@@ -33,5 +37,5 @@ class Memory:
 
     @property
     def most_cached(self) -> int:
-        """The rows that leave room for one sample."""
-        return int((self.capacity - self.per_sample) // self.width)
+        """The rows that leave room for the smallest batch."""
+        return int((self.capacity - self.least * self.per_sample) // self.width)

@@ -1,0 +1,175 @@
+"""`recd scars curve`: how much to cache, from a formula, a saved profile or a registry's tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, reported
+
+if TYPE_CHECKING:
+    from recd_scars.curve import Curve
+
+__all__ = ["scars"]
+
+scars = typer.Typer(help="SCARS: how much to cache.", no_args_is_help=True)
+
+DPI = 150
+SHOWN = 12
+"""Cache sizes in the table."""
+
+Law = Annotated[
+    str | None,
+    typer.Option(
+        "--law", help="zipf:1.05, half_normal:0.1, exponential:0.1 or uniform, of --rows rows."
+    ),
+]
+Rows = Annotated[int, typer.Option("--rows", help="Rows of --law's table.", min=1)]
+Lookups = Annotated[float, typer.Option("--lookups", help="A sample's, in --law's table.", min=0)]
+Saved = Annotated[
+    Path | None, typer.Option("--profile", help="Saved by recd plan.", metavar="FILE")
+]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--table", help="Of the profile, or a glob of the model's; by default all.", metavar="NAME"
+    ),
+]
+Batches = Annotated[
+    int, typer.Option("--batches", help="Of the train split, counted for the model's.", min=1)
+]
+Width = Annotated[
+    int, typer.Option("--width", help="Numbers in a row, of a law or a profile.", min=1)
+]
+MemoryMib = Annotated[
+    float | None,
+    typer.Option(
+        "--memory",
+        help="MiB of a device for cache and batch; by default --batch-size samples and a tenth "
+        "of the rows.",
+        min=0.001,
+    ),
+]
+PerSample = Annotated[
+    float | None,
+    typer.Option(
+        "--per-sample",
+        help="Bytes of a sample's activations, as recd tune batch finds them; by default its "
+        "rows and their gradients.",
+        min=1,
+    ),
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="For the default memory.", min=1)]
+LeastBatch = Annotated[
+    int, typer.Option("--least-batch", help="The smallest batch that is of use.", min=1)
+]
+FigureFile = Annotated[
+    Path | None, typer.Option("--figure", help="A PNG of the curves.", metavar="FILE")
+]
+
+
+@scars.callback()
+def group() -> None:
+    """SCARS: how much to cache."""
+
+
+@scars.command()
+def curve(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    law: Law = None,
+    rows: Rows = 1_000_000,
+    lookups: Lookups = 1.0,
+    profile: Saved = None,
+    tables: Tables = None,
+    batches: Batches = 100,
+    width: Width = 64,
+    memory: MemoryMib = None,
+    per_sample: PerSample = None,
+    batch_size: BatchSize = 2048,
+    least_batch: LeastBatch = 256,
+    figure: FigureFile = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draw communication against cache size and batch size, the optimum marked.
+
+    Cached rows take memory that the batch would use to fetch each row less often.
+    """
+    with reported(debug):
+        from recd_scars import sources
+        from recd_scars.curve import BYTES, Curve
+        from recd_scars.theory.memory import Memory
+
+        if law is not None:
+            found = sources.of_law(law, rows, lookups, width)
+        elif profile is not None:
+            found = sources.of_profile(profile, tables or (), width)
+        else:
+            found = sources.of_registry(registry, overrides or (), tables or (), batches)
+        each = per_sample or BYTES * sources.activations(found)
+        whole = BYTES * found.width * found.rows.num_rows
+        room = memory * 2**20 if memory else batch_size * each + whole / 10
+        drawn = Curve(
+            rows=found.rows,
+            memory=Memory(
+                capacity=room / BYTES,
+                per_sample=each / BYTES,
+                width=found.width,
+                least=least_batch,
+            ),
+        )
+        if figure is not None:
+            _save(drawn, found.name, figure)
+        if as_json:
+            print(json.dumps({"source": found.name, **drawn.values()}))
+        else:
+            _show(drawn, found.name)
+
+
+def _save(curve: Curve, name: str, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    curve.draw(figure)
+    figure.suptitle(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)
+
+
+def _show(curve: Curve, name: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    memory, best = curve.memory, curve.at(curve.optimum.cached)
+    console = Console(highlight=False)
+    console.print(
+        f"{name}: {curve.rows.num_rows:,} rows of {memory.width} numbers, "
+        f"{curve.rows.lookups:,.3g} lookups a sample; {memory.capacity * 4 / 2**20:,.4g} MiB, of "
+        f"which a sample takes {memory.per_sample * 4:,.0f} bytes",
+        soft_wrap=True,
+    )
+    table = Table(
+        "rows cached", "of all", "lookups that hit", "batch", "bytes a sample", "of plain"
+    )
+    for point in curve.by_cache(SHOWN):
+        table.add_row(
+            f"{'* ' if point == best else ''}{point.cached:,}",
+            f"{point.cached / curve.rows.num_rows:.2%}",
+            f"{point.hits:.1%}",
+            f"{point.batch_size:,.0f}",
+            f"{point.bytes_per_sample:,.1f}",
+            f"{point.bytes_per_sample / curve.plain:.1%}",
+        )
+    console.print(table)
+    if best.cached == memory.most_cached:
+        console.print(f"the optimum is the smallest batch that is of use: {memory.least:,}")
+    gain, whole = (of / best.bytes_per_sample for of in (curve.at(0).bytes_per_sample, curve.plain))
+    console.print(
+        f"* the optimum: {gain:.2f} times fewer bytes than without a cache, {whole:.2f} times "
+        f"fewer than plain ({curve.plain:,.0f})",
+        soft_wrap=True,
+    )

@@ -1,0 +1,154 @@
+"""What a cache saves: communication against its size and the batch's, and hits by its portion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from recd_plugins.planning.rows import RowDistribution
+from recd_scars.theory.cache_size import CacheSize, cost, optimal_cache
+from recd_scars.theory.communication import epoch
+from recd_scars.theory.memory import Memory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["BYTES", "Curve", "Point", "draw_hits"]
+
+BYTES = 4
+"""Of a number: float32, and the paper's indices."""
+POINTS = 80
+PLAIN, COALESCED, CACHED = "#7d7d7d", "#9db8d9", "#d9622b"
+
+
+class Point(NamedTuple):
+    """A cache, the batch that it leaves room for, and what crosses the link for a sample."""
+
+    cached: int
+    batch_size: float
+    bytes_per_sample: float
+    hits: float
+    """The share of lookups that the cache takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Of a table, or of several with rows of one width, that share a device's memory."""
+
+    rows: RowDistribution
+    memory: Memory
+
+    @cached_property
+    def optimum(self) -> CacheSize:
+        return optimal_cache(self.rows, self.memory)
+
+    @property
+    def plain(self) -> float:
+        """Bytes for a sample of which every lookup's row travels."""
+        return BYTES * self.rows.lookups * self.memory.width
+
+    def at(self, cached: int) -> Point:
+        return Point(
+            cached,
+            self.memory.batch_size(cached),
+            BYTES * cost(self.rows, self.memory, cached),
+            self.rows.coverage(cached),
+        )
+
+    def by_cache(self, points: int = POINTS) -> list[Point]:
+        """From no cache to the largest that leaves room for a batch; the optimum among them."""
+        most = min(self.rows.num_rows, self.memory.most_cached)
+        between = np.geomspace(1, max(most, 1), max(points - 2, 1)).astype(int)
+        sizes = {0, self.optimum.cached, most, *between.tolist()}
+        return [self.at(cached) for cached in sorted(sizes) if cached <= most]
+
+    def by_batch(self, points: int = POINTS) -> list[tuple[float, float, float]]:
+        """(b, bytes for a sample without a cache, and with one of all that the batch leaves)."""
+        most = self.memory.capacity / self.memory.per_sample
+        sizes = {*np.geomspace(self.memory.least, most, points).tolist()}
+        sizes |= {point.batch_size for point in self.by_cache(points)}
+        return [(size, self._with(0, size), self._with(None, size)) for size in sorted(sizes)]
+
+    def values(self) -> Mapping[str, Any]:
+        """All numbers, for machines."""
+        return {
+            "rows": self.rows.num_rows,
+            "lookups": self.rows.lookups,
+            "width": self.memory.width,
+            "memory_mib": self.memory.capacity * BYTES / 2**20,
+            "bytes_of_a_sample": self.memory.per_sample * BYTES,
+            "least_batch": self.memory.least,
+            "plain": self.plain,
+            "optimum": self.at(self.optimum.cached)._asdict(),
+            "by_cache": [point._asdict() for point in self.by_cache()],
+            "by_batch": [
+                dict(zip(("batch_size", "no_cache", "cached"), each, strict=True))
+                for each in self.by_batch()
+            ],
+        }
+
+    def draw(self, figure: Figure) -> None:
+        """Bytes against cache and against batch, the optimum marked; then hits by portion."""
+        cache, batch, hits = figure.subplots(1, 3)
+        self._draw_cache(cache)
+        self._draw_batch(batch)
+        draw_hits(hits, {"": self.rows})
+        portion = self.optimum.cached / self.rows.num_rows
+        hits.plot(100 * portion, 100 * self.rows.coverage(self.optimum.cached), "o", color=CACHED)
+        for axes in (cache, batch, hits):
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+
+    def _draw_cache(self, axes: Axes) -> None:
+        points = [point for point in self.by_cache() if point.cached]
+        none, best = self.at(0), self.at(self.optimum.cached)
+        sizes = [point.cached for point in points]
+        axes.plot(sizes, [point.bytes_per_sample for point in points], color=CACHED)
+        axes.axhline(none.bytes_per_sample, color=COALESCED, linestyle="--", label="no cache")
+        axes.plot(
+            best.cached, best.bytes_per_sample, "o", color=CACHED, label=f"{best.cached:,} rows"
+        )
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0, top=1.4 * none.bytes_per_sample)
+        axes.set(xlabel="rows cached", ylabel="bytes a sample", title="at the batch that is left")
+        axes.legend(frameon=False)
+
+    def _draw_batch(self, axes: Axes) -> None:
+        sizes, none, cached = zip(*self.by_batch(), strict=True)
+        axes.axhline(self.plain, color=PLAIN, linestyle=":", label="plain")
+        axes.plot(sizes, none, color=COALESCED, linestyle="--", label="coalesced")
+        axes.plot(sizes, cached, color=CACHED, label="and cached beside it")
+        best = self.at(self.optimum.cached)
+        axes.plot(best.batch_size, best.bytes_per_sample, "o", color=CACHED)
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="batch size", ylabel="bytes a sample", title="at the cache that is left")
+        axes.legend(frameon=False)
+
+    def _with(self, cached: int | None, batch_size: float) -> float:
+        """Bytes for a sample; None caches all that the batch leaves room for."""
+        if cached is None:
+            left = self.memory.capacity - batch_size * self.memory.per_sample
+            cached = min(self.rows.num_rows, int(max(left, 0) // self.memory.width))
+        width = self.memory.width
+        numbers = epoch(self.rows, samples=1, batch_size=batch_size, width=width, cached=cached)
+        return BYTES * numbers
+
+
+def draw_hits(axes: Axes, rows: Mapping[str, RowDistribution]) -> None:
+    """The share of lookups that the hottest rows take, by their share of the rows (figure 4)."""
+    for name, one in rows.items():
+        sizes: ArrayLike = np.unique(np.geomspace(1, one.num_rows, POINTS).astype(int))
+        portion = 100 * np.asarray(sizes) / one.num_rows
+        axes.plot(
+            portion, 100 * one.coverage(sizes), color=CACHED if not name else None, label=name
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(0, 102)
+    axes.set(xlabel="rows cached, %", ylabel="lookups that hit, %", title="hits by cache portion")
