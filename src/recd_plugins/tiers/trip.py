@@ -53,7 +53,8 @@ class GroupTrip(Multistreamable):
         """Of a group's `ids` [N] int64."""
         routed = replicas.router.route(ids, segments)
         if hot:
-            passage = Passage(ids[:0], [0] * len(segments.lengths), None)
+            inverse = None if replicas.group.coalesce == "none" else routed.passed[:0]
+            passage = Passage(ids[:0], [0] * len(segments.lengths), inverse)
             return cls(replicas, start, segments, routed, passage, asked=None, hot=True)
         layout = replicas.per_node_layout
         asked = Asked.of(routed.per_node.positions, layout) if layout.count else None
