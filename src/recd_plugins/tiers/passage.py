@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torchrec.streamable import Multistreamable
 
+from recd_plugins.tiers.different import Different, different, of_keys, to_keys
 from recd_plugins.tiers.errand import Errand
 from recd_plugins.tiers.exchange import Asked, NodeIds, ask_node
 from recd_plugins.tiers.group import TableGroup
@@ -18,10 +20,6 @@ from recd_plugins.tiers.nodes import Nodes, Peers
 from recd_plugins.tiers.router import Segments
 
 __all__ = ["Passage"]
-
-SPAN = 1 << 40
-"""Id i of table t has the key t · SPAN + i: far more than a table has rows, so that an id out
-of range stays its table's, and TorchRec judges it."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +48,18 @@ class Passage(Multistreamable):
         lengths = [end - start for start, end in pairwise(cuts)]
         if group.coalesce == "none":
             return cls(ids[passed], lengths, None)
-        tables, counts = (
-            torch.tensor(each, device=ids.device) for each in (segments.tables, lengths)
+        found = different(ids[passed], _by_table(lengths, segments, len(group.tables)))
+        if group.coalesce == "rank" or nodes.ranks_per_node == 1:
+            return cls(found.ids, _by_slot(found.counts, segments), found.inverse)
+        asked = _ask(found, group, nodes)
+        answered = Errand(ask_node(asked, nodes.node)).finish()
+        theirs, inverse = _different_keys(answered.ids, len(group.tables))
+        return cls(
+            theirs.ids,
+            _by_slot(theirs.counts, segments),
+            asked.inverse[found.inverse],
+            _Concentrated(answered, inverse, nodes.node),
         )
-        table = torch.repeat_interleave(tables, counts, output_size=len(passed))
-        keys, inverse = torch.unique(ids[passed] + table * SPAN, return_inverse=True)
-        node = None
-        if group.coalesce == "node" and nodes.ranks_per_node > 1:
-            asked = _ask(keys, group, nodes)
-            inverse = asked.inverse[inverse]
-            answered = Errand(ask_node(asked, nodes.node)).finish()
-            keys, node_inverse = torch.unique(answered.ids, return_inverse=True)
-            node = _Concentrated(answered, node_inverse, nodes.node)
-        return cls(keys - _tables(keys) * SPAN, _lengths(keys, segments), inverse, node)
 
     def back(self, rows: Tensor) -> Tensor:
         """What came back for `ids` [u, D], as the rows that `inverse` counts."""
@@ -109,16 +106,16 @@ class _Deconcentrate(Function):
         return summed.index_add_(0, node.inverse, theirs), None
 
 
-def _ask(keys: Tensor, group: TableGroup, nodes: Nodes) -> Asked:
+def _ask(found: Different, group: TableGroup, nodes: Nodes) -> Asked:
     """Ask each id of the rank that has the place in this node which its home has in its own.
 
     So ids cross between nodes on one way, and those at home in this node cross to no other.
     """
+    keys = to_keys(found.ids, found.counts)
     blocks = torch.tensor(
         [-(-rows // nodes.world.size) for rows in group.num_rows], device=keys.device
     )
-    tables = _tables(keys)
-    homes = (keys - tables * SPAN) // blocks[tables]
+    homes = found.ids // blocks[of_keys(keys)[1]]
     concentrators = homes % nodes.ranks_per_node
     order = concentrators.argsort(stable=True)
     places = torch.empty_like(order)
@@ -127,19 +124,29 @@ def _ask(keys: Tensor, group: TableGroup, nodes: Nodes) -> Asked:
     return Asked(keys[order], counts, places)
 
 
-def _tables(keys: Tensor) -> Tensor:
-    return (keys + SPAN // 2) // SPAN
+def _different_keys(keys: Tensor, num_tables: int) -> tuple[Different, Tensor]:
+    """The different ones of `keys` [r] in any order; and which of them each is, [r]."""
+    ids, tables = of_keys(keys)
+    order = tables.argsort(stable=True)
+    counts = torch.bincount(tables, minlength=num_tables).tolist()
+    found = different(ids[order], counts)
+    inverse = torch.empty_like(order)
+    inverse[order] = found.inverse
+    return found, inverse
 
 
-def _lengths(keys: Tensor, segments: Segments) -> list[int]:
-    """How many of the sorted keys each table has, as those of the first of its slots."""
-    firsts = [
-        slot == 0 or table != segments.tables[slot - 1]
-        for slot, table in enumerate(segments.tables)
-    ]
-    ends = (torch.arange(1, sum(firsts) + 1, device=keys.device) - 0.5) * SPAN
-    counts = torch.searchsorted(keys, ends.long()).diff(
-        prepend=ends.new_zeros(1, dtype=torch.int64)
-    )
-    by_table = iter(counts.tolist())
-    return [next(by_table) if first else 0 for first in firsts]
+def _by_table(lengths: Sequence[int], segments: Segments, num_tables: int) -> list[int]:
+    counts = [0] * num_tables
+    for table, length in zip(segments.tables, lengths, strict=True):
+        counts[table] += length
+    return counts
+
+
+def _by_slot(counts: Sequence[int], segments: Segments) -> list[int]:
+    """How many each table has, as those of the first of its slots."""
+    left = list(counts)
+    lengths = []
+    for table in segments.tables:
+        lengths.append(left[table])
+        left[table] = 0
+    return lengths

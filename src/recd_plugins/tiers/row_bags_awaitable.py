@@ -72,10 +72,12 @@ class PooledRows(LazyAwaitable[Mapping[Slot, Tensor]]):
 
         routed, asked = group.routed, group.asked
         everywhere = group.replicas.all_ranks_replica
-        assert group.passage.inverse is not None
+        inverse = group.passage.inverse
+        if inverse is None:
+            inverse = torch.arange(len(routed.passed), device=bags.device)
         return RowPool(
             num_bags=count * batch_size,
-            passed=lookups(group.passage.inverse, routed.passed),
+            passed=lookups(inverse, routed.passed),
             replicated=lookups(routed.replicated.positions, routed.replicated.at),
             replica=None if everywhere is None else everywhere.rows,
             place=group.replicas.all_ranks_layout.place,

@@ -91,12 +91,16 @@ class RowPool:
 
     def sums(self, canonical: Tensor) -> Tensor:
         """[S · B, D] float32."""
-        sums = self.passed.sums(canonical, self.num_bags)
+        sources = [(self.passed, canonical)]
         if self.replica is not None:
-            sums += self.replicated.sums(self.replica, self.num_bags)
+            sources.append((self.replicated, self.replica))
         if self.per_node is not None and self.node_rows is not None:
-            sums += self.per_node.sums(self.node_rows, self.num_bags)
-        return self._divide(sums)
+            sources.append((self.per_node, self.node_rows))
+        found = [each for each in sources if len(each[0].which)] or sources[:1]
+        first, *others = (lookups.sums(rows, self.num_bags) for lookups, rows in found)
+        for sums in others:
+            first += sums
+        return self._divide(first)
 
     def hot_gradients(self, bags: Tensor) -> HotGradients:
         """Of the tiers' rows, from those that `divided` makes of the bags'."""
