@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -104,6 +105,7 @@ def _serve(connection: Connection, namespace: str, place: dict[str, str]) -> Non
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # what is imported, and would be walked in every collection
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT))

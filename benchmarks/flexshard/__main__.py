@@ -1,0 +1,91 @@
+"""FlexShard: the paper's tables planned anew, and plans measured on an emulated cluster.
+
+    python -m benchmarks.flexshard [--quick] [--json] [--figure PATH]
+
+Needs root for the cluster; where none can be made, says so and leaves its figures out. Sides
+take turns in the same ranks, step by step; `--figure` draws bytes predicted against observed
+(the paper's figure 6). A quick run has two settings of the grid of nine, and fewer rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.network import available
+from benchmarks.flexshard.emulated import EmulatedCluster
+from benchmarks.flexshard.figures import Bench
+from benchmarks.flexshard.grid import GRID, NO_SKEW, QUICK_GRID, SATURATED
+from benchmarks.flexshard.memory import k_of_replicas
+from benchmarks.flexshard.paper import PRICES
+from benchmarks.flexshard.router import router
+from benchmarks.flexshard.sides import ROW_WISE
+from benchmarks.flexshard.tables import K, billion_rows, k_of_ours, table_5, table_6
+from benchmarks.harness import Figure, Report, main
+from recd_plugins.planning.observed import Observed, draw_observed
+
+__all__ = ["measure"]
+
+
+def measure(quick: bool, figure: Path | None = None) -> Report:
+    rounds = 5 if quick else 11
+    figures = [*table_5(), *table_6()]
+    figures += router(rounds, num_rows=30_000_000, hot=2_500_000, ids=1_000_000)
+    figures += billion_rows(tables=10) if quick else billion_rows()
+    settings: dict[str, Any] = {
+        "paper": f"k {PRICES.k}, B {PRICES.batch_size}, {PRICES.cluster.world_size} ranks in "
+        f"nodes of {PRICES.cluster.ranks_per_node}, topology flexshard_a100",
+    }
+    if missing := available():
+        settings["emulated cluster"] = f"none, so nothing is measured on it: it needs {missing}"
+        return Report(figures=[*figures, *k_of_ours(K)], settings=settings)
+    replicas = k_of_replicas(runs=1 if quick else 3)
+    figures += [replicas, *k_of_ours(round(replicas.value, 2))]
+    grid = QUICK_GRID if quick else GRID
+    settings |= {
+        "emulated cluster": "network namespaces, a gloo rank of one thread each; the topology "
+        "measured in each, k as measured",
+        "model": "a table of sequences and a mean, row-wise Adagrad, TrainPipelineSparseDist",
+        "grid": f"{len(grid)} of {len(GRID)} settings",
+        "rounds": rounds,
+    }
+    bench = Bench(k=replicas.value, rounds=rounds)
+    figures += cluster_figures(bench)
+    figures += bench.regrets(grid)
+    figures.append(bench.bytes())
+    if figure is not None:
+        draw(bench.observed, figure)
+    return Report(figures=figures, settings=settings)
+
+
+def cluster_figures(bench: Bench) -> Iterator[Figure]:
+    with EmulatedCluster(SATURATED.n_nodes, SATURATED.ranks_per_node, SATURATED.mbit) as cluster:
+        yield from bench.saturated(cluster, SATURATED)
+        yield from bench.no_skew(cluster, NO_SKEW)
+
+
+def draw(observed: Mapping[str, Sequence[Observed]], path: Path) -> None:
+    """Write a PNG: the setting with the most plans."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    picture = pyplot.figure(figsize=(6, 6), layout="constrained")
+    setting = max(observed, key=lambda one: len(observed[one]))
+    plans = observed[setting]
+    draw_observed(picture, plans, what="bytes between nodes", baseline=ROW_WISE.name)
+    picture.suptitle(setting, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=150)
+    pyplot.close(picture)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--figure", type=Path, default=None)
+    said, rest = parser.parse_known_args()
+    main("flexshard", partial(measure, figure=said.figure), rest)

@@ -1,0 +1,164 @@
+"""A figure for each row of the target table that an emulated cluster measures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from benchmarks.flexshard.emulated import EmulatedCluster, Measured
+from benchmarks.flexshard.grid import Setting, candidates, chosen
+from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
+from benchmarks.harness import Figure
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.observed import Observed
+
+__all__ = ["Bench"]
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """Measures settings, and remembers of every plan the bytes predicted and observed."""
+
+    k: float
+    """Of our replicas, which plans are made with."""
+    rounds: int
+    observed: dict[str, list[Observed]] = field(default_factory=dict)
+    """By setting."""
+
+    def saturated(self, cluster: EmulatedCluster, setting: Setting) -> Iterator[Figure]:
+        measured, choice = self._chosen(cluster, setting, [ROW_WISE, COALESCED])
+        for base, name, fewer, faster in (
+            (ROW_WISE, "plain row-wise", 5.0, 5.0),
+            (COALESCED, "row-wise coalesced per rank", 1.3, 1.3),
+        ):
+            sent = [measured.node_bytes(side) for side in (base, choice)]
+            yield Figure(
+                name=f"saturated hot rows, bytes against {name}",
+                value=sent[0] / sent[1],
+                unit="x fewer",
+                baseline=1.0,
+                target=fewer,
+                note=f"{_megabytes(sent[0])} and {_megabytes(sent[1])} MB a node and step; "
+                f"{setting}; {_shown(choice)}",
+            )
+            yield self._faster(
+                f"saturated hot rows, step against {name}", measured, choice, base, faster
+            )
+
+    def no_skew(self, cluster: EmulatedCluster, setting: Setting) -> Iterator[Figure]:
+        measured, choice = self._chosen(cluster, setting, [ROW_WISE])
+        yield self._faster(
+            "no skew, step against plain row-wise", measured, choice, ROW_WISE, 0.95, f"{setting}"
+        )
+
+    def regrets(self, settings: Sequence[Setting]) -> Iterator[Figure]:
+        """Settings of one shape of cluster lie together."""
+        for (n_nodes, ranks_per_node), alike in groupby(
+            settings, lambda one: (one.n_nodes, one.ranks_per_node)
+        ):
+            first, *rest = alike
+            with EmulatedCluster(n_nodes, ranks_per_node, first.mbit) as cluster:
+                for setting in (first, *rest):
+                    yield self._regret(cluster, setting)
+
+    def bytes(self) -> Figure:
+        """Over all plans so far."""
+        every = [(one, setting) for setting, plans in self.observed.items() for one in plans]
+        shown = sorted((one for one, _ in every), key=lambda one: -one.error)
+        off, setting = max(every, key=lambda each: each[0].error)
+        within = sum(one.error <= 0.05 for one in shown)
+        return Figure(
+            name="predicted vs observed bytes",
+            value=100 * off.error,
+            unit="% off",
+            target=5,
+            at_most=True,
+            note=f"the worst of {len(shown)} plans, {within} within 5%, the median "
+            f"{shown[len(shown) // 2].error:.1%}; {off.plan}: {_megabytes(off.predicted)} and "
+            f"{_megabytes(off.observed)} MB a node and step, as the links count; {setting}",
+        )
+
+    def _chosen(
+        self, cluster: EmulatedCluster, setting: Setting, others: Sequence[Side]
+    ) -> tuple[Measured, Side]:
+        prices, workload = self._prices(cluster, setting), setting.workload
+        choice = chosen(workload, prices)
+        return self._measure(cluster, setting, [*others, choice], prices), choice
+
+    def _regret(self, cluster: EmulatedCluster, setting: Setting) -> Figure:
+        prices, workload = self._prices(cluster, setting), setting.workload
+        choice = chosen(workload, prices)
+        sides = candidates(workload, prices, choice)
+        measured = self._measure(cluster, setting, sides, prices)
+        best = min(sides, key=measured.seconds)
+        return Figure(
+            name=f"regret, {setting}",
+            value=100 * (measured.seconds(choice) / measured.seconds(best) - 1),
+            unit="%",
+            target=10,
+            at_most=True,
+            spread=measured.faster(choice, best)[1],
+            note=f"of {len(sides)} plans the best took {1e3 * measured.seconds(best):.0f} ms "
+            f"({best.name}), the choice {1e3 * measured.seconds(choice):.0f} ({_shown(choice)}), "
+            f"row-wise {1e3 * measured.seconds(sides[0]):.0f}",
+        )
+
+    def _faster(
+        self,
+        name: str,
+        measured: Measured,
+        choice: Side,
+        base: Side,
+        target: float,
+        note: str = "",
+    ) -> Figure:
+        gain, spread = measured.faster(choice, base)
+        times = [1e3 * measured.seconds(side) for side in (base, choice)]
+        computed = [1e3 * measured.computed(side) for side in (base, choice)]
+        said = [
+            f"{times[0]:,.0f} and {times[1]:,.0f} ms, of which all ranks together computed "
+            f"{computed[0]:,.0f} and {computed[1]:,.0f}",
+            _shown(choice),
+        ]
+        return Figure(
+            name=name,
+            value=gain,
+            unit="x faster",
+            baseline=1.0,
+            target=target,
+            spread=spread,
+            note="; ".join([*said, note] if note else said),
+        )
+
+    def _prices(self, cluster: EmulatedCluster, setting: Setting) -> Prices:
+        return Prices(
+            cluster=cluster.cluster(setting.mbit), batch_size=setting.batch_size, k=self.k
+        )
+
+    def _measure(
+        self, cluster: EmulatedCluster, setting: Setting, sides: Sequence[Side], prices: Prices
+    ) -> Measured:
+        measured = cluster.measure(
+            setting.workload, sides, prices, mbit=setting.mbit, rounds=self.rounds
+        )
+        self.observed[f"{setting}"] = measured.observed
+        for side, one in zip(sides, measured.observed, strict=True):
+            print(
+                f"{setting}: {side.name}, {_shown(side)}: {1e3 * measured.seconds(side):.1f} ms, "
+                f"{1e3 * side.ledger(setting.workload, prices).ms:.1f} expected; "
+                f"{_megabytes(one.observed)} MB, {_megabytes(one.predicted)} expected",
+                file=sys.stderr,
+                flush=True,
+            )
+        return measured
+
+
+def _shown(side: Side) -> str:
+    sizes = side.sizes
+    return f"DP {sizes.replicated:,}, Flex {sizes.per_node:,}, coalesced: {sizes.coalesce}"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.2f}"

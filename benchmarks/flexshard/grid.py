@@ -1,0 +1,120 @@
+"""Clusters and workloads that `goal: auto` is held to, and the plans that it might have chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side, tables
+from benchmarks.flexshard.workload import TABLE, Workload
+from recd_flexshard.policy.goals import choose
+from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.ledger import TableSizes
+from recd_plugins.planning.tier_plan import Coalesce
+
+__all__ = ["GRID", "NO_SKEW", "QUICK_GRID", "SATURATED", "Setting", "candidates", "chosen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A cluster, and what is trained on it."""
+
+    n_nodes: int
+    ranks_per_node: int
+    mbit: int
+    """Between nodes, a second."""
+    exponent: float
+    batch_size: int
+    num_rows: int = 100_000
+    dim: int = 64
+    lookups: int = 20
+    hot: tuple[int, float] | None = None
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(
+            num_rows=self.num_rows,
+            dim=self.dim,
+            exponent=self.exponent,
+            batch_size=self.batch_size,
+            lookups=self.lookups,
+            hot=self.hot,
+        )
+
+    def __str__(self) -> str:
+        skew = f"Zipf {self.exponent:g}" if self.exponent else "uniform"
+        if self.hot is not None:
+            skew = f"{self.hot[0]:,} hot rows with {self.hot[1]:.0%} of lookups"
+        return (
+            f"{self.n_nodes}x{self.ranks_per_node} ranks, {self.mbit} mbit, {skew}, "
+            f"B {self.batch_size} x {self.lookups}, {self.num_rows:,} rows x {self.dim}"
+        )
+
+
+def _setting(
+    n_nodes: int, ranks_per_node: int, mbit: int, exponent: float, batch_size: int
+) -> Setting:
+    return Setting(
+        n_nodes=n_nodes,
+        ranks_per_node=ranks_per_node,
+        mbit=mbit,
+        exponent=exponent,
+        batch_size=batch_size,
+    )
+
+
+GRID = [
+    _setting(2, 2, 200, 1.2, 256),
+    _setting(2, 2, 1000, 1.05, 1024),
+    _setting(2, 2, 50, 0.0, 128),
+    _setting(2, 4, 200, 1.2, 256),
+    _setting(2, 4, 50, 1.05, 128),
+    _setting(2, 4, 1000, 1.4, 512),
+    _setting(4, 2, 200, 1.2, 256),
+    _setting(4, 2, 200, 0.8, 256),
+    _setting(4, 2, 100, 1.4, 512),
+]
+QUICK_GRID = GRID[3:5]
+
+SATURATED = Setting(
+    n_nodes=2,
+    ranks_per_node=4,
+    mbit=200,
+    exponent=0.0,
+    batch_size=1024,
+    lookups=40,
+    num_rows=200_000,
+    hot=(10_000, 0.95),
+)
+"""Every rank looks up every hot row in every step."""
+NO_SKEW = dataclasses.replace(SATURATED, hot=None, batch_size=256, lookups=20)
+
+
+def chosen(workload: Workload, prices: Prices) -> Side:
+    """By `goal: auto`, at no more memory than row-wise."""
+    ledger = choose(tables(workload), prices, goal="auto")
+    return Side(name="goal: auto", sizes=ledger.tables[TABLE].sizes)
+
+
+def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
+    """Each way of coalescing, with no replicas, DP, or DP and Flex, of the best sizes within the
+    memory of row-wise; and half the choice's replicas. The choice itself comes last."""
+    every = [ROW_WISE, COALESCED]
+    levels: tuple[Coalesce, ...] = ("none", "rank", "node")
+    for level in levels:
+        every.append(Side(name=f"coalesced per {level}", sizes=TableSizes(coalesce=level)))
+        for tiers, name in ((2, "DP"), (3, "DP, Flex")):
+            try:
+                ledger = choose(
+                    tables(workload), prices, goal="budget", tiers=tiers, coalesce=level
+                )
+            except CapabilityError:  # it alone takes more memory than row-wise
+                continue
+            sizes = ledger.tables[TABLE].sizes
+            every.append(Side(name=f"{name}, {level}", sizes=sizes))
+    halved = {tier: getattr(choice.sizes, tier) // 2 for tier in ("replicated", "per_node")}
+    half = dataclasses.replace(choice.sizes, **halved)
+    every.append(Side(name="half the choice", sizes=half))
+    distinct = {side.sizes: side for side in reversed(every) if side.sizes != choice.sizes}
+    return [*reversed(distinct.values()), choice]

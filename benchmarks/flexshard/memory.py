@@ -1,0 +1,84 @@
+"""k: what a replicated row takes with its optimizer state and its update, over its own bytes."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.flexshard.paper import PRICES
+from benchmarks.harness import Figure, spread
+from benchmarks.recd_train.memory import give_back
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.tiers.canonical import CanonicalTable
+from recd_plugins.tiers.entries import Entries
+from recd_plugins.tiers.errand import Errand
+from recd_plugins.tiers.nodes import Nodes
+from recd_plugins.tiers.optimizer import RowOptimizer
+from recd_plugins.tiers.reduction import Reduction
+from recd_plugins.tiers.replica import AllRanksReplica, HotRows
+from recd_plugins.tiers.router import Router
+from recd_plugins.tiers.share import Layout
+from recd_plugins.tiers.tiers import CHUNK_ROWS
+from recd_plugins.tiers.touched import touched_everywhere
+from recd_plugins.trainer.memory import PeakMemory
+
+__all__ = ["k_of_replicas", "memory_multiplier"]
+
+NUM_ROWS, DIM = 500_000, 64
+RANKS, RANKS_PER_NODE = 4, 2
+
+
+def k_of_replicas(runs: int) -> Figure:
+    """Of runs in processes of their own, which have done nothing else."""
+    found = []
+    for _ in range(runs):
+        with GlooPool() as fresh:
+            ranks = fresh.run(
+                memory_multiplier, NUM_ROWS, DIM, RANKS_PER_NODE, CHUNK_ROWS, world_size=RANKS
+            )
+        found.append(max(ranks))
+    return Figure(
+        name="k of our replicas",
+        value=statistics.median(found),
+        unit="x the rows' bytes",
+        baseline=PRICES.k,
+        target=1.7,
+        at_most=True,
+        spread=spread(found),
+        note=f"{NUM_ROWS:,} rows x {DIM}, row-wise Adagrad, an update of all of them; resident "
+        f"memory of the fullest of {RANKS} ranks in nodes of {RANKS_PER_NODE}, {runs} runs; "
+        f"{CHUNK_ROWS:,} rows under way; the paper's is the baseline",
+    )
+
+
+def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: int) -> float:
+    """On a rank: peak bytes of replica, router and an update of every row, over the rows' bytes.
+
+    As the system counts the process: gloo's and numpy's buffers too.
+
+    The worst step there is: each rank has a gradient for each row. The gradients themselves,
+    which the model made, do not count; all that is done with them does.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    nodes = Nodes(world, ranks_per_node)
+    layout = Layout(num_rows, ranks_per_node)
+    home = CanonicalTable(0, torch.zeros(0, dim), torch.zeros(0, 1))
+    gradients = torch.ones(num_rows, dim)
+    dist.barrier()
+    give_back()
+    memory = PeakMemory(torch.device("cpu"))
+    rows = torch.arange(num_rows)
+    kept = Router([num_rows], [rows], [rows[:0]])
+    optimizer = RowOptimizer("rowwise_adagrad", 1e-8)
+    replica = AllRanksReplica([HotRows(home, rows)], home.rows, optimizer, layout, nodes)
+    mine = torch.ones(ranks_per_node, layout.share_rows, dtype=torch.bool)
+    touched = Errand(touched_everywhere(mine, nodes)).finish()
+    entries = Entries(layout.place(rows), gradients)
+    reduction = Reduction(nodes, 1 / world.size(), chunk_rows)
+    Errand(reduction.all_ranks(replica, entries, touched, 0.1)).finish()
+    peak = memory.above()
+    del kept
+    return peak / (num_rows * dim * 4)

@@ -1,0 +1,50 @@
+"""What the router costs an id and a row: 30M rows, 2.5M of them hot, as the paper's RM-2."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.harness import Figure, alternate, spread
+from recd_plugins.tiers.router import Router, Segments
+
+__all__ = ["router"]
+
+HOT_SHARE = 0.85
+"""Of lookups: RM-2's DP and Flex rows together."""
+REPLICATED = 0.05
+"""Of the hot rows."""
+
+
+def router(rounds: int, num_rows: int, hot: int, ids: int) -> Iterator[Figure]:
+    """Random ids, so that nearly each is a cache miss: no locality flatters it."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randperm(num_rows, generator=draw)[:hot]
+    everywhere, shared = rows[: int(REPLICATED * hot)], rows[int(REPLICATED * hot) :]
+    made = Router([num_rows], [everywhere], [shared])
+    asked = torch.randint(0, num_rows, (ids,), generator=draw)
+    some = torch.rand(ids, generator=draw) < HOT_SHARE
+    asked[some] = rows[torch.randint(0, hot, (int(some.sum()),), generator=draw)]
+    segments = Segments((ids,), (0,))
+    (times,) = alternate({"route": lambda: made.route(asked, segments)}, rounds).values()
+    each = [one.cpu / ids * 1e9 for one in times]
+    note = f"{num_rows:,} rows, {hot:,} hot"
+    yield Figure(
+        name="router, time",
+        value=statistics.median(each),
+        unit="ns/id",
+        target=15,
+        at_most=True,
+        spread=spread(each),
+        note=f"{note} with {HOT_SHARE:.0%} of {ids:,} random ids; processor time of one thread",
+    )
+    yield Figure(
+        name="router, memory",
+        value=8 * made.nbytes / num_rows,
+        unit="bits a row",
+        target=2,
+        at_most=True,
+        note=note,
+    )

@@ -1,0 +1,49 @@
+"""What is compared: one table's rows in tiers of given sizes, or TorchRec alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from benchmarks.flexshard.workload import TABLE, Workload
+from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+
+__all__ = ["COALESCED", "ROW_WISE", "Side", "tables"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """So many of the hottest rows on every rank, so many more in every node, the rest at home."""
+
+    name: str
+    sizes: TableSizes = field(default_factory=TableSizes)
+    """By default TorchRec alone."""
+
+    def plan(self, workload: Workload, cluster: Cluster) -> TierPlan | None:
+        if self.sizes == TableSizes():
+            return None
+        ids, hot = workload.ids.numpy(), self.sizes.replicated
+        table = TablePlan(
+            table=TABLE,
+            replicated=ids[:hot],
+            per_node=ids[hot : hot + self.sizes.per_node],
+            coalesce=self.sizes.coalesce,
+        )
+        return TierPlan(
+            tables={TABLE: table},
+            n_nodes=cluster.n_nodes,
+            ranks_per_node=cluster.ranks_per_node,
+        )
+
+    def ledger(self, workload: Workload, prices: Prices) -> Ledger:
+        return Ledger.of(tables(workload), {TABLE: self.sizes}, prices)
+
+
+def tables(workload: Workload) -> dict[str, SequenceTable]:
+    return {TABLE: SequenceTable(name=TABLE, rows=workload.rows, dim=workload.dim)}
+
+
+ROW_WISE = Side(name="row-wise")
+COALESCED = Side(name="coalesced per rank", sizes=TableSizes(coalesce="rank"))

@@ -1,0 +1,120 @@
+"""What runs on a rank of the emulated cluster: sides take turns, step by step, on held batches."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+
+from benchmarks.cluster.network import bytes_sent
+from benchmarks.flexshard.sides import Side
+from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
+from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.measure import measure_topology
+from recd_plugins.planning.topology import Topology
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.tiers.nodes import Nodes
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+
+__all__ = ["SideSteps", "take_turns", "topology"]
+
+CPU = torch.device("cpu")
+WARM_UP = 2
+LARGEST = 1 << 24
+"""Bytes of a payload; a step of these sides exchanges no more at a time."""
+
+
+@dataclass(frozen=True)
+class SideSteps:
+    """Of one side, on one rank."""
+
+    seconds: list[float]
+    """Of each step, from barrier to barrier."""
+    cpu: list[float]
+    """Seconds that this rank's process computed meanwhile."""
+    node_bytes: list[int]
+    """What left this rank's node meanwhile."""
+
+
+def take_turns(
+    workload: Workload, sides: Sequence[Side], cluster: Cluster, rounds: int
+) -> dict[str, SideSteps]:
+    """A step of each side, again and again, each round the other way about, on like batches."""
+    pipelines = {side.name: _pipeline(workload, side, cluster) for side in sides}
+    # A pipeline looks two batches ahead.
+    batches = workload.batches(WARM_UP + rounds + 2, seed=dist.get_rank())
+    streams = {side.name: iter(batches) for side in sides}
+    steps = {side.name: SideSteps([], [], []) for side in sides}
+    names = [side.name for side in sides]
+    for number in range(WARM_UP + rounds):
+        for name in names:
+            seconds, cpu, sent = _step(pipelines[name], streams[name])
+            if number >= WARM_UP:
+                steps[name].seconds.append(seconds)
+                steps[name].cpu.append(cpu)
+                steps[name].node_bytes.append(sent)
+        names.reverse()
+    return steps
+
+
+def topology(ranks_per_node: int) -> Topology:
+    """What this cluster's collectives do, as `recd topology measure` finds it."""
+    world = dist.group.WORLD
+    assert world is not None
+    known = Topology(ranks_per_node=ranks_per_node)
+    return measure_topology(world, CPU, topology=known, largest=LARGEST)
+
+
+def _step(pipeline: Any, batches: Iterator[Features]) -> tuple[float, float, int]:
+    gc.collect()
+    sent = bytes_sent()  # before the barrier, behind which others begin
+    dist.barrier()
+    start, cpu = time.perf_counter(), time.process_time()
+    pipeline.progress(batches)
+    cpu = time.process_time() - cpu
+    dist.barrier()
+    return time.perf_counter() - start, cpu, bytes_sent() - sent
+
+
+def _pipeline(workload: Workload, side: Side, cluster: Cluster) -> Any:
+    fused = OptimizerSettings(tables="rowwise_adagrad").fused_params()
+    torch.manual_seed(0)
+    model = Sequences(workload)
+    plan = side.plan(workload, cluster)
+    sharders: list[ModuleSharder[nn.Module]] = (
+        [EmbeddingCollectionSharder(fused_params=fused)]
+        if plan is None
+        else tier_sharders(_OnNodes(plan), fused)
+    )
+    placed = construct_module_sharding_plan(
+        model.sequences,
+        {TABLE: row_wise(compute_kernel="fused")},
+        sharder=sharders[-1],
+        device_type="cpu",
+    )
+    sharded = DistributedModelParallel(
+        model, device=CPU, plan=ShardingPlan(plan={"sequences": placed}), sharders=sharders
+    )
+    return TrainPipelineSparseDist(sharded, sharded.fused_optimizer, CPU)
+
+
+class _OnNodes(TierCluster):
+    """All sides exchange in the same groups: a node's many take seconds to make."""
+
+    made: ClassVar[dict[int, Nodes]] = {}
+
+    def nodes(self, env: ShardingEnv) -> Nodes:
+        ranks_per_node = self.plan.ranks_per_node
+        if ranks_per_node not in self.made:
+            self.made[ranks_per_node] = super().nodes(env)
+        return self.made[ranks_per_node]
