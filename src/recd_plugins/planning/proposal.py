@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from recd_plugins.planning.explain import PlanReport
     from recd_plugins.planning.profile import Profile
     from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.slots import Loader
 
-__all__ = ["HoldsRowWise", "PlansOthers", "Proposes", "Retiers", "Tiered"]
+__all__ = ["HoldsRowWise", "OrdersBatches", "PlansOthers", "Proposes", "Retiers", "Tiered"]
 
 
 @runtime_checkable
@@ -54,6 +55,17 @@ class Tiered(Protocol):
     @property
     def report(self) -> PlanReport | None:
         """What it costs and saves."""
+
+
+@runtime_checkable
+class OrdersBatches(Protocol):
+    """Puts the samples of the train split in other batches, by its plan."""
+
+    def order(self, loader: Loader, rank: int, world_size: int) -> Loader:
+        """A loader of as many batches of the same samples, or the loader itself.
+
+        It is made before there is a plan, and iterated once there is one, by every rank.
+        """
 
 
 class PlansOthers(Proposes, Protocol):

@@ -1,0 +1,122 @@
+"""A window of batches, and how its samples are dealt out anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import DataError
+from recd_scars.hot_batches.hot_rows import HotRows
+from recd_scars.hot_batches.mix import I64, Bools, hot_places, mixed, most_hot
+from recd_scars.hot_batches.samples import Samples
+
+__all__ = ["Formed", "Window"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formed:
+    """How a window was dealt out: all that it takes to do so again, when the plan is another."""
+
+    hot: Bools
+    """[N]: which of its samples were hot."""
+    num_hot: int
+    """Its hot batches."""
+    num_batches: int
+    version: str | None
+    """Of the tier plan; none before the first."""
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "batches": self.num_batches,
+            "hot_batches": self.num_hot,
+            "plan": self.version,
+            "samples": len(self.hot),
+            "hot": np.packbits(self.hot).tobytes().hex(),
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Formed:
+        bits = np.frombuffer(bytes.fromhex(state["hot"]), np.uint8)
+        return cls(
+            hot=np.unpackbits(bits, count=state["samples"]).view(np.bool_),
+            num_hot=state["hot_batches"],
+            num_batches=state["batches"],
+            version=state["plan"],
+        )
+
+
+class Window:
+    """Batches that follow each other in a loader, between its states `start` and `end`."""
+
+    def __init__(
+        self, batches: Sequence[Batch], *, start: dict[str, Any], end: dict[str, Any]
+    ) -> None:
+        self.start, self.end = start, end
+        self.formed: Formed | None = None
+        self.version: str | None = None
+        """Of the tier plan by which `hot` tells samples apart."""
+        self.hot: Bools = np.zeros(sum(map(len, batches)), np.bool_)
+        """[N]: which samples look up replicated rows alone."""
+        self._batches = batches
+        self._sizes = [len(batch) for batch in batches]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def most_hot(self) -> int:
+        """The hot batches that this rank can form."""
+        return most_hot(int(self.hot.sum()), self._sizes)
+
+    def classify(self, rows: HotRows) -> None:
+        self.version = rows.version
+        self.hot = np.concatenate([rows.samples(batch) for batch in self._batches])
+        if self.most_hot > 0:
+            _ = self._samples  # joined where there is time for it
+
+    def form(self, num_hot: int) -> None:
+        """Deal the samples out to so many hot batches, and normal ones."""
+        self.formed = Formed(
+            hot=self.hot, num_hot=num_hot, num_batches=len(self), version=self.version
+        )
+
+    def form_again(self, formed: Formed) -> None:
+        """As before, after its batches were read again."""
+        if (len(self), len(self.hot)) != (formed.num_batches, len(formed.hot)):
+            raise DataError(
+                f"the reader's state is within a window of {formed.num_batches} batches of "
+                f"{len(formed.hot)} samples, but the loader yields {len(self)} of {len(self.hot)} "
+                "there: the table or the batch size changed. Start afresh."
+            )
+        self.hot, self.version, self.formed = formed.hot, formed.version, formed
+
+    def batch(self, index: int) -> Batch:
+        """One of the new batches."""
+        assert self.formed is not None
+        num_hot = self.formed.num_hot
+        hot_under = self.version if self._places[index] else None
+        if num_hot in (0, len(self)):  # nothing changes places
+            return dataclasses.replace(self._batches[index], hot_under=hot_under)
+        batch = self._samples.batch(self._rows[index])
+        return dataclasses.replace(batch, hot_under=hot_under)
+
+    @cached_property
+    def _places(self) -> list[bool]:
+        assert self.formed is not None
+        return hot_places(len(self), self.formed.num_hot)
+
+    @cached_property
+    def _rows(self) -> list[I64]:
+        """The samples of each batch."""
+        assert self.formed is not None
+        return mixed(self.hot, self._sizes, self.formed.num_hot)
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return Samples(self._batches)
