@@ -24,7 +24,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
-from recd_plugins.planning.proposal import Proposes, Retiers
+from recd_plugins.planning.proposal import OrdersBatches, Proposes, Retiers
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.slots import (
@@ -121,7 +121,17 @@ class Stack:
         return schema
 
     def loader(self, rank: int, world_size: int, split: Split = "train") -> Loader:
-        """The batches of a rank: iterable, with `state_dict` and `load_state_dict`."""
+        """The batches of a rank: iterable, with `state_dict` and `load_state_dict`.
+
+        Those of the train split may come in an order of the planner's.
+        """
+        loader = self._read(rank, world_size, split)
+        if split == "train" and isinstance(self._planner, OrdersBatches):
+            return self._planner.order(loader, rank, world_size)
+        return loader
+
+    def _read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
+        """As the reader has them."""
         self.check()
         tables = self.prepare()
         reader: Reader = self.registry.one("reader").build(self._context("reader"))
@@ -245,7 +255,7 @@ class Stack:
         context = self._context("sharding")
         if "dataset" in self.registry.choices:
             ranks = self.registry.train.ranks
-            context = dataclasses.replace(context, batches=lambda: self.loader(0, ranks))
+            context = dataclasses.replace(context, batches=lambda: self._read(0, ranks))
         planner: Planner = self.registry.one("sharding").build(context)
         return planner
 
