@@ -1,0 +1,56 @@
+"""Rung 3 (two gloo ranks): unique samples of bags whose rows travel, as plain training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from mixed import BAGS, ROWS, Mixed, Sharded, batch_of, deduplicated
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recd_plugins.embedding.sharder import with_dedup
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.arrange import Arranged
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import assert_parity, train_on
+from recd_plugins.testing.reference import train_reference
+from recd_plugins.tiers.sharder import TierCluster, TierEmbeddingBagCollectionSharder
+
+
+@dataclass(frozen=True)
+class Coalesced:
+    """Row-wise; of each table's rows a third on all ranks, a third on each node."""
+
+    n_nodes: int
+
+    def __call__(self, model: Mixed, optimizer: OptimizerSettings) -> Arranged:
+        arranged = Sharded("row_wise")(model, optimizer)
+        rows = np.arange(ROWS)
+        tables = {
+            name: TablePlan(table=name, replicated=rows[::3], per_node=rows[1::3], coalesce="rank")
+            for name in BAGS
+        }
+        plan = TierPlan(tables=tables, n_nodes=self.n_nodes, ranks_per_node=2 // self.n_nodes)
+        coalesced = TierEmbeddingBagCollectionSharder(TierCluster(plan), optimizer.fused_params())
+        plain = [one for one in arranged.sharders if one.module_type.__name__[:5] != "Dedup"]
+        sharders = [
+            coalesced if one.module_type is EmbeddingBagCollection else one for one in plain
+        ]
+        return arranged._replace(sharders=with_dedup(sharders))
+
+
+@pytest.mark.parametrize(("n_nodes", "tables"), [(1, "sgd"), (2, "rowwise_adagrad")])
+def test_losses_and_weights(gloo_pool: GlooPool, n_nodes: int, tables: str) -> None:
+    plain = [
+        [batch_of(6 + rank, 2 + rank, seed=2 * step + rank) for rank in range(2)]
+        for step in range(3)
+    ]
+    unique = [[deduplicated(batch) for batch in step] for step in plain]
+    optimizer = OptimizerSettings(
+        tables=tables, tables_lr=0.1, tables_eps=1e-4, dense="sgd", dense_lr=0.1
+    )
+    trained = train_on(gloo_pool, Mixed, unique, Coalesced(n_nodes), optimizer)
+    # Sums of the same numbers in another order.
+    assert_parity(trained, train_reference(Mixed, plain, optimizer=optimizer), atol=1e-6)

@@ -1,0 +1,171 @@
+"""Row bags in TorchRec's hands: two and four gloo ranks, beside the collection they stand for.
+
+Names, checkpoints, the pipeline, plans that change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiered import Bags, ByTiers, batch_of, tier_plan
+from torch import Tensor
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import RegistryError
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.arrange import Arrangement, BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.trained import gather_table
+from recd_plugins.tiers.row_bags import TierRowBagCollection
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+
+ROW_BAGS = ByTiers(ranks_per_node=2, seed=3, coalesce="rank")
+PLAIN = BySharding("row_wise")
+TOLERANCE = 1e-6
+"""Sums in another order differ by 1e-7 of what they sum, a few steps add it up."""
+
+Model = DistributedModelParallel
+
+
+def build(arrange: Arrangement) -> Model:
+    torch.manual_seed(0)
+    model = Bags()
+    optimizer = OptimizerSettings(tables="rowwise_adagrad", tables_lr=0.1, tables_eps=1e-4)
+    initialisers = table_initialisers(model)
+    arranged = arrange(model, optimizer)
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
+    )
+    initialise_tables(sharded, initialisers, 0)
+    return sharded
+
+
+def batch(step: int) -> Batch:
+    """This rank's."""
+    return batch_of(step * dist.get_world_size() + dist.get_rank(), 6)
+
+
+def step(model: Model, number: int) -> None:
+    model(batch(number))[0].backward()
+    model.fused_optimizer.step()
+
+
+def tables(model: Model) -> dict[str, Tensor]:
+    state = model.state_dict()
+    return {name: gather_table(state[name]) for name in state if "embedding" in name}
+
+
+def optimizer_state(model: Model) -> dict[str, Tensor]:
+    """Of this rank's rows."""
+    return {
+        f"{name}/{key}": value.local_shards()[0].tensor.clone()
+        for name, states in model.fused_optimizer.state_dict()["state"].items()
+        for key, value in states.items()
+    }
+
+
+def assert_alike(left: Model, right: Model) -> None:
+    for of in (tables, optimizer_state):
+        ours, theirs = of(left), of(right)
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            torch.testing.assert_close(ours[name], theirs[name], atol=TOLERANCE, rtol=0)
+
+
+def move_between(there: Arrangement, back: Arrangement) -> None:
+    """On a rank: two steps, move everything to the other arrangement, two more."""
+    first, second, reference = build(there), build(back), build(PLAIN)
+    for number in range(2):
+        step(first, number)
+        step(reference, number)
+        step(second, number + 10)  # elsewhere
+    loaded = second.load_state_dict(first.state_dict())
+    assert not loaded.missing_keys
+    assert not loaded.unexpected_keys
+    second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
+    for number in range(2, 4):
+        step(first, number)
+        step(second, number)
+        step(reference, number)
+    assert_alike(first, reference)
+    assert_alike(second, reference)
+
+
+@pytest.mark.parametrize(
+    ("there", "back"), [(ROW_BAGS, PLAIN), (PLAIN, ROW_BAGS)], ids=["to TorchRec", "from TorchRec"]
+)
+def test_checkpoints_move(gloo_pool: GlooPool, there: Arrangement, back: Arrangement) -> None:
+    gloo_pool.run(move_between, there, back, world_size=4)
+
+
+def names() -> None:
+    """On a rank: what TorchRec's module calls things, and how it lays them out."""
+    ours, theirs = build(ROW_BAGS), build(PLAIN)
+    assert isinstance(ours.module.bags, TierRowBagCollection)
+    assert [name for name, _ in ours.named_parameters()] == [
+        name for name, _ in theirs.named_parameters()
+    ]
+    left, right = ours.state_dict(), theirs.state_dict()
+    assert list(left) == list(right)
+    for name in left:
+        if "embedding" in name:
+            assert left[name].metadata() == right[name].metadata()
+    assert set(ours.fused_optimizer.params) == set(theirs.fused_optimizer.params)
+    mine, whole = (model.module.bags(batch(0).features).wait() for model in (ours, theirs))
+    widths = [dict(zip(each.keys(), each.length_per_key(), strict=True)) for each in (mine, whole)]
+    assert widths[0] == widths[1]
+    for key in mine.keys():  # noqa: SIM118
+        torch.testing.assert_close(mine[key], whole[key], atol=TOLERANCE, rtol=0)
+
+
+def test_names_are_those_of_torchrec(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(names)
+
+
+def retier_under_way() -> None:
+    """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
+
+    def batches() -> Iterator[Batch]:
+        return iter([batch(number) for number in range(10)])
+
+    models = build(ROW_BAGS), build(PLAIN)
+    for model in models:
+        optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        stream = batches()
+        for number in range(10):
+            if model is models[0] and number in (4, 7):
+                drawn = dataclasses.replace(ROW_BAGS, seed=number)
+                model.sharders[0]._cluster.retier(tier_plan(drawn, n_nodes=2))
+            pipeline.progress(stream)
+        assert pipeline._pipelined_modules == [model.module.bags]
+    assert_alike(*models)
+
+
+def test_rows_move_between_tiers_in_the_pipeline(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(retier_under_way, world_size=4)
+
+
+def coalesce_some() -> str:
+    plan = tier_plan(ROW_BAGS, n_nodes=1)
+    songs = dataclasses.replace(plan.tables["songs"], coalesce="none")
+    plan = dataclasses.replace(plan, tables={**plan.tables, "songs": songs})
+    model, optimizer = Bags(), OptimizerSettings()
+    arranged = PLAIN(model, optimizer)
+    sharders = tier_sharders(TierCluster(plan), optimizer.fused_params())
+    try:
+        Model(model, device=torch.device("cpu"), plan=arranged.plan, sharders=sharders)
+    except RegistryError as error:
+        return str(error)
+    return ""
+
+
+def test_all_tables_of_a_collection_or_none(gloo_pool: GlooPool) -> None:
+    for said in gloo_pool.run(coalesce_some):
+        assert "artists are coalesced and songs are not" in said
