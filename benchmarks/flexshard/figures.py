@@ -147,7 +147,7 @@ class Bench:
         for side, one in zip(sides, measured.observed, strict=True):
             print(
                 f"{setting}: {side.name}, {_shown(side)}: {1e3 * measured.seconds(side):.1f} ms, "
-                f"{1e3 * side.ledger(setting.workload, prices).ms:.1f} expected; "
+                f"{side.ledger(setting.workload, prices).ms:.1f} expected; "
                 f"{_megabytes(one.observed)} MB, {_megabytes(one.predicted)} expected",
                 file=sys.stderr,
                 flush=True,

@@ -32,8 +32,9 @@ def network() -> Iterator[Network]:
 def all_reduce(count: int) -> tuple[int, float, float]:
     """Bytes out of this node, seconds, and what the ranks' numbers sum to."""
     numbers = torch.full((count,), dist.get_rank() + 1.0)
+    sent = bytes_sent()  # before the barrier, behind which others begin
     dist.barrier()
-    sent, begun = bytes_sent(), time.perf_counter()
+    begun = time.perf_counter()
     dist.all_reduce(numbers)
     dist.barrier()
     return bytes_sent() - sent, time.perf_counter() - begun, float(numbers.mean())
@@ -54,12 +55,12 @@ def test_links_count_what_crosses_and_take_their_time(network: Network) -> None:
         for sent, seconds, mean in ranks.run(all_reduce, SIZE // 4):
             # Of two nodes each sends half of the sum's parts, then half of the sums.
             assert sent == pytest.approx(SIZE, rel=0.03)
-            # More in no case, however busy the machine is; a burst is through at once.
+            # No less, however busy the machine is; a burst is through at once.
             assert seconds > SIZE * 8 / (MBIT * 1e6) * 0.9
             assert mean == 3
-        network.shape(10 * MBIT)
-        for _, faster, _ in ranks.run(all_reduce, SIZE // 4):
-            assert faster < SIZE * 8 / (MBIT * 1e6) * 0.9
+        network.shape(MBIT // 2)
+        for _, seconds, _ in ranks.run(all_reduce, SIZE // 4):
+            assert seconds > SIZE * 8 / (MBIT / 2 * 1e6) * 0.9
         with pytest.raises(ClusterFailed, match="rank 1 says no"):
             ranks.run(fail_on_rank_1)
 
