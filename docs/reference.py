@@ -27,6 +27,7 @@ BUILDS = {
     "dedup": slots.DedupConverter,
     "preprocess": slots.Preprocess,
     "sharding": slots.Planner,
+    "cache": slots.Planner,
     "pooling": slots.Pooling,
 }
 FORM = {
@@ -37,7 +38,7 @@ FORM = {
 
 
 def slots_page() -> str:
-    catalog = Catalog(["recd_dlrm", "recd_dedup", "recd_flexshard"], HERE)
+    catalog = Catalog(["recd_dlrm", "recd_dedup", "recd_flexshard", "recd_scars"], HERE)
     return "\n".join(_slots_page(catalog)) + "\n"
 
 

@@ -15,8 +15,9 @@ from recd_plugins.planning.explain import Frontier, PlanReport
 from recd_plugins.planning.ledger import SequenceTable
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.plan import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.planning.replica_memory import replica_factor
 from recd_plugins.planning.tier_plan import Coalesce
-from recd_plugins.planning.topology import GB
+from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.slots import Context
 from recd_plugins.tiers.planner import Chosen, TierPlanner
 
@@ -78,13 +79,17 @@ class FlexShardPlanner(TierPlanner):
         return model_tables(model, self._config.tables, pooled=False, where="sharding.tables")
 
     def choose(
-        self, model: nn.Module, tables: Mapping[str, SequenceTable], cluster: Cluster
+        self,
+        model: nn.Module,
+        tables: Mapping[str, SequenceTable],
+        topology: Topology,
+        world_size: int,
     ) -> Chosen:
         config = self._config
         prices = Prices(
-            cluster=cluster,
+            cluster=Cluster.of(topology, world_size),
             batch_size=self._context.batch_size,
-            k=config.k or self.replica_factor(tables.values()),
+            k=config.k or replica_factor(tables.values(), self._context.fused),
         )
         ledger = choose(
             tables,

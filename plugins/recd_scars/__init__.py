@@ -1,1 +1,26 @@
-"""SCARS: coalescing, a cache of hot rows, hot and normal batches."""
+"""SCARS: coalescing, a cache of hot rows, hot and normal batches.
+
+`theory/` has the paper's formulas; `hot_set.py` makes sizes of them, and `planner.py` a tier plan
+in front of what the sharding slot plans.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recd_plugins import hookimpl
+from recd_plugins.slots import CacheRecord
+from recd_scars.planner import ScarsConfig, build_scars
+
+
+@hookimpl
+def recd_cache() -> list[CacheRecord[Any]]:
+    return [
+        CacheRecord(
+            name="scars",
+            summary="Ids coalesced, the hottest rows of all tables on every rank.",
+            config=ScarsConfig,
+            build=build_scars,
+            uses=("sharding",),
+        )
+    ]

@@ -93,7 +93,7 @@ class Context:
     tables: Tables | None = None
     """The prepared tables, as `preprocess` finds them; there for `dedup`."""
     batches: Callable[[], Iterable[Batch]] | None = None
-    """The train split's batches as rank 0's model gets them; there for `sharding`."""
+    """The train split's batches as rank 0's model gets them; there for `sharding` and `cache`."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """What the slots named in the record's `uses` built."""
 
@@ -306,8 +306,11 @@ class TierRecord(Record[C, Any]):
     fills = "many"
 
 
-class CacheRecord(Record[C, Any]):
-    """Which rows are kept close, and what that does to ids and batches; a planner uses it."""
+class CacheRecord(Record[C, Planner]):
+    """Which rows are kept close, and what that does to ids and batches.
+
+    A planner in front of the sharding slot's, its neighbour, and in whose place it is asked.
+    """
 
     slot = "cache"
 
@@ -355,6 +358,7 @@ HOST_USES: tuple[str, ...] = (
     "dedup",
     "preprocess",
     "sharding",
+    "cache",
     "model",
 )
 """Slots that the host itself reads; the others must be in some chosen record's `uses`."""

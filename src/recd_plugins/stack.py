@@ -153,6 +153,8 @@ class Stack:
         """What the registry alone cannot tell: whether features exist, what its planner can."""
         if self.registry.train.retier_every:
             _ = self.retiers
+        if self.registry.chosen("cache"):
+            _ = self._planner
         names = self.prepare().schema.sparse_names
         for slot in ("preprocess", "pooling"):
             for choice in self.registry.chosen(slot):
@@ -217,8 +219,8 @@ class Stack:
         planner = self._planner
         if not isinstance(planner, Proposes):
             raise CapabilityError(
-                f"sharding: {type(planner).__name__} plans on the ranks themselves alone: it has "
-                "no `propose`. Train with it, and see what stack.explain() says."
+                f"{self._planning.where}: {type(planner).__name__} plans on the ranks themselves "
+                "alone: it has no `propose`. Train with it, and see what stack.explain() says."
             )
         planner.propose(model, topology or self.registry.topology, world_size)
         return self._planner
@@ -229,7 +231,7 @@ class Stack:
         planner = self._planner
         if not isinstance(planner, Retiers):
             raise CapabilityError(
-                f"train.retier_every: the planner of {self.registry.one('sharding').record.name!r} "
+                f"train.retier_every: the planner of {self._planning.record.name!r} "
                 f"({type(planner).__name__}) has no replicas that it could move. Set it to 0, or "
                 "choose one that has, say `sharding: flexshard`."
             )
@@ -250,13 +252,14 @@ class Stack:
         said = [part.explain() for part in converters if isinstance(part, Explains)]
         return "\n".join([*filter(None, [*said, self._adapted]), self._planner.explain()])
 
+    @property
+    def _planning(self) -> Choice:
+        """What plans: a cache stands in front of the sharding slot's planner."""
+        return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
+
     @cached_property
     def _planner(self) -> Planner:
-        context = self._context("sharding")
-        if "dataset" in self.registry.choices:
-            ranks = self.registry.train.ranks
-            context = dataclasses.replace(context, batches=lambda: self._read(0, ranks))
-        planner: Planner = self.registry.one("sharding").build(context)
+        planner: Planner = self._planning.build(self._context(self._planning.record.slot))
         return planner
 
     @cached_property
@@ -304,6 +307,7 @@ class Stack:
 
     def _context(self, slot: str, schema: Schema | None = None) -> Context:
         train = self.registry.train
+        profiles = slot in ("sharding", "cache") and "dataset" in self.registry.choices
         return Context(
             device=self.device,
             seed=0 if slot in ("dataset", "etl") else train.seed,
@@ -311,6 +315,7 @@ class Stack:
             batch_size=train.batch_size,
             fused=train.optimizer.fused_params(),
             schema=schema,
+            batches=(lambda: self._read(0, train.ranks)) if profiles else None,
             neighbours=self._neighbours(slot, schema),
         )
 

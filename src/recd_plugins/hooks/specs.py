@@ -81,7 +81,7 @@ class PlacementSpecs:
 
     @hookspec
     def recd_cache(self) -> Iterable[CacheRecord[Any]]:  # type: ignore[empty-body]
-        """Caches of hot rows for a planner to size."""
+        """Caches of hot rows: planners in front of the sharding slot's."""
 
 
 class ModelSpecs:

@@ -49,10 +49,12 @@ CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
     "dedup": check_dedup,
     "preprocess": check_preprocess,
     "sharding": check_sharding,
+    "cache": check_sharding,
     "pooling": check_pooling,
     "model": check_model,
 }
-"""How a slot's record is tried. Those of `tier` and `cache` are built, and no more."""
+"""How a slot's record is tried: a `cache` as the `sharding` in whose place it plans. Those of
+`tier` are built, and no more."""
 
 
 def check_record(
@@ -67,8 +69,8 @@ def check_record(
 
     `options` are those of registry.yaml, by default none. `context` is what `build` gets; by
     default CPU, seed 0, the schema of `testing.probe` and nothing from neighbour slots. A
-    `sharding` needs ranks: `pool`, the fixture gloo_pool. A `dedup` whose batches have no
-    `dedup.to_kjt()` needs `expand`, from a converted batch to the features put there.
+    `sharding` or `cache` needs ranks: `pool`, the fixture gloo_pool. A `dedup` whose batches
+    have no `dedup.to_kjt()` needs `expand`, from a converted batch to the features put there.
     What the record needs of the machine and does not find raises `CapabilityError`.
     """
     __tracebackhide__ = True

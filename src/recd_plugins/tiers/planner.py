@@ -33,14 +33,6 @@ __all__ = ["Chosen", "TierPlanner"]
 
 T = TypeVar("T")
 
-UNDER_WAY = 0.6
-"""Of the bytes of replicas, what gradients take while chunks of them are reduced; measured."""
-STATE_BYTES: Mapping[str, Callable[[int], int]] = {
-    "EXACT_ADAGRAD": lambda dim: 4 * dim,
-    "EXACT_ROWWISE_ADAGRAD": lambda _: 4,
-}
-"""Optimizer state of a row of D elements; none for SGD."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
@@ -92,7 +84,11 @@ class TierPlanner(ABC):
 
     @abstractmethod
     def choose(
-        self, model: nn.Module, tables: Mapping[str, SequenceTable], cluster: Cluster
+        self,
+        model: nn.Module,
+        tables: Mapping[str, SequenceTable],
+        topology: Topology,
+        world_size: int,
     ) -> Chosen:
         """How many rows of each table each tier takes."""
 
@@ -122,7 +118,7 @@ class TierPlanner(ABC):
                 f"TorchRec's planner. Name a saved profile under {self.slot}.profile."
             )
         else:
-            said = self._tier(model, Cluster.of(topology, world_size))
+            said = self._tier(model, topology, world_size)
         others = self._beside()
         plan = others.propose(model, topology, world_size)
         self._explanation = f"{said}\n{others.explain()}"
@@ -152,20 +148,13 @@ class TierPlanner(ABC):
     def explain(self) -> str:
         return self._explanation
 
-    def replica_factor(self, tables: Iterable[SequenceTable]) -> float:
-        """k: bytes that a replicated row takes with all that goes with it, over its own; that of
-        the table whose replicas take the most."""
-        optimizer: str = getattr(self._context.fused.get("optimizer"), "name", "EXACT_SGD")
-        state = STATE_BYTES.get(optimizer, lambda _: 0)
-        states: list[float] = [state(table.dim) / table.width for table in tables]
-        return 1 + UNDER_WAY + max(states)
-
-    def _tier(self, model: nn.Module, cluster: Cluster) -> str:
+    def _tier(self, model: nn.Module, topology: Topology, world_size: int) -> str:
         """Profile, have sizes chosen, and make row ids of them; why, in words."""
         profile = self.profile = self._profiled()
         tables = {name: table.with_rows(profile[name]) for name, table in self._found.items()}
-        chosen = self.choose(model, tables, cluster)
+        chosen = self.choose(model, tables, topology, world_size)
         sizes = {name: size for name, size in chosen.sizes.items() if size != TableSizes()}
+        cluster = Cluster.of(topology, world_size)
         self.tier_plan = tier_plan(tables, sizes, cluster) if sizes else None
         self.report = chosen.report
         return chosen.said

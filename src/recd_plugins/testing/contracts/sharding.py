@@ -1,4 +1,5 @@
-"""The `sharding` slot: a plan for every table that changes nothing but where rows lie."""
+"""The `sharding` and `cache` slots: a plan for every table, which changes nothing but where rows
+lie."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ __all__ = ["ByRecord", "check_sharding"]
 
 @dataclass(frozen=True)
 class ByRecord:
-    """Arranged by what one `sharding` record builds; raises where its plan is not whole."""
+    """Arranged by what one record builds; raises where its plan is not whole."""
 
     record: Record[Any, Any]
     config: Config
@@ -56,7 +57,7 @@ class ByRecord:
 def check_sharding(subject: Subject) -> None:
     subject.hold(
         subject.pool is not None,
-        "a sharding is checked on ranks",
+        f"a {subject.record.slot} is checked on ranks",
         "Call check_record(record, pool=gloo_pool).",
     )
     assert subject.pool is not None

@@ -1,0 +1,68 @@
+"""The memory of a rank that cached rows and the batch share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.planning.replica_memory import state_bytes
+from recd_plugins.planning.topology import GB, Topology
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["DeviceMemory"]
+
+DENSE_COPIES = 4
+"""Of dense parameters: weights, gradients and the two moments of Adam."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """M, in bytes, and where it comes from."""
+
+    capacity: float
+    """What neither tables nor dense parameters take."""
+    said: str
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        topology: Topology,
+        world_size: int,
+        *,
+        device: Literal["cpu", "cuda"],
+        memory_gb: float | None,
+        fused: Mapping[str, Any],
+    ) -> DeviceMemory:
+        """A rank's memory, less its share of all tables with their optimizer states, and less
+        the dense parameters with their gradients and Adam's two moments."""
+        gigabytes, whose = _memory(topology, topology.device or device, memory_gb)
+        tables = list(model_tables(model).values())
+        whole = sum(
+            one.num_rows * (one.dim * one.element_bytes + state_bytes(fused, one.dim))
+            for one in tables
+        )
+        share = whole / world_size
+        embedded = sum(one.num_rows * one.dim for one in tables)
+        dense = 4 * DENSE_COPIES * (sum(p.numel() for p in model.parameters()) - embedded)
+        return cls(
+            capacity=gigabytes * GB - share - dense,
+            said=f"{gigabytes:g} GB ({whose}) less {(share + dense) / GB:.3g} GB of tables and "
+            "dense parameters",
+        )
+
+
+def _memory(topology: Topology, device: str, memory_gb: float | None) -> tuple[float, str]:
+    if memory_gb is not None:
+        return memory_gb, "cache.memory_gb"
+    option = "device_memory_gb" if device == "cuda" else "host_memory_gb"
+    said: float | None = getattr(topology, option)
+    if said is not None:
+        return said, f"topology.{option}"
+    from torchrec.distributed.planner.constants import DDR_CAP, HBM_CAP
+
+    return (HBM_CAP if device == "cuda" else DDR_CAP) / GB, f"TorchRec's default {option}"

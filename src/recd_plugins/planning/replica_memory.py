@@ -1,0 +1,31 @@
+"""What a replicated row takes beside its own bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from recd_plugins.planning.ledger import SequenceTable
+
+__all__ = ["replica_factor", "state_bytes"]
+
+UNDER_WAY = 0.6
+"""Of the bytes of replicas, what gradients take while chunks of them are reduced; measured."""
+STATE_BYTES: Mapping[str, Callable[[int], int]] = {
+    "EXACT_ADAGRAD": lambda dim: 4 * dim,
+    "EXACT_ROWWISE_ADAGRAD": lambda _: 4,
+}
+"""Optimizer state of a row of D elements; none for SGD."""
+
+
+def state_bytes(fused: Mapping[str, Any], dim: int) -> int:
+    """What the fused optimizer keeps for a row."""
+    optimizer: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
+    return STATE_BYTES[optimizer](dim) if optimizer in STATE_BYTES else 0
+
+
+def replica_factor(tables: Iterable[SequenceTable], fused: Mapping[str, Any]) -> float:
+    """k: bytes that a replicated row takes with all that goes with it, over its own; that of the
+    table whose replicas take the most."""
+    states = [state_bytes(fused, table.dim) / table.width for table in tables]
+    return 1 + UNDER_WAY + max(states)

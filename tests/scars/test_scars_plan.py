@@ -1,0 +1,301 @@
+"""Ladder: sizes of the hot set as values, against counting; then plans for ranks not there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_scars
+from recd_plugins.config import parse
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.ledger import SequenceTable
+from recd_plugins.planning.merged import Merged
+from recd_plugins.planning.parametric import half_normal, uniform, zipf
+from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.proposal import Retiers, Tiered
+from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.planning.topology import GB, Topology
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.slots import Context
+from recd_plugins.testing.batches import random_batches
+from recd_plugins.testing.conformance import check_record
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.probe import SCHEMA, Probe
+from recd_scars.hot_set import covering, optimum, within, worth
+from recd_scars.planner import ScarsConfig, ScarsPlanner, build_scars
+from recd_scars.report import rows_per_batch
+from recd_scars.theory.cache_size import optimal_cache
+from recd_scars.theory.memory import Memory
+
+TABLES = {
+    "wide": SequenceTable(name="wide", rows=RowDistribution.of([2, 5], [0.6, 0.1]), dim=8),
+    "slim": SequenceTable(name="slim", rows=RowDistribution.of([1, 3], [0.5, 0.05]), dim=2),
+}
+"""Hottest first: 2 rows of 32 bytes, 1 of 8, 5 of 32, 3 of 8; 1.2 + 0.5 + 0.5 + 0.15 lookups."""
+
+
+def per_table(tables: dict[str, SequenceTable], taken: Any) -> dict[str, int]:
+    return dict(zip(tables, Merged.of(tables).per_table(taken).tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("size", "wide", "slim"),
+    [(0, 0, 0), (31, 0, 0), (63, 1, 0), (72, 2, 1), (140, 4, 1), (1e9, 7, 4)],
+)
+def test_a_budget_takes_the_hottest_rows_of_all_tables_that_fit(
+    size: float, wide: int, slim: int
+) -> None:
+    assert per_table(TABLES, within(Merged.of(TABLES), size)) == {"wide": wide, "slim": slim}
+
+
+@pytest.mark.parametrize(
+    ("share", "wide", "slim"),
+    [(0.6 / 2.35, 1, 0), (0.5, 2, 0), (1.7 / 2.35, 2, 1), (1.8 / 2.35, 3, 1), (1.0, 7, 4)],
+)
+def test_a_hit_rate_takes_as_few_rows_as_it_needs(share: float, wide: int, slim: int) -> None:
+    assert per_table(TABLES, covering(Merged.of(TABLES), share)) == {"wide": wide, "slim": slim}
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.5, 1.5))
+@settings(max_examples=50, deadline=None)
+def test_a_hit_rate_is_met_and_no_row_is_too_many(share: float, exponent: float) -> None:
+    tables = {"t": SequenceTable(name="t", rows=zipf(5_000, 3.0, exponent), dim=4)}
+    rows = per_table(tables, covering(Merged.of(tables), share))["t"]
+    coverage = tables["t"].rows.coverage
+    assert coverage(rows) >= share * (1 - 1e-6)
+    # Rows of a run are alike, so one row fewer falls short.
+    assert coverage(rows - 1) < share * (1 + 1e-6)
+
+
+def test_the_optimum_is_the_theorys_in_bytes_and_rows_never_seen_stay_out() -> None:
+    law = half_normal(20_000, 4.0)
+    tables = {"t": SequenceTable(name="t", rows=law, dim=16)}
+    numbers = Memory(capacity=100_000, per_sample=128, width=16)
+    in_bytes = Memory(capacity=400_000, per_sample=512, width=1)
+    found, expected = optimum(Merged.of(tables), in_bytes), optimal_cache(law, numbers)
+    assert 0 < expected.cached < law.num_rows
+    assert found.taken.sum() == pytest.approx(expected.cached, rel=0.02)
+    assert found.size.batch_size == pytest.approx(expected.batch_size, rel=0.02)
+    seen = RowDistribution.of([10, 990], [0.1, 0.0])
+    plenty = {"t": SequenceTable(name="t", rows=seen, dim=16)}
+    assert per_table(plenty, optimum(Merged.of(plenty), in_bytes).taken) == {"t": 10}
+
+
+def test_rows_that_few_ranks_look_up_are_not_worth_a_replica_on_all() -> None:
+    on_4 = Prices(cluster=Cluster.of(Topology(ranks_per_node=4), 4), batch_size=512, k=1.6)
+    rare = {"t": SequenceTable(name="t", rows=uniform(100_000, 10), dim=16)}
+    often = {"t": SequenceTable(name="t", rows=uniform(100, 10), dim=16)}
+    for tables, kept in ((rare, 0), (often, 100)):
+        merged = Merged.of(tables)
+        assert worth(merged, merged.rows.counts, on_4, "rank").sum() == kept
+    alone = Prices(cluster=Cluster.of(Topology(), 1), batch_size=512, k=1.6)
+    merged = Merged.of(rare)
+    assert worth(merged, merged.rows.counts, alone, "rank").sum() == 100_000
+
+
+def test_rows_a_step_are_the_formulas() -> None:
+    rows = RowDistribution.of([1, 1], [0.5, 0.25])
+    table = SequenceTable(name="t", rows=rows, dim=1)
+    moved = rows_per_batch(table, batch_size=2, cached=1)
+    assert moved == pytest.approx((1.5, 0.75 + 0.4375, 0.4375))
+
+
+def skewed(batches: int = 20, batch_size: int = 64) -> Iterator[Batch]:
+    """Of every feature, mostly the first few ids."""
+    draw = np.random.default_rng(0)
+    lengths = torch.ones(4 * batch_size, dtype=torch.int32)
+    lengths[-batch_size:] = 8
+    for _ in range(batches):
+        ids = [
+            (draw.zipf(1.5, batch_size * (8 if feature.sequence else 1)) - 1) % feature.num_ids
+            for feature in SCHEMA.sparse
+        ]
+        yield Batch(
+            dense=torch.zeros(batch_size, 2),
+            features=KeyedJaggedTensor(
+                keys=list(SCHEMA.sparse_names),
+                values=torch.from_numpy(np.concatenate(ids).astype(np.int64)),
+                lengths=lengths,
+            ),
+            labels=torch.zeros(batch_size),
+            weights=torch.ones(batch_size),
+        )
+
+
+def context(batches: Any = skewed, others: Any = None, **constraints: Any) -> Context:
+    fused = OptimizerSettings().fused_params()
+    said = parse(TorchRecPlannerConfig, {"search": "greedy", "constraints": constraints}, "x")
+    others = others or TorchRecPlanner(said, device="cpu", batch_size=64, fused=fused)
+    return Context(batch_size=64, fused=fused, batches=batches, neighbours={"sharding": others})
+
+
+def planner(batches: Any = skewed, *, constraints: Any = None, **options: Any) -> ScarsPlanner:
+    config = parse(ScarsConfig, options, "cache")
+    return build_scars(config, context(batches, **(constraints or {})))
+
+
+def test_all_tables_are_row_wise_and_coalesced_with_their_hottest_rows_cached() -> None:
+    made = planner(size="hit_rate", hit_rate=0.75)
+    plan = made.propose(Probe(), Topology(), 4)
+    assert isinstance(made, Tiered)
+    assert isinstance(made, Retiers)
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == {"item", "shop", "history"}
+    for module, name in (("bags", "item"), ("bags", "shop"), ("sequences", "history")):
+        assert plan.plan[module][name].sharding_type == "row_wise"
+        table = made.tier_plan.tables[name]
+        assert table.coalesce == "rank"
+        assert 0 in table.replicated.tolist()
+        assert not len(table.per_node)
+    assert made.profile is not None
+    hits = sum(
+        made.profile[name].coverage(len(table.replicated)) * made.profile[name].lookups
+        for name, table in made.tier_plan.tables.items()
+    )
+    lookups = sum(made.profile[name].lookups for name in made.tier_plan.tables)
+    assert 0.75 <= hits / lookups < 0.85
+    names = {type(one).__name__ for one in made.sharders()}
+    assert names == {"TierEmbeddingBagCollectionSharder", "TierEmbeddingCollectionSharder"}
+
+
+def test_it_says_what_is_cached_and_what_that_saves() -> None:
+    made = planner(size="budget", budget_gb=1e-6)
+    made.propose(Probe(), Topology(), 4)
+    assert made.report is not None
+    assert made.report.budget == pytest.approx(1e-6 * GB)
+    cached = {name: one.sizes.replicated for name, one in made.report.ledger.tables.items()}
+    # 32 bytes a row, of which k = 1.6 and its state of 4 bytes.
+    assert sum(cached.values()) == int(1e-6 * GB / (32 * (1.6 + 4 / 32)))
+    text = made.explain()
+    assert "scars: size budget, coalesce rank, k = 1.73" in text
+    assert "cached ones left out" in text
+    assert "goal scars, budget" in text
+    assert "by TorchRec's performance model" in text
+    line = next(line for line in text.splitlines() if line.startswith("history"))
+    assert line.split()[1] == str(cached["history"])
+    assert line.split()[5] == "512"  # 64 samples of 8 lookups
+
+
+def test_the_optimum_leaves_room_for_the_batch_and_takes_memory_as_told() -> None:
+    made = planner(memory_gb=1.0)
+    made.propose(Probe(), Topology(), 1)
+    assert "M = 1 GB (cache.memory_gb) less" in made.explain()
+    planned = made.tier_plan
+    assert planned is not None
+    assert made.profile is not None
+    for name, table in planned.tables.items():  # all that was ever looked up fits
+        rows = made.profile[name]
+        assert len(table.replicated) == rows.counts[rows.p > 0].sum()
+    said = planner()
+    said.propose(Probe(), Topology(host_memory_gb=2.0), 1)
+    assert "M = 2 GB (topology.host_memory_gb) less" in said.explain()
+    default = planner()
+    default.propose(Probe(), Topology(), 1)
+    assert "M = 128 GB (TorchRec's default host_memory_gb) less" in default.explain()
+    with pytest.raises(CapabilityError, match="does not hold a batch of 64 samples"):
+        planner(memory_gb=1e-4, activation_bytes=1e6).propose(Probe(), Topology(), 1)
+
+
+def test_what_is_worth_nothing_on_many_ranks_is_coalesced_all_the_same() -> None:
+    made = planner()
+    made.propose(Probe(), Topology(), 4)
+    assert made.tier_plan is not None
+    assert made.tier_plan.tables["history"].coalesce == "rank"
+    alone = planner()
+    alone.propose(Probe(), Topology(), 1)
+    assert alone.tier_plan is not None
+    few, many = (
+        sum(len(table.replicated) for table in plan.tables.values())
+        for plan in (made.tier_plan, alone.tier_plan)
+    )
+    assert 0 < few < many
+    assert f"{many - few:,} of these rows are not cached" in made.explain()
+
+
+def test_what_the_sharding_slot_keeps_is_left_to_it() -> None:
+    made = planner(
+        size="hit_rate", hit_rate=0.5, constraints={"history": {"sharding_types": ["table_wise"]}}
+    )
+    plan = made.propose(Probe(), Topology(), 4)
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == {"item", "shop"}
+    assert plan.plan["sequences"]["history"].sharding_type == "table_wise"
+
+
+def test_bags_of_one_collection_are_coalesced_together_or_not() -> None:
+    options = {"size": "hit_rate", "hit_rate": 0.5, "tables": ["item", "history"]}
+    with pytest.raises(RegistryError, match="tables shop are left out"):
+        planner(**options).propose(Probe(), Topology(), 4)
+    made = planner(**options, coalesce="none")
+    made.propose(Probe(), Topology(), 4)
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == {"item", "history"}
+    assert "pooled rows are summed before they travel" in made.explain()
+    with pytest.raises(RegistryError, match=r"cache\.tables: no table is named 'itm'; did you"):
+        planner(tables=["itm"]).propose(Probe(), Topology(), 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"size": "budget"}, "cache.size: needs budget_gb"),
+        ({"size": "hit_rate"}, "cache.size: needs hit_rate"),
+        ({"hit_rate": 0.5}, "cache.hit_rate: is for `size: hit_rate`, but size is optimum"),
+        ({"size": "budget", "budget_gb": 0}, "cache.budget_gb: must be > 0"),
+        ({"size": "hit_rate", "hit_rate": 1.5}, "cache.hit_rate: must be > 0 and <= 1"),
+    ],
+)
+def test_options_that_clash_are_told_at_once(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(RegistryError) as caught:
+        parse(ScarsConfig, options, "cache")
+    assert says in str(caught.value)
+
+
+def test_planners_that_it_cannot_stand_before_are_told() -> None:
+    made = planner()
+    with pytest.raises(RegistryError, match=r"so does the sharding slot's planner \(ScarsPl"):
+        build_scars(ScarsConfig(), context(others=made))
+    with pytest.raises(CapabilityError, match="no `may_be_row_wise` and `row_wise`"):
+        build_scars(ScarsConfig(), context(others=object()))
+
+
+def test_without_batches_it_says_how_to_have_them(tmp_path: Path) -> None:
+    made = planner(None)
+    made.propose(Probe(), Topology(), 4)
+    assert made.tier_plan is None
+    assert "Name a saved profile under cache.profile" in made.explain()
+    first = planner()
+    first.propose(Probe(), Topology(), 4)
+    assert first.profile is not None
+    first.profile.save(tmp_path / "profile.arrow")
+    again = planner(None, profile=str(tmp_path / "profile.arrow"))
+    again.propose(Probe(), Topology(), 4)
+    assert again.tier_plan == first.tier_plan
+
+
+def probed() -> list[Batch]:
+    return [step[0] for step in random_batches(SCHEMA, steps=8)]
+
+
+@pytest.mark.parametrize("coalesce", ["none", "rank"])
+def test_the_record_keeps_its_contract(gloo_pool: GlooPool, coalesce: str) -> None:
+    """Weights equal unsharded ones."""
+    (record,) = recd_scars.recd_cache()
+    check_record(
+        record,
+        options={"size": "hit_rate", "hit_rate": 0.5, "coalesce": coalesce},
+        context=dataclasses.replace(context(probed), schema=SCHEMA, batch_size=16),
+        pool=gloo_pool,
+    )
