@@ -41,6 +41,8 @@ class Replicas:
         self._nodes = nodes
         self.groups = [_group(group, plan, nodes.ranks_per_node) for group in groups]
         self.filled = False
+        self.left = False
+        """Whether others have the rows from now on."""
 
     @property
     def nbytes(self) -> int:

@@ -146,12 +146,14 @@ class Tiers:
 
     def _hold(self, replicas: Replicas) -> None:
         if self._holds is not replicas:
-            if any(update.trip.replicas is self._holds for update in self._owing):
+            owing = (update for update in self._owing if not update.paid)
+            if any(update.trip.replicas is self._holds for update in owing):
                 raise CapabilityError(
                     "tiers: a batch of the new plan is computed between a forward of the old one "
                     "and its backward. Call retier after the backward."
                 )
             self.flush()
+            self._holds.left = True
             self._holds = replicas
         if not replicas.filled:
             flush_kernels(self._sharded)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from recd_plugins.compat.autograd import at_end_of_backward
+from recd_plugins.errors import CapabilityError
 from recd_plugins.tiers.entries import Entries, HotGradients
 from recd_plugins.tiers.errand import Errand, Turns
 from recd_plugins.tiers.reduction import Reduction
@@ -27,10 +28,17 @@ class Update:
         self.trip = trip
         self._reduction = reduction
         self._under_way: dict[int, list[Errand[None]]] = {}
+        self.paid = False
+        """Whether its backward has run: its graph may live on, but owes nothing."""
 
     def owe(self, group: int, gradients: HotGradients) -> None:
         """In backward: the gradients of one group's rows."""
         if not self._under_way:
+            if self.trip.replicas.left:
+                raise CapabilityError(
+                    "tiers: a second backward of a batch (retain_graph) whose tier plan has been "
+                    "left since its first. Call retier after the last backward."
+                )
             if not self.trip.replicas.filled:  # someone had the state dict since
                 self.trip.replicas.fill()
             at_end_of_backward(self._pay)
@@ -45,6 +53,7 @@ class Update:
         for errands in under_way.values():
             for errand in errands:
                 errand.finish()
+        self.paid = True
 
     @torch.no_grad()
     def _errands(self, trip: GroupTrip, gradients: HotGradients) -> Iterator[Errand[None]]:

@@ -1,0 +1,82 @@
+"""What has been paid is owed no more: two gloo ranks, whose outputs keep their graphs."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from tiered import ByTiers, Sequences, batch_of, tier_plan
+from torch import Tensor
+from torchrec.distributed import DistributedModelParallel
+
+from recd_plugins.errors import CapabilityError
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.arrange import Arrangement, BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.trained import gather_table
+from recd_plugins.tiers.sharder import TierCluster
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+
+DRAWN, THEN = ByTiers(ranks_per_node=2, seed=3), ByTiers(ranks_per_node=2, seed=4)
+
+Model = DistributedModelParallel
+
+
+def build(arrange: Arrangement) -> Model:
+    torch.manual_seed(0)
+    model = Sequences()
+    initialisers = table_initialisers(model)
+    arranged = arrange(model, OptimizerSettings(tables="sgd", tables_lr=0.1))
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
+    )
+    initialise_tables(sharded, initialisers, 0)
+    return sharded
+
+
+def loss(model: Model, number: int) -> Tensor:
+    found: Tensor = model(batch_of(2 * number + dist.get_rank(), 6))[0]
+    return found
+
+
+def cluster_of(model: Model) -> TierCluster:
+    cluster: TierCluster = model.sharders[0]._cluster
+    return cluster
+
+
+def retier_with_a_kept_loss() -> None:
+    """On a rank: the first loss lives on, with all of its graph, as a metric might have it."""
+    models = build(DRAWN), build(BySharding("row_wise"))
+    for model in models:
+        kept = loss(model, 0)
+        kept.backward()
+        if model is models[0]:
+            cluster_of(model).retier(tier_plan(THEN, n_nodes=1))
+        loss(model, 1).backward()
+        assert kept.grad_fn is not None
+    tiered, plain = (model.state_dict() for model in models)
+    for name in tiered:
+        if "embeddings" in name:
+            ours, theirs = gather_table(tiered[name]), gather_table(plain[name])
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_a_loss_that_is_kept_does_not_keep_rows_from_moving(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(retier_with_a_kept_loss)
+
+
+def second_backward() -> str:
+    """On a rank: of a graph that is older than the plan."""
+    model = build(DRAWN)
+    kept = loss(model, 0)
+    kept.backward(retain_graph=True)
+    cluster_of(model).retier(tier_plan(THEN, n_nodes=1))
+    loss(model, 1).backward()
+    try:
+        kept.backward()
+    except CapabilityError as error:
+        return str(error)
+    return ""
+
+
+def test_a_second_backward_of_a_plan_that_was_left_is_refused(gloo_pool: GlooPool) -> None:
+    assert all("second backward" in said for said in gloo_pool.run(second_backward))
