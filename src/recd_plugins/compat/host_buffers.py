@@ -1,0 +1,139 @@
+"""Where fbgemm's kernels on the CPU keep rows and optimizer state; as of fbgemm and TorchRec 1.8.
+
+fbgemm takes its buffers from outside (`preallocated_host_buffers`), and TorchRec hands a kernel
+whatever the fused params of its tables say. But it has no public way to say it of some tables
+of a collection: it reads `_optimizer_kwargs` of the parameters, which
+`torchrec.optim.apply_optimizer_in_backward` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torchrec.distributed.types import ShardedModule
+
+__all__ = [
+    "KernelBuffers",
+    "StateWidth",
+    "before_lookups",
+    "kernels_over",
+    "own_fused_params",
+    "state_width",
+]
+
+StateWidth = Literal["none", "one", "row"]
+"""Numbers of optimizer state for a row of D: 0, 1 or D."""
+
+WIDTHS: dict[EmbOptimType, StateWidth] = {
+    EmbOptimType.EXACT_SGD: "none",
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "one",
+    EmbOptimType.EXACT_ADAGRAD: "row",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelBuffers:
+    """The memory of one kernel: flat tensors of zeros, of the size that it needs on this rank."""
+
+    parameters: tuple[str, ...]
+    """Names, in the collection, of the tables that the kernel holds."""
+    weights: Tensor | None
+    """None if this rank has no row of them."""
+    state: Tensor | None
+
+
+def own_fused_params(parameter: nn.Parameter) -> Mapping[str, Any]:
+    """What `apply_optimizer_in_backward` said of this table, if anything."""
+    kwargs: list[Mapping[str, Any]] = vars(parameter).get("_optimizer_kwargs", [{}])
+    return kwargs[0]
+
+
+def state_width(fused_params: Mapping[str, Any]) -> StateWidth | None:
+    """What the optimizer keeps for a row; None if it is not of those that we know."""
+    return WIDTHS.get(fused_params.get("optimizer", EmbOptimType.EXACT_SGD))
+
+
+@contextmanager
+def kernels_over(module: nn.Module, kernels: Iterable[KernelBuffers]) -> Iterator[None]:
+    """Have the kernels of tables that are sharded herein keep their rows there.
+
+    TorchRec puts tables of equal fused params in one kernel, so what else it tells tables apart
+    by must be the same within each of `kernels`; if not, fbgemm finds the sizes wrong.
+    """
+    parameters = dict(module.named_parameters())
+    before: dict[str, Any] = {}
+    try:
+        for kernel in kernels:
+            buffers = _Buffers(kernel)
+            for name in kernel.parameters:
+                own = own_fused_params(parameters[name])
+                before[name] = vars(parameters[name]).get("_optimizer_kwargs")
+                vars(parameters[name])["_optimizer_kwargs"] = [
+                    {**own, "preallocated_host_buffers": buffers}
+                ]
+        yield
+    finally:
+        for name, kwargs in before.items():
+            if kwargs is None:
+                del vars(parameters[name])["_optimizer_kwargs"]
+            else:
+                vars(parameters[name])["_optimizer_kwargs"] = kwargs
+
+
+def before_lookups(
+    sharded: ShardedModule[Any, Any, Any, Any], tell: Callable[[Tensor, Tensor, int], None]
+) -> None:
+    """Have `tell(buffer, at, width)` called before kernels with given buffers look rows up.
+
+    The numbers [at, at + width) of the buffer, for each of `at` [n], are then read, in the
+    forward pass or the backward.
+    """
+
+    def hook(module: Any, _: tuple[()], kwargs: Mapping[str, Any]) -> None:
+        kernel = module._preallocated_host_buffers.kernel
+        indices, offsets = kwargs["indices"].long(), kwargs["offsets"]
+        if not len(indices):
+            return
+        slots = module.feature_table_map  # by feature
+        bounds = offsets[:: (len(offsets) - 1) // len(slots)].tolist()
+        for slot, table in enumerate(slots):
+            rows = indices[bounds[slot] : bounds[slot + 1]]
+            dim = module.embedding_specs[table][1]
+            tell(kernel.weights, rows * dim + module.weights_offsets[slot], dim)
+            if kernel.state is not None:
+                width = 1 if len(kernel.state) < len(kernel.weights) else dim
+                tell(kernel.state, rows * width + module.momentum1_offsets[slot], width)
+
+    for lookup in sharded._lookups:
+        for module in lookup.modules():
+            if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen) and isinstance(
+                module._preallocated_host_buffers, _Buffers
+            ):
+                module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+class _Buffers(dict[str, Tensor]):
+    """fbgemm's argument; as fused params of TorchRec are, it can be hashed."""
+
+    def __init__(self, kernel: KernelBuffers) -> None:
+        self.kernel = kernel
+        named = {"weights": kernel.weights, "momentum1": kernel.state}
+        super().__init__({name: tensor for name, tensor in named.items() if tensor is not None})
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __repr__(self) -> str:
+        """Without the numbers: fbgemm writes its arguments to the log."""
+        return f"buffers { ({name: tuple(tensor.shape) for name, tensor in self.items()}) }"

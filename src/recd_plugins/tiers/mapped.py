@@ -1,0 +1,208 @@
+"""Canonical tables larger than memory: rows and optimizer state in mapped files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingEnv2D,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.compat.host_buffers import (
+    KernelBuffers,
+    StateWidth,
+    before_lookups,
+    kernels_over,
+    own_fused_params,
+    state_width,
+)
+from recd_plugins.errors import CapabilityError
+from recd_plugins.tiers.mapped_file import MappedFile, check_folder
+
+__all__ = ["MappedSharder", "mapped"]
+
+
+class MappedSharder(ModuleSharder[nn.Module]):
+    """Has `inner` shard a collection, whose tables then lie in mapped files on this rank.
+
+    What `inner` makes is as it would be: parameters, state dict and optimizer are views of the
+    files. Each kernel has files of its own, which nobody else sees and which go with the
+    process: checkpoints keep what is to be kept.
+    """
+
+    def __init__(self, inner: ModuleSharder[Any], folder: Path) -> None:
+        super().__init__(qcomm_codecs_registry=inner.qcomm_codecs_registry)
+        check_folder(folder)
+        self._inner = inner
+        self._folder = folder
+
+    @property
+    def module_type(self) -> type[nn.Module]:
+        kind: type[nn.Module] = self._inner.module_type
+        return kind
+
+    @property
+    def fused_params(self) -> dict[str, Any] | None:
+        params: dict[str, Any] | None = self._inner.fused_params
+        return params
+
+    def shard(
+        self,
+        module: EmbeddingCollection | EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        if device is not None and device.type != "cpu":
+            raise CapabilityError(
+                "mapped tables are for the CPU. On CUDA, TorchRec's kernel `fused_uvm_caching` "
+                "keeps tables in host memory: leave the mapping out."
+            )
+        if isinstance(env, ShardingEnv2D):
+            raise CapabilityError(
+                "mapped tables are for one process group over all ranks: leave the mapping, or "
+                "2D parallelism, out."
+            )
+        files = _Files(self._folder)
+        kernels = [
+            files.kernel(tables)
+            for tables in _alike(module, params, env.rank, self.fused_params or {})
+        ]
+        with kernels_over(module, kernels):
+            sharded = self._inner.shard(module, params, env, device, module_fqn)
+        # Who asks for the state dict fills, saves or loads the tables, row after row.
+        sharded.register_state_dict_pre_hook(lambda *_: files.expect(random=False))
+        before_lookups(sharded, files.read_ahead)
+        return sharded
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        parameters: dict[str, nn.Parameter] = self._inner.shardable_parameters(module)
+        return parameters
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        types: list[str] = self._inner.sharding_types(compute_device_type)
+        return types
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        kernels: list[str] = self._inner.compute_kernels(sharding_type, compute_device_type)
+        return kernels
+
+    def storage_usage(
+        self, tensor: Tensor, compute_device_type: str, compute_kernel: str
+    ) -> dict[str, int]:
+        used: dict[str, int] = self._inner.storage_usage(
+            tensor, compute_device_type, compute_kernel
+        )
+        return used
+
+
+def mapped(sharders: Iterable[ModuleSharder[Any]], folder: Path) -> list[ModuleSharder[Any]]:
+    """The sharders, with those of collections keeping their tables in files in `folder`.
+
+    With tiers in front or without. Tables that are not of the fused kernel stay in memory.
+    """
+    collections = (EmbeddingCollection, EmbeddingBagCollection)
+    return [
+        MappedSharder(sharder, folder) if sharder.module_type in collections else sharder
+        for sharder in sharders
+    ]
+
+
+class _Files:
+    """The files of a collection."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, MappedFile] = {}
+
+    def kernel(self, tables: Sequence[_Table]) -> KernelBuffers:
+        """Room for tables of one kernel."""
+        return KernelBuffers(
+            parameters=tuple(table.parameter for table in tables),
+            weights=self._zeros(sum(table.numel for table in tables), tables[0].dtype),
+            state=self._zeros(sum(table.state_numel for table in tables), torch.float32),
+        )
+
+    def expect(self, *, random: bool) -> None:
+        for file in self._files.values():
+            file.expect(random=random)
+
+    def read_ahead(self, buffer: Tensor, at: Tensor, width: int) -> None:
+        file = self._files[buffer.data_ptr()]
+        file.expect(random=True)
+        file.read_ahead(at, width)
+
+    def _zeros(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        if not numel:
+            return None
+        file = MappedFile(numel, dtype, self._folder)
+        self._files[file.tensor.data_ptr()] = file
+        return file.tensor
+
+
+class _Table(NamedTuple):
+    """A rank's part of a table."""
+
+    parameter: str
+    dtype: torch.dtype
+    rows: int
+    numel: int
+    width: StateWidth
+
+    @property
+    def state_numel(self) -> int:
+        return {"none": 0, "one": self.rows, "row": self.numel}[self.width]
+
+
+def _alike(
+    module: EmbeddingCollection | EmbeddingBagCollection,
+    params: Mapping[str, ParameterSharding],
+    rank: int,
+    fused_params: Mapping[str, Any],
+) -> Iterable[list[_Table]]:
+    """The tables of fused kernels, by what TorchRec tells the tables of a kernel by."""
+    poolings = (
+        {config.name: config.pooling for config in module.embedding_bag_configs()}
+        if isinstance(module, EmbeddingBagCollection)
+        else {}
+    )
+    alike: dict[tuple[object, ...], list[_Table]] = {}
+    for name, parameter in module.named_parameters():
+        table = name.split(".")[1]  # embeddings.NAME.weight
+        sharding = params[table]
+        if sharding.compute_kernel != "fused":
+            continue
+        own = own_fused_params(parameter)
+        width = state_width({**fused_params, **own})
+        if width is None:
+            raise CapabilityError(
+                f"table {table!r}: mapped tables are updated by SGD, Adagrad or row-wise "
+                "Adagrad. Choose one of them, or keep the table in memory."
+            )
+        kind = (
+            parameter.dtype,
+            parameter.shape[1],  # tables of different D may come to stand in different modules
+            poolings.get(table),
+            repr(dataclasses.replace(sharding, ranks=None, sharding_spec=None)),
+            repr(sorted(own.items())),
+        )
+        rows, numel = _part(sharding, rank)
+        alike.setdefault(kind, []).append(_Table(name, parameter.dtype, rows, numel, width))
+    return alike.values()
+
+
+def _part(sharding: ParameterSharding, rank: int) -> tuple[int, int]:
+    """Rows and numbers of a table that a rank holds."""
+    spec: Any = sharding.sharding_spec
+    sizes = [shard.shard_sizes for shard in spec.shards if shard.placement.rank() == rank]
+    return sum(size[0] for size in sizes), sum(size[0] * size[1] for size in sizes)
