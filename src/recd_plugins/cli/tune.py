@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.tune_loss import loss
 
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 tune = typer.Typer(help="Find settings by trying them.", no_args_is_help=True)
+tune.command()(loss)
 
 Budget = Annotated[
     float | None,

@@ -1,4 +1,4 @@
-"""`python -m recd_plugins.trainer.trial`: one rank of a trial of `recd tune batch`."""
+"""`python -m recd_plugins.trainer.trial`: one rank of a trial of `recd tune`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from recd_plugins.errors import RecdError
 from recd_plugins.trainer.launch import die_with_parent
@@ -33,11 +34,20 @@ HEADROOM = 2**29
 
 
 def trial(
-    registry: Path, overrides: list[str], *, steps: int, budget: float, into: Path
-) -> dict[str, float]:
+    registry: Path,
+    overrides: list[str],
+    *,
+    steps: int,
+    budget: float,
+    into: Path,
+    until: float | None = None,
+    window: int = 1,
+) -> dict[str, Any]:
     """Train over the launcher's group: the largest peak above its level, samples per second.
 
-    If memory does not suffice, a file in `into` says so.
+    And of each step the slowest rank's seconds, and the ranks' mean loss; it ends early where
+    that is at most `until` in the mean over `window` steps. If memory does not suffice, a file
+    in `into` says so.
     """
     import torch
     import torch.distributed as dist
@@ -58,22 +68,33 @@ def trial(
         memory = PeakMemory(device)
         if device.type == "cpu":
             _refuse_beyond(2 * int(budget * 2**20) + HEADROOM)
-        seconds = []
-        for _ in range(WARM_UP + steps):
+        seconds, losses = [], []
+        for step in range(1, WARM_UP + steps + 1):
             began = time.perf_counter()
-            job.pipeline.progress(batches)
+            outputs = job.pipeline.progress(batches)
             positions.trained()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
+            losses.append(outputs[0].detach().double())
+            if until is not None and step % window == 0:
+                latest = torch.stack(losses[-window:]).mean()
+                dist.all_reduce(latest)
+                if float(latest) <= until * dist.get_world_size() and step > WARM_UP:
+                    break
         # On CUDA all that torch holds; on the CPU what the steps add to the process.
         peak = memory.peak() if device.type == "cuda" else memory.above()
         worst = torch.tensor([peak, statistics.median(seconds[WARM_UP:])], device=device)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         samples = stack.registry.train.batch_size * dist.get_world_size()
+        slowest, mean = torch.tensor(seconds, device=device), torch.stack(losses)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(mean)
         return {
             "memory_mib": float(worst[0]) / 2**20,
             "samples_per_second": samples / float(worst[1]),
+            "seconds": slowest.tolist(),
+            "losses": (mean / dist.get_world_size()).tolist(),
         }
 
 
@@ -115,6 +136,8 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--budget", type=float, required=True)
+    parser.add_argument("--until", type=float, default=None)
+    parser.add_argument("--window", type=int, default=1)
     parser.add_argument("overrides", nargs="*")
     said = parser.parse_args()
     die_with_parent()
@@ -124,7 +147,13 @@ def main() -> None:
         logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
         found = trial(
-            said.registry, said.overrides, steps=said.steps, budget=said.budget, into=said.into
+            said.registry,
+            said.overrides,
+            steps=said.steps,
+            budget=said.budget,
+            into=said.into,
+            until=said.until,
+            window=said.window,
         )
     except RecdError as error:
         print(f"error: {error}", file=sys.stderr)

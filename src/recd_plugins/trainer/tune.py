@@ -1,4 +1,4 @@
-"""The largest batch that fits a memory budget, by trial steps in fresh processes."""
+"""Trial steps in fresh processes, and the largest batch that fits a memory budget by them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recd_plugins.trainer.launch import Failure, launch
-from recd_plugins.trainer.trial import OUT_OF_MEMORY
+from recd_plugins.trainer.learning import Learning
+from recd_plugins.trainer.trial import OUT_OF_MEMORY, WARM_UP
 
-__all__ = ["Search", "Trial", "TrialFailed", "largest_batch", "run_trial"]
+__all__ = ["Search", "Trial", "TrialFailed", "largest_batch", "run_learning", "run_trial"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,24 +93,79 @@ def run_trial(
     threads: int,
 ) -> Trial:
     """Train `steps` steps on fresh ranks; `TrialFailed` if they end in any way but by memory."""
-    with tempfile.TemporaryDirectory(prefix="recd-trial-") as folder:
-        said = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
-        command = ["recd_plugins.trainer.trial", "--registry", str(registry), "--into", folder]
-        command += ["--steps", str(steps), "--budget", str(budget_mib), *said]
-        failure = launch(command, ranks, threads=threads, quiet=True, stopping="stopping")
-        if failure is not None and failure.code == -signal.SIGINT:
-            raise KeyboardInterrupt
-        if any(Path(folder).glob(f"{OUT_OF_MEMORY}*")) or (failure and _killed_by_memory(failure)):
-            return Trial(batch_size=batch_size, fits=False)
-        if failure is not None:
-            raise TrialFailed(failure)
-        found = json.loads((Path(folder) / "trial.json").read_text())
+    found = _run(registry, overrides, batch_size, ranks, threads, steps=steps, budget=budget_mib)
+    if found is None:
+        return Trial(batch_size=batch_size, fits=False)
     return Trial(
         batch_size=batch_size,
         fits=found["memory_mib"] <= budget_mib,
         memory_mib=found["memory_mib"],
         samples_per_second=found["samples_per_second"],
     )
+
+
+def run_learning(
+    registry: Path,
+    overrides: Sequence[str],
+    *,
+    batch_size: int,
+    budget_mib: float,
+    samples: int,
+    until: float | None,
+    window: int,
+    ranks: int,
+    threads: int,
+) -> Learning | None:
+    """Train `samples` samples on fresh ranks, or until the loss of `window` of them is low enough.
+
+    None if memory does not suffice; `TrialFailed` as `run_trial`.
+    """
+    at_once = batch_size * ranks
+    found = _run(
+        registry,
+        overrides,
+        batch_size,
+        ranks,
+        threads,
+        steps=max(1, samples // at_once - WARM_UP),
+        budget=budget_mib,
+        window=max(1, window // at_once),
+        **({} if until is None else {"until": until}),
+    )
+    if found is None:
+        return None
+    return Learning(
+        batch_size=batch_size,
+        samples_per_step=at_once,
+        memory_mib=found["memory_mib"],
+        seconds=found["seconds"],
+        losses=found["losses"],
+        warm_up=WARM_UP,
+    )
+
+
+def _run(
+    registry: Path,
+    overrides: Sequence[str],
+    batch_size: int,
+    ranks: int,
+    threads: int,
+    **options: float,
+) -> dict[str, Any] | None:
+    """What a trial found; None if it died of memory."""
+    with tempfile.TemporaryDirectory(prefix="recd-trial-") as folder:
+        said = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
+        command = ["recd_plugins.trainer.trial", "--registry", str(registry), "--into", folder]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        failure = launch([*command, *said], ranks, threads=threads, quiet=True, stopping="stopping")
+        if failure is not None and failure.code == -signal.SIGINT:
+            raise KeyboardInterrupt
+        if any(Path(folder).glob(f"{OUT_OF_MEMORY}*")) or (failure and _killed_by_memory(failure)):
+            return None
+        if failure is not None:
+            raise TrialFailed(failure)
+        found: dict[str, Any] = json.loads((Path(folder) / "trial.json").read_text())
+        return found
 
 
 def _killed_by_memory(failure: Failure) -> bool:

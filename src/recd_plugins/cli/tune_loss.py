@@ -1,0 +1,188 @@
+"""`recd tune loss`: the batch size that learns fastest, with and without the registry's cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.stack import Stack
+    from recd_plugins.trainer.learning import Learning
+
+__all__ = ["loss"]
+
+Trainings = Mapping[str, Mapping[int, "Learning | None"]]
+
+BatchSizes = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--batch-size",
+        help="To try, of a rank; by default train.batch_size, and 1/4, 4 and 16 times as much.",
+        min=1,
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", help="To train at the most; by default an epoch.", min=1),
+]
+Loss = Annotated[
+    float | None,
+    typer.Option("--loss", help="To reach; by default the least that all batch sizes reach."),
+]
+WindowOf = Annotated[
+    int | None,
+    typer.Option(
+        "--window",
+        help="Samples whose mean loss counts; by default those of the largest step.",
+        min=1,
+    ),
+]
+MemoryBudget = Annotated[
+    float,
+    typer.Option("--budget", help="MiB that a rank may take beyond its start.", min=1),
+]
+
+
+def loss(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    batch_sizes: BatchSizes = None,
+    samples: Samples = None,
+    target: Loss = None,
+    window: WindowOf = None,
+    budget: MemoryBudget = 65_536.0,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train batch sizes to one loss: memory, steps and time of each, with and without the cache.
+
+    A larger batch moves fewer bytes for a sample and needs more samples to learn as much: which
+    is best, only training tells. Learning rates are the registry's for all of them.
+    """
+    with reported(debug):
+        from recd_plugins.stack import load
+
+        said = list(overrides or ())
+        stack = load(registry, said)
+        for slot in ("dataset", "model"):
+            stack.registry.one(slot)
+        with progress() as show:
+            stack.prepare(show)
+        stack.check()
+        own, ranks = stack.registry.train.batch_size, stack.registry.train.ranks
+        sizes = sorted(set(batch_sizes or (max(1, own // 4), own, 4 * own, 16 * own)))
+        rows = stack.prepare().train.num_rows
+        sizes = [size for size in sizes if 2 * size * ranks <= rows] or sizes[:1]
+        sides = {"without cache": [*said, "cache=null"]}
+        if stack.registry.chosen("cache"):
+            sides["with cache"] = said
+        counted = window or sizes[-1] * ranks
+        trainings = {
+            name: {
+                size: _train(
+                    stack, registry, side, name, size, samples or rows, target, counted, budget
+                )
+                for size in sizes
+            }
+            for name, side in sides.items()
+        }
+    found = _found(trainings, target, counted, ranks)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(found)
+
+
+def _train(
+    stack: Stack,
+    registry: Path,
+    overrides: Sequence[str],
+    name: str,
+    size: int,
+    samples: int,
+    until: float | None,
+    window: int,
+    budget: float,
+) -> Learning | None:
+    from rich.console import Console
+
+    from recd_plugins.trainer.tune import TrialFailed, run_learning
+
+    settings = stack.registry.train
+    try:
+        with Console(stderr=True).status(f"{name}: {size:,} samples a rank"):
+            return run_learning(
+                registry,
+                overrides,
+                batch_size=size,
+                budget_mib=budget,
+                samples=samples,
+                until=until,
+                window=window,
+                ranks=settings.ranks,
+                threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+            )
+    except TrialFailed as error:
+        user_error = error.failure.code == 2
+        print(error.failure.output if user_error else f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2 if user_error else 1) from None
+
+
+def _found(trainings: Trainings, target: float | None, window: int, ranks: int) -> dict[str, Any]:
+    from recd_plugins.trainer.learning import loss_of_all
+
+    done = [one for side in trainings.values() for one in side.values() if one is not None]
+    reached = target if target is not None or not done else loss_of_all(done, window)
+    rows = {
+        name: [_row(size, one, reached, window) for size, one in side.items()]
+        for name, side in trainings.items()
+    }
+    return {"loss": reached, "window": window, "ranks": ranks, "sides": rows}
+
+
+def _row(size: int, one: Learning | None, loss: float | None, window: int) -> dict[str, Any]:
+    if one is None or loss is None:
+        return {"batch_size": size, "memory_mib": None, "steps": None, "seconds": None}
+    return {
+        "batch_size": size,
+        "memory_mib": one.memory_mib,
+        "least_loss": min(one.running(window)),
+        "steps": one.steps_to(loss, window),
+        "seconds": one.seconds_to(loss, window),
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if found["loss"] is None:
+        console.print("no batch size fits")
+        return
+    console.print(
+        f"to a loss of {found['loss']:.5f}, the mean of {found['window']:,} samples, on "
+        f"{found['ranks']} ranks",
+        soft_wrap=True,
+    )
+    table = Table("", "batch per rank", "MiB", "steps", "seconds", "")
+    rows = [(name, row) for name, side in found["sides"].items() for row in side]
+    times = [row["seconds"] for _, row in rows if row["seconds"] is not None]
+    for name, row in rows:
+        table.add_row(
+            name,
+            f"{row['batch_size']:,}",
+            "out of memory" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f}",
+            "" if row["steps"] is None else f"{row['steps']:,}",
+            "not reached" if row["seconds"] is None else f"{row['seconds']:,.2f}",
+            "best" if times and row["seconds"] == min(times) else "",
+        )
+    console.print(table)

@@ -1,0 +1,53 @@
+"""How fast a batch size learns: losses and seconds of its steps, and the time to a given loss."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Learning", "loss_of_all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """A training from its first step on."""
+
+    batch_size: int
+    """Of a rank."""
+    samples_per_step: int
+    """Of all ranks."""
+    memory_mib: float
+    """What the rank that needed most needed."""
+    seconds: Sequence[float]
+    """Of each step."""
+    losses: Sequence[float]
+    """Of each step's samples, before it learns from them."""
+    warm_up: int = 0
+    """The first steps, while pipelines fill and kernels compile: they count as the median one."""
+
+    def running(self, window: int) -> list[float]:
+        """After each step the mean loss of the latest `window` samples; whole windows alone."""
+        steps = max(1, window // self.samples_per_step)
+        ends = range(steps, len(self.losses) + 1)
+        return [statistics.fmean(self.losses[end - steps : end]) for end in ends]
+
+    def steps_to(self, loss: float, window: int) -> int | None:
+        """The first step after which `running` is at most `loss`; None if it never is."""
+        running = self.running(window)
+        before = len(self.losses) - len(running)
+        return next((before + i for i, mean in enumerate(running, 1) if mean <= loss), None)
+
+    def seconds_to(self, loss: float, window: int) -> float | None:
+        """The time of those steps."""
+        steps = self.steps_to(loss, window)
+        if steps is None:
+            return None
+        median = statistics.median(self.seconds[self.warm_up :] or self.seconds)
+        warm = min(steps, self.warm_up)
+        return warm * median + sum(self.seconds[warm:steps])
+
+
+def loss_of_all(trainings: Sequence[Learning], window: int) -> float:
+    """The least loss that each of them reaches."""
+    return max(min(one.running(window)) for one in trainings)

@@ -1,0 +1,87 @@
+"""Ladder: value tests of the time to a loss, then `recd tune loss` as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from probe_plugin import probe_registry
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.trainer.learning import Learning, loss_of_all
+
+
+def learning(losses: list[float], samples_per_step: int = 10, warm_up: int = 0) -> Learning:
+    return Learning(
+        batch_size=samples_per_step,
+        samples_per_step=samples_per_step,
+        memory_mib=1.0,
+        seconds=[100.0] * warm_up + [2.0] * (len(losses) - warm_up),
+        losses=losses,
+        warm_up=warm_up,
+    )
+
+
+def test_the_loss_is_that_of_a_window_of_samples() -> None:
+    one = learning([0.9, 0.7, 0.5, 0.3])
+    assert one.running(10) == [0.9, 0.7, 0.5, 0.3]
+    assert one.running(20) == pytest.approx([0.8, 0.6, 0.4])
+    assert one.running(5) == one.running(10)  # no window is smaller than a step
+    assert (one.steps_to(0.6, 10), one.steps_to(0.61, 20), one.steps_to(0.1, 10)) == (3, 3, None)
+    assert (one.seconds_to(0.6, 10), one.seconds_to(0.1, 10)) == (6.0, None)
+
+
+def test_warm_up_counts_as_other_steps_do() -> None:
+    one = learning([0.9, 0.7, 0.5, 0.3], warm_up=2)
+    assert one.seconds_to(0.7, 10) == 4.0
+    assert one.seconds_to(0.3, 10) == 8.0
+
+
+def test_all_reach_the_worst_of_their_least_losses() -> None:
+    small, large = learning([0.9, 0.5, 0.4]), learning([0.9, 0.7, 0.8], 20)
+    assert loss_of_all([small, large], 20) == pytest.approx(0.7)
+    assert large.steps_to(loss_of_all([small, large], 20), 20) == 2
+    assert small.steps_to(loss_of_all([small, large], 20), 20) == 2
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune_loss")
+    file = folder / "registry.yaml"
+    file.write_text(json.dumps(probe_registry(folder, rows=512, ranks=1)))  # JSON is YAML
+    return file
+
+
+def tune(registry: Path, *arguments: str) -> Result:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return CliRunner().invoke(app, ["tune", "loss", "--registry", str(registry), *arguments])
+
+
+def test_batch_sizes_are_trained_to_one_loss(
+    registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")  # restored in the end
+    result = tune(registry, "--batch-size=8", "--batch-size=64", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["window"], found["ranks"]) == (64, 1)
+    assert list(found["sides"]) == ["without cache"]  # the registry chooses none
+    small, large = found["sides"]["without cache"]
+    assert (small["batch_size"], large["batch_size"]) == (8, 64)
+    assert found["loss"] == max(small["least_loss"], large["least_loss"])
+    assert 8 <= small["steps"] <= 64
+    assert 1 <= large["steps"] <= 8
+    assert small["seconds"] > 0
+    told = tune(registry, "--batch-size=64", "--samples=256", "--loss=5")
+    assert told.exit_code == 0, told.output
+    assert "to a loss of 5.00000, the mean of 64 samples, on 1 ranks" in told.stdout
+    assert " best " in told.stdout
+    # Reached at once, so no step more than the pipeline needs.
+    assert [row.split("│")[4].strip() for row in told.stdout.splitlines() if " best " in row] == [
+        "1"
+    ]
