@@ -1,0 +1,132 @@
+"""Ladder: two gloo ranks train through the stack, cached and coalesced, as row-wise TorchRec."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import RegistryError
+from recd_plugins.planning.proposal import Tiered
+from recd_plugins.stack import load
+from recd_plugins.testing.arrange import ByRegistry, BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import check_parity
+
+REGISTRY: dict[str, Any] = {
+    "plugins": ["recd_dlrm", "recd_scars", "recd_flexshard"],
+    "dataset": {"use": "sessions", "samples": 2048, "test_fraction": 0.0625},
+    "reader": {"use": "local", "prefetch": False},
+    "sharding": {"use": "torchrec", "search": "greedy"},
+    "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
+    "train": {
+        "device": "cpu",
+        "batch_size": 32,
+        "steps": 12,
+        "log_every": 1,
+        "retier_batches": 2,
+        # The optimizer that shows a wrong gradient.
+        "optimizer": {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.05},
+    },
+}
+MODELS: dict[str, Any] = {
+    "pooled": {"use": "dlrm", "embedding_dim": 8, "bottom": [8], "top": [8]},
+    "sequences": {"use": "sequence_dlrm", "embedding_dim": 8, "bottom": [8], "top": [8]},
+}
+CACHES: dict[str, Any] = {
+    "rank": {"use": "scars", "size": "hit_rate", "hit_rate": 0.5, "coalesce": "rank"},
+    "node": {"use": "scars", "size": "budget", "budget_gb": 1e-5, "coalesce": "node"},
+    "none": {"use": "scars", "size": "hit_rate", "hit_rate": 0.5, "coalesce": "none"},
+}
+
+
+def registry(folder: Path, model: str, **changed: Any) -> dict[str, Any]:
+    return {**REGISTRY, "folder": str(folder / "data"), "model": MODELS[model], **changed}
+
+
+def model_of(said: dict[str, Any]) -> nn.Module:
+    return load(said).model()
+
+
+def batches_of(said: dict[str, Any], steps: int) -> list[list[Batch]]:
+    def of_rank(rank: int) -> Iterator[Batch]:
+        return islice(load(said).loader(rank, 2), steps)
+
+    return [list(step) for step in zip(*map(of_rank, range(2)), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("model", "cache"),
+    [("pooled", "rank"), ("pooled", "none"), ("sequences", "node")],
+)
+def test_weights_are_those_of_row_wise_torchrec(
+    gloo_pool: GlooPool, tmp_path: Path, model: str, cache: str
+) -> None:
+    said = registry(tmp_path, model)
+    check_parity(
+        gloo_pool,
+        partial(model_of, said),
+        batches_of(said, 3),
+        arrange=ByRegistry({**said, "cache": CACHES[cache]}),
+        reference=BySharding("row_wise"),
+        tables=["sgd", "rowwise_adagrad"],
+        # Sums of gradients in another order.
+        atol=1e-6,
+    )
+
+
+def trained(said: dict[str, Any]) -> tuple[dict[str, list[int]], str]:
+    """On a rank: train; the rows that were cached at the end, and why."""
+    from recd_plugins.trainer.run import train
+
+    stack = load(said)
+    train(stack, torch.device("cpu"))
+    planner = stack._planner
+    if not isinstance(planner, Tiered) or planner.tier_plan is None:
+        return {}, stack.explain()
+    rows = {name: one.replicated.tolist() for name, one in planner.tier_plan.tables.items()}
+    return rows, stack.explain()
+
+
+def losses(run: Path) -> list[float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] in ("train", "test")]
+
+
+def test_the_cache_follows_the_rows_that_are_hot(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    cache = {**CACHES["rank"], "profile_batches": 1}
+
+    def run(name: str, **changed: Any) -> tuple[dict[str, list[int]], str]:
+        train = {**REGISTRY["train"], "run": str(tmp_path / name), **changed.pop("train", {})}
+        said = registry(tmp_path, "sequences", train=train, **changed)
+        (rows, why), (same, _) = gloo_pool.run(trained, said)
+        assert rows == same
+        return rows, why
+
+    moved, why = run("moved", cache=cache, train={"retier_every": 3})
+    stayed, _ = run("stayed", cache=cache)
+    assert run("plain")[0] == {}
+    assert "scars: size hit_rate, coalesce rank" in why
+    assert {name: len(rows) for name, rows in moved.items()} == {
+        name: len(rows) for name, rows in stayed.items()
+    }
+    assert moved != stayed
+    expected = losses(tmp_path / "plain")
+    assert len(expected) == 12 + 1
+    # Sums of gradients in another order, over 12 steps.
+    assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-6)
+    assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_cache_before_flexshard_is_told_at_once(tmp_path: Path) -> None:
+    said = registry(tmp_path, "sequences", cache=CACHES["rank"], sharding={"use": "flexshard"})
+    with pytest.raises(RegistryError, match=r"cache: scars gives rows replicas, and so does"):
+        load(said).check()
