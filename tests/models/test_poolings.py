@@ -16,7 +16,7 @@ from recd_dlrm.poolings.attention import Attention, AttentionConfig, build_atten
 from recd_dlrm.poolings.products import Histories, dot_products, weighted_sums
 from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig, build_transformer
-from recd_plugins.embedding.buckets import block_cells
+from recd_plugins.embedding.buckets import chunk_values
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context, PoolingRecord
 from recd_plugins.testing.conformance import check_record
@@ -119,9 +119,9 @@ def test_edges(name: str, lengths: list[int]) -> None:
     check(name, lengths)
 
 
-def test_a_batch_of_more_values_than_a_block_holds() -> None:
+def test_a_batch_of_more_values_than_a_chunk_holds() -> None:
     lengths = [200 - row // 4 for row in range(90 * torch.get_num_threads())]
-    limit = block_cells(torch.empty(1, D, dtype=torch.double))
+    limit = chunk_values(torch.empty(1, D, dtype=torch.double))
     assert limit is not None
     assert sum(lengths) > limit
     check("transformer", lengths)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recd_plugins.config import Config, Range
-from recd_plugins.embedding.buckets import Block, Buckets, block_cells
+from recd_plugins.embedding.attention import self_attention
+from recd_plugins.embedding.buckets import Buckets, Chunk, chunk_values
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context, PoolingFactory
 
@@ -63,46 +63,43 @@ class Transformer(nn.Module):
 
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in rows of `lengths` [B] become [B, D]."""
-        buckets = Buckets.of(lengths, max_cells=block_cells(values))
-        outputs = [self._encode(block) for block in buckets.blocks(values)]
+        buckets = Buckets.of(lengths, max_values=chunk_values(values))
+        outputs = [
+            self._encode(of_chunk, chunk)
+            for of_chunk, chunk in zip(buckets.values(values), buckets.chunks, strict=True)
+        ]
         if not outputs:
             # Not a value in the batch; but DDP, told that the graph is static, wants gradients.
-            nothing = Block(values.new_zeros(1, 1, values.shape[1]), lengths.new_ones(1), None)
-            outputs = [0.0 * self._encode(nothing)]
+            (one,) = Buckets.of(lengths.new_ones(1)).chunks
+            outputs = [0.0 * self._encode(values.new_zeros(1, values.shape[1]), one)]
         return buckets.rows(outputs)
 
-    def _encode(self, block: Block) -> Tensor:
-        """[b, D]: one vector a row."""
-        x, lengths, mask = block
+    def _encode(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """[b, D]: one vector a row, of values [n, D]."""
         if self.positions is not None:
-            ages = torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
-            x = x + self.positions(ages.clamp(max=self.positions.num_embeddings - 1))
+            x = x + self.positions(chunk.ages.clamp(max=self.positions.num_embeddings - 1))
         encoder: Any = self.encoder
         *layers, top = encoder.layers
         for layer in layers:
-            x = _encode(layer, x, mask)
+            x = _encode(layer, x, chunk)
         if self.output == "last":
-            last: Tensor = encoder.norm(_encode(top, x, mask, only_last=True)).squeeze(1)
+            last: Tensor = encoder.norm(_encode(top, x, chunk, only_last=True))
             return last
-        encoded: Tensor = encoder.norm(_encode(top, x, mask))
-        if mask is not None:
-            encoded = encoded * mask.unsqueeze(2)
-        return encoded.sum(1) / lengths.unsqueeze(1)
+        encoded: Tensor = encoder.norm(_encode(top, x, chunk))
+        sums = x.new_zeros(len(chunk.lengths), x.shape[1]).index_add(0, chunk.rows, encoded)
+        return sums / chunk.lengths.unsqueeze(1)
 
 
-def _encode(layer: Any, x: Tensor, mask: Tensor | None, only_last: bool = False) -> Tensor:
-    """[b, l, D]: what the encoder layer itself makes of x [b, l, D], or [b, 1, D] of its end.
+def _encode(layer: Any, x: Tensor, chunk: Chunk, only_last: bool = False) -> Tensor:
+    """[n, D]: what the encoder layer itself makes of x [n, D], or [b, D] of the rows' ends.
 
-    Its own forward copies queries, keys and values thrice.
+    Its own forward needs rows of one length, and copies queries, keys and values thrice.
     """
     attention = layer.self_attn
     packed = F.linear(layer.norm1(x), attention.in_proj_weight, attention.in_proj_bias)
-    heads = packed.unflatten(2, (3, attention.num_heads, attention.head_dim))
-    q, k, v = heads.permute(2, 0, 3, 1, 4)
     if only_last:
-        q, x = q[:, :, -1:], x[:, -1:]
-    seen = F.scaled_dot_product_attention(q, k, v, None if mask is None else mask[:, None, None])
-    x = x + attention.out_proj(seen.transpose(1, 2).flatten(2))
+        x = x.index_select(0, chunk.lengths.cumsum(0) - 1)
+    x = x + attention.out_proj(self_attention(packed, attention.num_heads, chunk, only_last))
     widened = layer.activation(layer.linear1(layer.norm2(x)))
     encoded: Tensor = x + layer.linear2(widened)
     return encoded

@@ -1,132 +1,206 @@
-"""Jagged rows as padded blocks, cut so that padding stays within a budget.
+"""Jagged rows in blocks for attention, cut so that padding stays within a budget.
 
 Heavy-tailed lengths make one padded block mostly padding and a loop over rows mostly
-overhead. Sorted by length once, neighbours are of nearly one length.
+overhead. Sorted by length once, neighbours are of nearly one length. Only attention needs
+blocks: whatever treats value by value runs on the values themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
-from recd_plugins.embedding.expand import expand_rows
-
-__all__ = ["PADDING_BUDGET", "Block", "Buckets", "Shape", "block_cells", "cut"]
+__all__ = ["PADDING_BUDGET", "SPARE_CELLS", "Buckets", "Chunk", "Shape", "chunk_values", "cut"]
 
 PADDING_BUDGET = 1.15
-"""Cells of a block over the values in it, at most."""
+"""Cells of a block over the values in it, at most, but for `SPARE_CELLS`."""
+SPARE_CELLS = 64
+"""Cells of padding that cost less than a block more."""
 CACHED = 1 << 19
-"""Bytes of a block's values, for each thread of a CPU: what a layer makes of them stays in its
-cache. A quarter faster than blocks of any size (a layer of D = 64, forward and backward)."""
+"""Bytes of a chunk's values, for each thread of a CPU: what a layer makes of them stays in its
+cache. A quarter faster than chunks of any size (a layer of D = 64, forward and backward)."""
+
+I64 = npt.NDArray[np.int64]
 
 
-def block_cells(values: Tensor) -> int | None:
-    """The most cells that a block of values [N, D] should have; none for no limit."""
+def chunk_values(values: Tensor) -> int | None:
+    """The most of values [N, D] that a chunk should have; none for no limit."""
     if values.device.type != "cpu":
         return None
     return torch.get_num_threads() * CACHED // (values.element_size() * values.shape[1])
 
 
 class Shape(NamedTuple):
-    """Of a block: its rows, the length of the longest, and whether all are as long."""
+    """Of a block: its rows, and the length of the longest."""
 
     rows: int
     length: int
-    full: bool
 
 
-class Block(NamedTuple):
-    """Rows of nearly one length, padded at their front to that of the longest.
+class Chunk(NamedTuple):
+    """Rows end to end, the longest first, and the blocks that they are cut into.
 
-    So the last values of all rows are one column, and those before them the next one.
+    In a block, rows are padded at their front to the length of its first, so that their last
+    values are one column.
     """
 
-    values: Tensor
-    """[b, l, D]; a padding cell repeats its row's first value."""
     lengths: Tensor
-    """[b], each from 1 to l."""
-    mask: Tensor | None
-    """[b, l]: false for padding; none where there is no padding."""
+    """[b], falling, each at least 1."""
+    rows: Tensor
+    """[n]: which of the rows each value is of."""
+    ages: Tensor
+    """[n]: how many values of its row come after each."""
+    shapes: tuple[Shape, ...]
+    """Of the blocks."""
+    cells: Tensor
+    """[P]: the value in each cell of the blocks, block after block; its row's first for padding."""
+    places: Tensor
+    """[n]: the cell of each value."""
+    mask: Tensor
+    """[P]: false for padding."""
+
+    @property
+    def is_padded(self) -> bool:
+        return len(self.cells) > len(self.places)
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """How rows of some lengths [B] become blocks, and what is made of blocks rows again."""
+    """How rows of some lengths [B] become chunks, and what is made of chunks rows again."""
 
-    shapes: tuple[Shape, ...]
-    """Of each block, the longest rows first."""
-    lengths: Tensor
-    """[R], falling, of the R rows that have any value."""
-    cells: Tensor
-    """[P]: the value in each cell of the blocks, block after block."""
+    chunks: tuple[Chunk, ...]
+    order: Tensor
+    """[N]: the values of all chunks, by their place in the rows as they were."""
     places: Tensor
-    """[B]: where each row stands among the R; R for a row of length 0."""
+    """[B]: where each row stands in the chunks; behind the last for a row of length 0."""
 
     @classmethod
     def of(
-        cls, lengths: Tensor, budget: float = PADDING_BUDGET, max_cells: int | None = None
+        cls, lengths: Tensor, budget: float = PADDING_BUDGET, max_values: int | None = None
     ) -> Buckets:
         """Cut rows of `lengths` [B]; on CUDA this waits for them."""
-        falling, order = lengths.long().sort(descending=True, stable=True)
-        shapes = cut(falling.cpu().numpy(), budget, max_cells)
-        num_rows = sum(shape.rows for shape in shapes)
-        num_cells = sum(shape.rows * shape.length for shape in shapes)
-        falling, order = falling[:num_rows], order[:num_rows]
+        given = lengths.cpu().numpy().astype(np.int64)
+        device = lengths.device
+        order = np.argsort(-given, kind="stable")
+        falling, starts = given[order], (given.cumsum() - given)[order]
+        chunks, sources, start = [], [np.empty(0, np.int64)], 0
+        for shapes in cut(falling, budget, max_values):
+            stop = start + sum(shape.rows for shape in shapes)
+            ours = falling[start:stop]
+            source, *laid = _lay(ours, starts[start:stop], np.array(shapes))
+            of_rows, ages, cells, where, mask = (torch.from_numpy(a).to(device) for a in laid)
+            lengths_here = torch.from_numpy(ours).to(device)
+            chunks.append(Chunk(lengths_here, of_rows, ages, shapes, cells, where, mask))
+            sources.append(source)
+            start = stop
+        places = np.empty_like(order)
+        places[order] = np.minimum(np.arange(len(order)), start)
+        values, rows = (torch.from_numpy(a).to(device) for a in (np.concatenate(sources), places))
+        return cls(tuple(chunks), values, rows)
 
-        widths = np.repeat([s.length for s in shapes], [s.rows for s in shapes])
-        width = torch.from_numpy(widths.astype(np.int64)).to(lengths.device)
-        row = torch.repeat_interleave(width, output_size=num_cells)
-        column = torch.arange(num_cells, device=lengths.device) - (width.cumsum(0) - width)[row]
-        starts = (lengths.cumsum(0) - lengths)[order]
-        cells = starts[row] + (column - (width - falling)[row]).clamp(min=0)
-
-        places = torch.full_like(lengths, num_rows, dtype=torch.long)
-        places[order] = torch.arange(num_rows, device=lengths.device)
-        return cls(shapes, falling, cells, places)
-
-    def blocks(self, values: Tensor) -> Iterator[Block]:
-        """The blocks of values [N, D]."""
-        padded = expand_rows(values, self.cells)  # all at once, and so the gradient
-        blocks = padded.split([shape.rows * shape.length for shape in self.shapes])
-        lengths = self.lengths.split([shape.rows for shape in self.shapes])
-        for shape, block, of_rows in zip(self.shapes, blocks, lengths, strict=True):
-            mask = None
-            if not shape.full:
-                ages = torch.arange(shape.length - 1, -1, -1, device=values.device)
-                mask = ages < of_rows.unsqueeze(1)
-            yield Block(block.view(shape.rows, shape.length, -1), of_rows, mask)
+    def values(self, values: Tensor) -> tuple[Tensor, ...]:
+        """[n, D] for each chunk, of values [N, D]."""
+        ordered: Tensor = _Permute.apply(values, self.order)
+        parts: tuple[Tensor, ...] = ordered.split([len(chunk.rows) for chunk in self.chunks])
+        return parts
 
     def rows(self, outputs: Sequence[Tensor]) -> Tensor:
-        """[B, D] from one [b, D] a block, there is at least one; zeros for length 0."""
+        """[B, D] from one [b, D] a chunk, there is at least one; zeros for length 0."""
         pooled = F.pad(torch.cat(list(outputs)), (0, 0, 0, 1))
         return pooled.index_select(0, self.places)
 
 
+class _Permute(torch.autograd.Function):
+    """out[i] = values[order[i]], each value once: so is the gradient gathered, and not summed."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, values: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return values.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (order,) = ctx.saved_tensors
+        return torch.empty_like(gradient).index_copy_(0, order, gradient), None
+
+
 def cut(
-    falling: npt.NDArray[np.int64], budget: float, max_cells: int | None = None
-) -> tuple[Shape, ...]:
-    """Blocks, each as large as the two limits let it be, of lengths [B] sorted falling.
+    falling: I64, budget: float = PADDING_BUDGET, max_values: int | None = None
+) -> tuple[tuple[Shape, ...], ...]:
+    """The blocks of each chunk, as large as the limits let it be, of lengths [B] sorted falling.
 
     m rows from row s take m * length_s cells; the share of padding in them grows with m. A row
-    longer than `max_cells` is a block of its own.
+    longer than `max_values` is a chunk of its own.
     """
-    lengths = falling[: np.count_nonzero(falling)]
-    ends = lengths.cumsum()
-    shapes = []
-    start = 0
-    while start < len(lengths):
-        length = int(lengths[start])
-        most = len(lengths) if max_cells is None else start + max(1, max_cells // length)
-        values = ends[start:most] - ends[start] + length
-        cells = length * np.arange(1, len(values) + 1)
-        rows = int(np.count_nonzero(cells <= budget * values))
-        shapes.append(Shape(rows, length, int(lengths[start + rows - 1]) == length))
-        start += rows
-    return tuple(shapes)
+    rows, firsts = _cut(falling, budget, max_values or int(falling.sum()))
+    heights = falling[rows.cumsum() - rows]
+    shapes = [Shape(*each) for each in zip(rows.tolist(), heights.tolist(), strict=True)]
+    return tuple(tuple(shapes[a:b]) for a, b in pairwise([*firsts.tolist(), len(shapes)]))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _cut(falling: I64, budget: float, max_values: int) -> tuple[I64, I64]:
+    """The rows of each block, and the first block of each chunk."""
+    rows = np.empty(len(falling), np.int64)
+    firsts = np.empty(len(falling), np.int64)
+    blocks = chunks = in_chunk = in_block = height = 0
+    for length in falling:
+        if length == 0:
+            break
+        new_chunk = blocks == 0 or in_chunk + length > max_values
+        if new_chunk:
+            firsts[chunks] = blocks
+            chunks += 1
+            in_chunk = 0
+        cells = 0 if new_chunk else height * (rows[blocks - 1] + 1)
+        if new_chunk or cells > budget * (in_block + length) + SPARE_CELLS:
+            rows[blocks] = 0
+            blocks += 1
+            in_block = 0
+            height = length
+        rows[blocks - 1] += 1
+        in_block += length
+        in_chunk += length
+    return rows[:blocks].copy(), firsts[:chunks].copy()
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _lay(
+    lengths: I64, starts: I64, shapes: I64
+) -> tuple[I64, I64, I64, I64, I64, npt.NDArray[np.bool_]]:
+    """Of a chunk: where its values come from, their rows and ages; cells, places and mask."""
+    num_values = lengths.sum()
+    source = np.empty(num_values, np.int64)
+    rows = np.empty(num_values, np.int64)
+    ages = np.empty(num_values, np.int64)
+    places = np.empty(num_values, np.int64)
+    cells = np.empty((shapes[:, 0] * shapes[:, 1]).sum(), np.int64)
+    mask = np.ones(len(cells), np.bool_)
+    row = value = cell = 0
+    for block in range(len(shapes)):
+        for _ in range(shapes[block, 0]):
+            length = lengths[row]
+            for _ in range(shapes[block, 1] - length):
+                cells[cell] = value
+                mask[cell] = False
+                cell += 1
+            for column in range(length):
+                source[value] = starts[row] + column
+                rows[value] = row
+                ages[value] = length - 1 - column
+                places[value] = cell
+                cells[cell] = value
+                value += 1
+                cell += 1
+            row += 1
+    return source, rows, ages, cells, places, mask
