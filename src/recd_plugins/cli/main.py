@@ -10,6 +10,7 @@ from recd_plugins.cli.plan import explain, plan
 from recd_plugins.cli.plugin_commands import WithPlugins
 from recd_plugins.cli.plugins import plugins
 from recd_plugins.cli.report import report
+from recd_plugins.cli.reshard import reshard
 from recd_plugins.cli.topology import topology
 from recd_plugins.cli.train import train
 from recd_plugins.cli.tune import tune
@@ -29,6 +30,7 @@ app.command()(plan)
 app.command()(explain)
 app.add_typer(tune, name="tune")
 app.command()(report)
+app.command()(reshard)
 app.command()(plugins)
 app.add_typer(data, name="data")
 app.add_typer(topology, name="topology")

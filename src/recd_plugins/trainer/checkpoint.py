@@ -27,7 +27,7 @@ from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.storage import JsonReader, JsonWriter
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "read_json", "write_json"]
 
 SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling")
 """Registry keys that a resumed job may not change."""
@@ -55,9 +55,9 @@ class Checkpoints:
             part.mkdir(parents=True)
         dist.barrier()
         dcp.save(_tensors(job), storage_writer=JsonWriter(part))
-        _write(part / f"rank-{rank}.json", {"loader": loader, "random": _random_state(job)})
+        write_json(part / f"rank-{rank}.json", {"loader": loader, "random": _random_state(job)})
         if rank == 0:
-            _write(
+            write_json(
                 part / "job.json",
                 {
                     "step": step,
@@ -77,9 +77,9 @@ class Checkpoints:
 
     def load(self, job: Job, path: Path) -> tuple[int, dict[str, Any]]:
         """Fill model and optimizers; the step reached and this rank's loader state."""
-        said = _read(path / "job.json")
+        said = read_json(path / "job.json")
         self._check(path, said)
-        mine = _read(path / f"rank-{dist.get_rank()}.json")
+        mine = read_json(path / f"rank-{dist.get_rank()}.json")
         _materialise(job)
         tensors = _tensors(job)
         try:
@@ -94,7 +94,8 @@ class Checkpoints:
                 "the folder, and --resume takes the one before."
             ) from error
         _restore(job, tensors)
-        _set_random_state(job, mine["random"])
+        if "random" in mine:  # not of a rank that `reshard` added
+            _set_random_state(job, mine["random"])
         step: int = said["step"]
         loader: dict[str, Any] = mine["loader"]
         return step, loader
@@ -103,7 +104,8 @@ class Checkpoints:
         if said["world_size"] != dist.get_world_size():
             raise RegistryError(
                 f"{path}: was made by {said['world_size']} ranks, this job has "
-                f"{dist.get_world_size()}: resume with --ranks {said['world_size']}."
+                f"{dist.get_world_size()}: resume with --ranks {said['world_size']}, or let "
+                "`recd reshard` write it for another number."
             )
         before, now = said["registry"], self._registry
         for key in SAME:
@@ -173,14 +175,14 @@ def _set_random_state(job: Job, state: Mapping[str, str]) -> None:
         torch.cuda.set_rng_state(values["cuda"], job.device)
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     with path.open("w") as file:
         json.dump(value, file)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text())
         return value

@@ -17,6 +17,7 @@ from recd_plugins.trainer.checkpoint import Checkpoints
 from recd_plugins.trainer.loop import Loop
 from recd_plugins.trainer.positions import Positions
 from recd_plugins.trainer.report import Report
+from recd_plugins.trainer.reshard import resumed_position
 from recd_plugins.trainer.runs import check_resumable, set_aside
 
 __all__ = ["process_group", "train"]
@@ -66,7 +67,7 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
                 f"train.steps: {latest} is past step {settings.steps} already; raise train.steps "
                 "to train on."
             )
-        loader.load_state_dict(position)
+        loader.load_state_dict(resumed_position(loader.state_dict(), position))
     moved = set_aside(settings.run) if rank == 0 and not resume else None
     report = Report(settings.run, speaks=rank == 0, steps=settings.steps, start=start)
     report.say(stack.explain())

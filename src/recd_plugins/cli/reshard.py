@@ -1,0 +1,66 @@
+"""`recd reshard`: a checkpoint for another number of ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.trainer.reshard import Resharded
+
+__all__ = ["reshard"]
+
+Source = Annotated[
+    Path,
+    typer.Argument(help="A run's folder, or one of its checkpoints/step-...", metavar="FROM"),
+]
+Target = Annotated[Path, typer.Argument(help="The run's folder to write.", metavar="TO")]
+Ranks = Annotated[int, typer.Option("--ranks", min=1, help="How many will resume it.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, help="Samples per rank from then on; by default as is."),
+]
+
+
+def reshard(
+    source: Source,
+    target: Target,
+    ranks: Ranks,
+    batch_size: BatchSize = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's checkpoint so that `recd train --resume` goes on at another number of ranks.
+
+    Tables, dense parameters and optimizer states are what they were, under any plan. Batches go
+    on where they were if reader.streams is set and the samples of a step stay as many; else
+    with the next epoch.
+    """
+    with reported(debug):
+        from recd_plugins.trainer.reshard import reshard as write
+
+        found = write(source, target, ranks, batch_size)
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(found), "path": str(found.path)}))
+        return
+    print(
+        f"{found.path}: step {found.step}, for {found.ranks} ranks ({found.ranks_before} before) "
+        f"of {found.batch_size} samples\n{_goes_on(found)}\nrecd train --resume "
+        f"--ranks {found.ranks} train.run={target} train.batch_size={found.batch_size}"
+    )
+
+
+def _goes_on(found: Resharded) -> str:
+    if found.exact:
+        return "goes on with the batches that would have come next"
+    if found.begins_epoch is None:
+        return "goes on where its reader begins: it tells no epochs"
+    return (
+        f"goes on with the start of epoch {found.begins_epoch}; what an epoch had left is skipped"
+    )
