@@ -93,7 +93,7 @@ def test_cuda_has_its_own_way(disk: Path) -> None:
     ("build", "arrange", "world_size", "kinds"),
     [
         (Sequences, BySharding("row_wise"), 2, TABLE_OPTIMIZERS),
-        (Bags, BySharding("table_wise"), 1, ["sgd"]),
+        (Bags, BySharding("table_wise"), 2, ["sgd"]),
         (Sequences, ByTiers(ranks_per_node=1, seed=3), 2, ["sgd", "rowwise_adagrad"]),
         (Bags, ByTiers(ranks_per_node=1, seed=3, coalesce="rank"), 2, ["sgd"]),
     ],
