@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.rows.addresses import Addresses
-from recd_plugins.sparse.rows.gather import gather_each, measure_each, row_offsets
+from recd_plugins.sparse.rows.gather import gather_each, measure_each
+from recd_plugins.sparse.rows.offsets import Offsets
 from recd_plugins.sparse.rows.unique import (
     Firsts,
     Unique,
@@ -23,8 +23,6 @@ from recd_plugins.sparse.rows.unique import (
 from recd_plugins.sparse.rows.weighted import Weighted, as_bits
 
 __all__ = ["Deduplicated", "deduplicate", "unique_each", "unique_samples"]
-
-I64: TypeAlias = npt.NDArray[np.int64]
 
 
 class Deduplicated(NamedTuple):
@@ -89,8 +87,7 @@ class _Found(NamedTuple):
     inverse_lookup: Tensor
     """[G, B]."""
     firsts: Firsts
-    offsets: I64
-    """[F, B + 1]."""
+    offsets: Offsets
     columns: Addresses
     """Each feature's ids, and behind them its weights, where it has some."""
 
@@ -101,7 +98,7 @@ def _found(features: Sequence[Sequence[Weighted]]) -> _Found:
     owners = np.repeat(np.arange(len(every)), [len(parts) for parts in columns])
     ends = np.cumsum([0, *(len(group) for group in features)])
     lookups = torch.empty(len(features), every[0].lengths.numel(), dtype=torch.int64)
-    offsets = row_offsets([feature.lengths for feature in every])
+    offsets = Offsets.of([feature.lengths for feature in every])
     addresses = Addresses.of([column for parts in columns for column in parts])
     bounds = np.searchsorted(owners, ends)
     firsts = refine_groups(addresses, bounds, offsets, owners, lookups)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -12,36 +11,34 @@ import torch
 from torch import Tensor
 
 from recd_plugins.sparse.rows.addresses import Addresses, array16, array32, array64
+from recd_plugins.sparse.rows.offsets import Offsets
 from recd_plugins.sparse.rows.unique import Firsts
 
-__all__ = ["gather_each", "measure_each", "row_offsets", "spread_places", "spread_rows"]
+__all__ = ["gather_each", "measure_each", "spread_places", "spread_rows"]
 
 I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+WHOLE = 8
+"""Rows of up to so many ids are copied by so many, and the next one lies over what is too much:
+no loop, of whose end the processor would guess wrong."""
 
 
-def row_offsets(lengths: Sequence[Tensor]) -> I64:
-    """[F, B + 1]: where each of the B rows of F features begins, and the last one ends; on CPU."""
-    offsets = np.empty((len(lengths), lengths[0].numel() + 1), np.int64)
-    held = Addresses.of(
-        [one if one.element_size() == 8 else one.to(torch.int32) for one in lengths]
-    )
-    _offsets(held.places, offsets)
-    return offsets
-
-
-def measure_each(offsets: I64, groups: I64, firsts: Firsts, lengths: Tensor) -> I64:
+def measure_each(offsets: Offsets, groups: I64, firsts: Firsts, lengths: Tensor) -> I64:
     """[F] how many ids the unique rows of each feature have, which is in group `groups[f]`.
 
     Their lengths go to `lengths` [F, max(counts)], with zeros behind the last.
     """
-    numels = np.empty(len(offsets), np.int64)
-    _measure(offsets, groups, *firsts, lengths.numpy(), numels)
+    numels = np.empty(len(groups), np.int64)
+    _measure(*offsets, groups, *firsts, lengths.numpy(), numels)
     return numels
 
 
-def gather_each(values: Addresses, offsets: I64, groups: I64, firsts: Firsts, out: Tensor) -> None:
+def gather_each(
+    values: Addresses, offsets: Offsets, groups: I64, firsts: Firsts, out: Tensor
+) -> None:
     """Lay the unique rows of all features end to end in `out`, which is as long as they are."""
-    _gather(values.places, offsets, groups, *firsts, out.numpy())
+    _gather(values.places, *offsets, groups, *firsts, out.numpy())
 
 
 def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
@@ -62,66 +59,76 @@ def spread_places(starts: Tensor, lengths: Tensor) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _offsets(places: I64, offsets: I64) -> None:
-    for feature in range(len(places)):
-        if places[feature, 2] == 8:
-            _accumulate(array64(places[feature]), offsets[feature])
-        else:
-            _accumulate(array32(places[feature]), offsets[feature])
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _accumulate(lengths: npt.NDArray[Any], offsets: I64) -> None:
-    offsets[0] = end = 0
-    for row in range(len(lengths)):
-        end += lengths[row]
-        offsets[row + 1] = end
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _measure(
-    offsets: I64, groups: I64, firsts: I64, counts: I64, lengths: npt.NDArray[Any], numels: I64
+    offsets: I64,
+    single: Bools,
+    groups: I64,
+    firsts: I64,
+    counts: I64,
+    lengths: npt.NDArray[Any],
+    numels: I64,
 ) -> None:
     for feature in range(len(offsets)):
         ends, count = offsets[feature], counts[groups[feature]]
         rows, numel = firsts[groups[feature], :count], 0
-        for i in range(count):
-            length = ends[rows[i] + 1] - ends[rows[i]]
-            lengths[feature, i] = length
-            numel += length
+        if single[feature]:
+            lengths[feature, :count], numel = 1, count
+        else:
+            for i in range(count):
+                length = ends[rows[i] + 1] - ends[rows[i]]
+                lengths[feature, i] = length
+                numel += length
         lengths[feature, count:] = 0
         numels[feature] = numel
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _gather(
-    places: I64, offsets: I64, groups: I64, firsts: I64, counts: I64, out: npt.NDArray[Any]
+    places: I64,
+    offsets: I64,
+    single: Bools,
+    groups: I64,
+    firsts: I64,
+    counts: I64,
+    out: npt.NDArray[Any],
 ) -> None:
     at = 0
     for feature in range(len(places)):
         place, rows = places[feature], firsts[groups[feature], : counts[groups[feature]]]
+        bounds, alone, left = offsets[feature], single[feature], out[at:]
         if place[2] == 8:
-            at += _copy_rows(array64(place), offsets[feature], rows, out[at:])
+            at += _copy_rows(array64(place), bounds, alone, rows, left)
         elif place[2] == 4:
-            at += _copy_rows(array32(place), offsets[feature], rows, out[at:])
+            at += _copy_rows(array32(place), bounds, alone, rows, left)
         else:
-            at += _copy_rows(array16(place), offsets[feature], rows, out[at:])
+            at += _copy_rows(array16(place), bounds, alone, rows, left)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _copy_rows(
+    values: npt.NDArray[Any], offsets: I64, single: bool, rows: I64, out: npt.NDArray[Any]
+) -> np.int64:
+    if single:
+        for i in range(len(rows)):
+            out[i] = values[rows[i]]
+        return np.int64(len(rows))
+    at, next_row = np.uintp(0), np.uintp(1)
+    in_reach = min(np.int64(len(values)), np.int64(len(out))) - WHOLE
+    for row in rows:
+        start = np.uintp(offsets[np.uintp(row)])
+        length = np.uintp(offsets[np.uintp(row) + next_row]) - start
+        if length <= WHOLE and max(start, at) <= in_reach:
+            for i in range(np.uintp(WHOLE)):
+                out[at + i] = values[start + i]
+        else:
+            for i in range(length):
+                out[at + i] = values[start + i]
+        at += length
+    return np.int64(at)
 
 
 # Rows are copied between views: indices that count from 0 need no check for negative ones, and
 # several ids go at a time.
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _copy_rows(values: npt.NDArray[Any], offsets: I64, rows: I64, out: npt.NDArray[Any]) -> int:
-    at = 0
-    for row in rows:
-        source = values[offsets[row] : offsets[row + 1]]
-        target = out[at : at + len(source)]
-        for i in range(len(source)):
-            target[i] = source[i]
-        at += len(source)
-    return at
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from recd_plugins.sparse.rows.addresses import Addresses, array16, array32, array64
+from recd_plugins.sparse.rows.offsets import Offsets
+from recd_plugins.sparse.rows.single import refine_single
 from recd_plugins.sparse.rows.unique_on_device import unique_rows_on_device
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
 MIX = np.uint64(0xFF51AFD7ED558CCD)
 STEP = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
+NEXT = np.uintp(1)
 
 I64 = npt.NDArray[np.int64]
 
@@ -66,26 +69,25 @@ def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
     if values.is_cuda:
         return Unique(*unique_rows_on_device(values, offsets))
     inverse_lookup = torch.empty(1, offsets.numel() - 1, dtype=torch.int64)
+    found = Offsets(offsets.long().numpy()[None], np.zeros(1, np.bool_))
     one = np.zeros(1, np.int64)
-    firsts = refine_groups(
-        Addresses.of([values]), np.arange(2), offsets.long().numpy()[None], one, inverse_lookup
-    )
+    firsts = refine_groups(Addresses.of([values]), np.arange(2), found, one, inverse_lookup)
     return Unique(inverse_lookup[0], firsts.of(0))
 
 
 def refine_groups(
-    columns: Addresses, bounds: I64, offsets: I64, offsets_of: I64, inverse_lookup: Tensor
+    columns: Addresses, bounds: I64, offsets: Offsets, offsets_of: I64, inverse_lookup: Tensor
 ) -> Firsts:
     """The different samples of G groups, on CPU: two are one where all of its columns agree.
 
     Group g has the columns `bounds[g]` to `bounds[g + 1]`, and column c, which are ids or
-    other bits, the offsets [B + 1] of its rows in row `offsets_of[c]` of `offsets`. Which sample
+    other bits, the rows of feature `offsets_of[c]` of `offsets`. Which sample
     each is goes to `inverse_lookup` [G, B].
     """
     firsts = Firsts(
         np.empty(inverse_lookup.shape, np.int64), np.empty(len(inverse_lookup), np.int64)
     )
-    _refine_groups(columns.places, bounds, offsets, offsets_of, inverse_lookup.numpy(), *firsts)
+    _refine_groups(columns.places, bounds, *offsets, offsets_of, inverse_lookup.numpy(), *firsts)
     return firsts
 
 
@@ -111,6 +113,7 @@ def _refine_groups(
     places: I64,
     bounds: I64,
     offsets: I64,
+    single: npt.NDArray[np.bool_],
     offsets_of: I64,
     codes: I64,
     firsts: I64,
@@ -121,39 +124,58 @@ def _refine_groups(
     while size < 2 * num_rows:
         size *= 2
     slots, hashes = np.empty(size, np.int32), np.empty(num_rows, np.uint64)
+    runs, ends = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
     for group in range(num_groups):
         codes[group] = 0
-        table = (slots, hashes, firsts[group])
+        found, table = (codes[group], firsts[group]), (slots, hashes, runs, ends)
         for column in range(bounds[group], bounds[group + 1]):
-            place, rows = places[column], offsets[offsets_of[column]]
+            place, owner = places[column], offsets_of[column]
+            rows, alone = offsets[owner], single[owner]
             if place[2] == 8:
-                counts[group] = _refine(array64(place), rows, codes[group], table)
+                counts[group] = _refine(array64(place), rows, alone, found, table)
             elif place[2] == 4:
-                counts[group] = _refine(array32(place), rows, codes[group], table)
+                counts[group] = _refine(array32(place), rows, alone, found, table)
             else:
-                counts[group] = _refine(array16(place), rows, codes[group], table)
+                counts[group] = _refine(array16(place), rows, alone, found, table)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64, table: Any) -> int:
+def _refine(values: npt.NDArray[Any], offsets: I64, single: bool, found: Any, table: Any) -> Any:
+    codes, firsts = found
+    slots, hashes, runs, ends = table
+    if single:
+        return refine_single(values, codes, firsts, slots, runs, ends)
+    return _refine_rows(values, offsets, codes, firsts, slots, hashes)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _refine_rows(
+    values: npt.NDArray[Any],
+    offsets: I64,
+    codes: I64,
+    firsts: I64,
+    slots: npt.NDArray[np.int32],
+    hashes: npt.NDArray[np.uint64],
+) -> np.int64:
     """Part what was equal so far: rows keep one code where they had one, and their ids agree.
 
     Codes are overwritten by new ones, numbered in order of first appearance; returned is how
     many. The table is an open hash table, at most half full: its slots hold the new code of a
     unique row, and of each new code it has the hash, and where it comes first.
     """
-    slots, hashes, firsts = table
     slots[:] = -1
     mask = np.uint64(len(slots) - 1)
-    num_unique = 0
+    num_unique = np.int64(0)
     old = new = np.int64(-1)
-    ids, row_hash = values[:0], np.uint64(0)
-    for row in range(len(codes)):
+    row_hash = np.uint64(0)
+    before = at = np.uintp(offsets[0])
+    for row in range(np.uintp(len(codes))):
+        stop = np.uintp(offsets[row + NEXT])
+        length = stop - at
         # In a clustered table the row before is the likeliest copy: one look, and no hash.
-        before, ids = ids, values[offsets[row] : offsets[row + 1]]
-        repeats = row > 0 and _equal(ids, before)
+        repeats = row > np.uintp(0) and length == at - before and _equal(values, at, before, length)
         if not repeats:
-            row_hash = hash_row(ids)
+            row_hash = hash_row(values[at:stop])
         if not repeats or codes[row] != old:
             old = codes[row]
             # One to one in the old code: with the ids and this equal, the old codes are too.
@@ -161,23 +183,22 @@ def _refine(values: npt.NDArray[Any], offsets: I64, codes: I64, table: Any) -> i
             mixed ^= mixed >> HALF
             slot = mixed & mask
             while True:
-                new = np.int64(slots[slot])
-                if new < 0:
-                    slots[slot] = new = np.int64(num_unique)
-                    hashes[new], firsts[new] = mixed, row
-                    num_unique += 1
-                    break
-                if hashes[new] == mixed:
-                    first = firsts[new]
-                    if _equal(ids, values[offsets[first] : offsets[first + 1]]):
+                # Whether it is a new one is not branched upon: the processor cannot guess it.
+                known = np.int64(slots[slot])
+                new = num_unique if known < 0 else known
+                slots[slot] = new
+                hashes[np.uintp(num_unique)], firsts[np.uintp(num_unique)] = mixed, row
+                num_unique += known < 0
+                if hashes[np.uintp(new)] == mixed:
+                    first = np.uintp(firsts[np.uintp(new)])
+                    begin = np.uintp(offsets[first])
+                    same = np.uintp(offsets[first + NEXT]) - begin == length
+                    if same and _equal(values, at, begin, length):
                         break
                 slot = (slot + np.uint64(1)) & mask
         codes[row] = new
+        before, at = at, stop
     return num_unique
-
-
-# Rows are handed over as views: indices that count from 0 need no check for negative ones,
-# which would keep the compiler from comparing several ids at a time.
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -191,11 +212,14 @@ def hash_row(ids: npt.NDArray[Any]) -> np.uint64:
     return total ^ (total >> HALF)
 
 
+# Indices are unsigned: the compiler need not ask whether they count from the end, and compares
+# several ids at a time.
+
+
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _equal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
-    if len(left) != len(right):
-        return False
+def _equal(values: npt.NDArray[Any], left: np.uintp, right: np.uintp, length: np.uintp) -> bool:
+    """Whether the `length` ids from `left` on are those from `right` on."""
     differ = 0
-    for i in range(len(left)):
-        differ |= left[i] ^ right[i]
+    for i in range(length):
+        differ |= values[left + i] ^ values[right + i]
     return differ == 0
