@@ -17,7 +17,6 @@ __all__ = ["scars"]
 
 scars = typer.Typer(help="SCARS: how much to cache.", no_args_is_help=True)
 
-DPI = 150
 SHOWN = 12
 """Cache sizes in the table."""
 
@@ -101,8 +100,7 @@ def curve(
     """
     with reported(debug):
         from recd_scars import sources
-        from recd_scars.curve import BYTES, Curve
-        from recd_scars.theory.memory import Memory
+        from recd_scars.curve import Curve
 
         if law is not None:
             found = sources.of_law(law, rows, lookups, width)
@@ -110,34 +108,20 @@ def curve(
             found = sources.of_profile(profile, tables or (), width)
         else:
             found = sources.of_registry(registry, overrides or (), tables or (), batches)
-        each = per_sample or BYTES * sources.activations(found)
-        whole = BYTES * found.width * found.rows.num_rows
-        room = memory * 2**20 if memory else batch_size * each + whole / 10
-        drawn = Curve(
-            rows=found.rows,
-            memory=Memory(
-                capacity=room / BYTES,
-                per_sample=each / BYTES,
-                width=found.width,
-                least=least_batch,
-            ),
+        drawn = Curve.of(
+            found.rows,
+            width=found.width,
+            batch_size=batch_size,
+            least_batch=least_batch,
+            memory_bytes=memory and memory * 2**20,
+            sample_bytes=per_sample,
         )
         if figure is not None:
-            _save(drawn, found.name, figure)
+            drawn.save(figure, found.name)
         if as_json:
             print(json.dumps({"source": found.name, **drawn.values()}))
         else:
             _show(drawn, found.name)
-
-
-def _save(curve: Curve, name: str, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    curve.draw(figure)
-    figure.suptitle(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
 
 
 def _show(curve: Curve, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = ["BYTES", "Curve", "Point", "draw_hits"]
 BYTES = 4
 """Of a number: float32, and the paper's indices."""
 POINTS = 80
+DPI = 150
 PLAIN, COALESCED, CACHED = "#7d7d7d", "#9db8d9", "#d9622b"
 
 
@@ -43,6 +45,28 @@ class Curve:
 
     rows: RowDistribution
     memory: Memory
+
+    @classmethod
+    def of(
+        cls,
+        rows: RowDistribution,
+        *,
+        width: int,
+        batch_size: int,
+        least_batch: int = 1,
+        memory_bytes: float | None = None,
+        sample_bytes: float | None = None,
+    ) -> Curve:
+        """With memory for `batch_size` samples and a tenth of the rows, unless it is said.
+
+        And of a sample for the rows that it looks up and their gradients, the least there can be.
+        """
+        each = 2 * rows.lookups * width if sample_bytes is None else sample_bytes / BYTES
+        room = batch_size * each + 0.1 * rows.num_rows * width
+        if memory_bytes is not None:
+            room = memory_bytes / BYTES
+        memory = Memory(capacity=room, per_sample=each, width=width, least=least_batch)
+        return cls(rows=rows, memory=memory)
 
     @cached_property
     def optimum(self) -> CacheSize:
@@ -104,6 +128,16 @@ class Curve:
         for axes in (cache, batch, hits):
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
+
+    def save(self, path: Path, title: str = "") -> None:
+        """Draw into a PNG."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(12, 3.8), layout="constrained")
+        self.draw(figure)
+        figure.suptitle(title)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=DPI)
 
     def _draw_cache(self, axes: Axes) -> None:
         points = [point for point in self.by_cache() if point.cached]

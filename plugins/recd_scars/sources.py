@@ -16,7 +16,7 @@ from recd_plugins.planning.parametric import exponential, half_normal, uniform, 
 from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.rows import RowDistribution
 
-__all__ = ["Source", "activations", "of_law", "of_profile", "of_registry", "together"]
+__all__ = ["Source", "of_law", "of_profile", "of_registry", "together"]
 
 LAWS: Mapping[str, Callable[..., RowDistribution]] = {
     "exponential": exponential,
@@ -34,11 +34,6 @@ class Source:
     rows: RowDistribution
     width: int
     """d: numbers in each."""
-
-
-def activations(source: Source) -> float:
-    """Numbers of a sample at the least: the rows that it looks up, and their gradients."""
-    return 2 * source.rows.lookups * source.width
 
 
 def of_law(law: str, rows: int, lookups: float, width: int) -> Source:
