@@ -28,7 +28,7 @@ class Setting:
     batch_size: int
     num_rows: int = 100_000
     dim: int = 64
-    lookups: int = 20
+    lookups: int = 40
     hot: tuple[int, float] | None = None
 
     @property
@@ -65,15 +65,15 @@ def _setting(
 
 
 GRID = [
-    _setting(2, 2, 200, 1.2, 256),
+    _setting(2, 2, 200, 1.2, 512),
     _setting(2, 2, 1000, 1.05, 1024),
     _setting(2, 2, 50, 0.0, 128),
-    _setting(2, 4, 200, 1.2, 256),
+    _setting(2, 4, 200, 1.2, 512),
     _setting(2, 4, 50, 1.05, 128),
-    _setting(2, 4, 1000, 1.4, 512),
-    _setting(4, 2, 200, 1.2, 256),
+    _setting(2, 4, 1000, 1.3, 1024),
+    _setting(4, 2, 200, 1.2, 512),
     _setting(4, 2, 200, 0.8, 256),
-    _setting(4, 2, 100, 1.4, 512),
+    _setting(4, 2, 100, 1.05, 256),
 ]
 QUICK_GRID = GRID[3:5]
 
@@ -83,12 +83,11 @@ SATURATED = Setting(
     mbit=200,
     exponent=0.0,
     batch_size=1024,
-    lookups=40,
     num_rows=200_000,
     hot=(10_000, 0.95),
 )
 """Every rank looks up every hot row in every step."""
-NO_SKEW = dataclasses.replace(SATURATED, hot=None, batch_size=256, lookups=20)
+NO_SKEW = dataclasses.replace(SATURATED, hot=None, batch_size=128)
 
 
 def chosen(workload: Workload, prices: Prices) -> Side:
@@ -100,10 +99,11 @@ def chosen(workload: Workload, prices: Prices) -> Side:
 def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     """Each way of coalescing, with no replicas, DP, or DP and Flex, of the best sizes within the
     memory of row-wise; and half the choice's replicas. The choice itself comes last."""
-    every = [ROW_WISE, COALESCED]
-    levels: tuple[Coalesce, ...] = ("none", "rank", "node")
-    for level in levels:
-        every.append(Side(name=f"coalesced per {level}", sizes=TableSizes(coalesce=level)))
+    every = []
+    coalesced = Side(name="coalesced per node", sizes=TableSizes(coalesce="node"))
+    levels: dict[Coalesce, Side] = {"none": ROW_WISE, "rank": COALESCED, "node": coalesced}
+    for level, alone in levels.items():
+        every.append(alone)
         for tiers, name in ((2, "DP"), (3, "DP, Flex")):
             try:
                 ledger = choose(
