@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import resource
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from tiered import Bags, ByTiers, Sequences, batch_of
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tiered import ROWS, Bags, ByTiers, Sequences, batch_of
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -62,6 +66,39 @@ def test_a_file_holds_zeros_and_then_what_is_written(disk: Path) -> None:
         assert file.tensor.sum() == 2.5 * 3_334
 
 
+def evict(tensor: Tensor) -> None:
+    """Have the system write the file and drop its pages, as when memory is short."""
+    system = ctypes.CDLL(None, use_errno=True)
+    place = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
+    synchronous, page_out = 4, 21
+    if system.msync(*place, synchronous) or system.madvise(*place, page_out):
+        pytest.skip(f"the system drops no pages on demand: {os.strerror(ctypes.get_errno())}")
+
+
+def waits_for_the_disk(read: Callable[[], object]) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    read()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+
+
+def test_rows_that_straddle_pages_are_read_ahead(disk: Path) -> None:
+    width = 1000  # a page holds 1024 numbers
+    file = MappedFile(400 * 3 * width, torch.float32, disk)
+    file.tensor.fill_(1)
+    at = torch.arange(400) * 3 * width
+    file.expect(random=True)
+
+    def read() -> None:
+        assert file.tensor[at].sum() + file.tensor[at + width - 1].sum() == 800
+
+    evict(file.tensor)
+    assert waits_for_the_disk(read) > 400
+    evict(file.tensor)
+    file.read_ahead(at, width)
+    time.sleep(0.5)
+    assert waits_for_the_disk(read) < 40
+
+
 def test_nothing_is_left_in_the_folder(disk: Path) -> None:
     file = MappedFile(10_000, torch.float32, disk)
     assert file.tensor.is_contiguous()
@@ -87,6 +124,13 @@ def test_cuda_has_its_own_way(disk: Path) -> None:
     (sharder,) = mapped([EmbeddingCollectionSharder()], disk)
     with pytest.raises(CapabilityError, match="fused_uvm_caching"):
         sharder.shard(Sequences().sequences, {}, ShardingEnv(1, 0), torch.device("cuda"))
+
+
+def test_an_optimizer_that_the_cpu_lacks(disk: Path) -> None:
+    sharder = EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.ADAM})
+    params = {name: ParameterSharding("row_wise", "fused") for name in ROWS}
+    with pytest.raises(CapabilityError, match=r"'songs': .*row-wise Adagrad"):
+        mapped([sharder], disk)[0].shard(Sequences().sequences, params, ShardingEnv(1, 0))
 
 
 @pytest.mark.parametrize(
@@ -171,9 +215,9 @@ def test_checkpoints_move(gloo_pool: GlooPool, disk: Path, kind: str, to_memory:
     gloo_pool.run(through_checkpoints, there, back, kind, disk / "checkpoint")
 
 
-ROWS = 1 << 19
+LARGE_ROWS = 1 << 19
 DIM = 64
-TABLE_BYTES = ROWS * DIM * 4
+TABLE_BYTES = LARGE_ROWS * DIM * 4
 
 
 class Large(nn.Module):
@@ -182,7 +226,7 @@ class Large(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         table = EmbeddingConfig(
-            name="songs", embedding_dim=DIM, num_embeddings=ROWS, feature_names=["songs"]
+            name="songs", embedding_dim=DIM, num_embeddings=LARGE_ROWS, feature_names=["songs"]
         )
         self.sequences = EmbeddingCollection(tables=[table], device=torch.device("meta"))
 
@@ -207,7 +251,7 @@ def memory_to_train(arrange: Arrangement, limit: float) -> int:
         )
         initialise_tables(sharded, initialisers, 0)
         for step in range(3):
-            rows = torch.arange(step, ROWS, 97)
+            rows = torch.arange(step, LARGE_ROWS, 97)
             sharded(
                 KeyedJaggedTensor(keys=["songs"], values=rows, lengths=torch.tensor([len(rows)]))
             ).backward()
