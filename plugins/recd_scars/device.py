@@ -36,17 +36,18 @@ class DeviceMemory:
         *,
         device: Literal["cpu", "cuda"],
         memory_gb: float | None,
-        fused: Mapping[str, Any],
+        fused: Mapping[str, Any] | None,
     ) -> DeviceMemory:
-        """A rank's memory, less its share of all tables with their optimizer states, and less
-        the dense parameters with their gradients and Adam's two moments."""
+        """A rank's memory, less its share of all tables with the states of their optimizer (none
+        where tables are not in memory), and less the dense parameters with their gradients and
+        Adam's two moments."""
         gigabytes, whose = _memory(topology, topology.device or device, memory_gb)
         tables = list(model_tables(model).values())
-        whole = sum(
-            one.num_rows * (one.dim * one.element_bytes + state_bytes(fused, one.dim))
-            for one in tables
-        )
-        share = whole / world_size
+        share = 0.0
+        if fused is not None:
+            widths = (one.dim * one.element_bytes + state_bytes(fused, one.dim) for one in tables)
+            share = sum(one.num_rows * r for one, r in zip(tables, widths, strict=True))
+            share /= world_size
         embedded = sum(one.num_rows * one.dim for one in tables)
         dense = 4 * DENSE_COPIES * (sum(p.numel() for p in model.parameters()) - embedded)
         return cls(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,7 +23,7 @@ from recd_plugins.planning.replica_memory import replica_factor
 from recd_plugins.planning.rows import Integers
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.slots import Context
+from recd_plugins.slots import Context, Loader
 from recd_plugins.tiers.planner import Chosen, TierPlanner
 from recd_scars.device import DeviceMemory
 from recd_scars.hot_set import covering, optimum, within, worth
@@ -31,8 +32,13 @@ from recd_scars.theory.memory import Memory
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 __all__ = ["ScarsConfig", "ScarsPlanner", "build_scars"]
+
+BOUNDLESS_GB = 1e6
+"""Host memory for tables that are not in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +47,8 @@ class ScarsConfig(Config):
 
     size: Literal["optimum", "budget", "hit_rate"] = "optimum"
     """How many rows are cached, on every rank: the paper's optimum, less the rows whose
-    replicas' gradients take longer to reduce than the rows to fetch; what fits `budget_gb`; or as
-    few as take the share `hit_rate` of lookups."""
+    replicas' gradients take longer to reduce than the rows to fetch from memory; what fits
+    `budget_gb`; or as few as take the share `hit_rate` of lookups."""
     budget_gb: Annotated[float, Range(gt=0)] | None = None
     """Memory of a rank for all cached rows and what goes with them, GB; for size budget."""
     hit_rate: Annotated[float, Range(gt=0, le=1)] | None = None
@@ -58,6 +64,17 @@ class ScarsConfig(Config):
     activation_bytes: Annotated[float, Range(gt=0)] | None = None
     """Of a sample, for size optimum; by default the rows that it looks up and their gradients,
     which is the least that there can be."""
+    hot_batches: bool = True
+    """Whether samples all of whose ids are cached train together, in batches without an
+    all-to-all."""
+    window: Annotated[int, Range(ge=1)] = 16
+    """Batches of a rank among which samples change places for that; the order of an epoch drifts
+    by as much."""
+    home: Literal["memory", "mapped"] = "memory"
+    """Where tables and their optimizer states lie: in memory, or in memory-mapped files, which
+    may be larger (on the CPU alone)."""
+    mapped_folder: Path | None = None
+    """Of these files, on a disk; by default `mapped` in the registry's folder."""
     profile: Path | None = None
     """A saved profile to plan with; by default the train split's first batches are counted."""
     profile_batches: Annotated[int, Range(ge=1)] = 100
@@ -71,6 +88,8 @@ class ScarsConfig(Config):
                 raise RegistryError(f"is for `size: {size}`, but size is {self.size}.", option)
             if self.size == size and not said:
                 raise RegistryError(f"needs {option}: how much is to be cached.", "size")
+        if self.mapped_folder is not None and self.home != "mapped":
+            raise RegistryError("is for `home: mapped`, but home is memory.", "mapped_folder")
 
 
 class ScarsPlanner(TierPlanner):
@@ -84,6 +103,45 @@ class ScarsPlanner(TierPlanner):
             context, others, profile=config.profile, profile_batches=config.profile_batches
         )
         self._config = config
+        self._every: Mapping[str, ModelTable] = {}
+        """All tables of the model that was planned last."""
+
+    def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
+        self._every = model_tables(model)
+        return super().plan(model, topology, group)
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """Those of the tiers; with tables in mapped files, if that is where they are at home."""
+        sharders = super().sharders()
+        if self._config.home == "memory":
+            return sharders
+        from recd_plugins.tiers.mapped import mapped
+
+        folder = self._config.mapped_folder or self._context.folder / "mapped"
+        folder.mkdir(parents=True, exist_ok=True)
+        return mapped(sharders, folder)
+
+    def order(self, loader: Loader, rank: int, world_size: int) -> Loader:
+        """Hot and normal batches of the same samples."""
+        if not self._config.hot_batches:
+            return loader
+        from recd_scars.hot_batches import HotBatches
+
+        window = self._config.window
+        return HotBatches(loader, self, rank=rank, world_size=world_size, window=window)
+
+    @property
+    def features_of(self) -> Mapping[str, Sequence[str]]:
+        """Of each table of the collections that have tiers, those that are left out among them."""
+        planned = self.tier_plan.tables if self.tier_plan else {}
+        modules = {self._every[name].module for name in planned}
+        return {t.name: t.features for t in self._every.values() if t.module in modules}
+
+    def home(self, topology: Topology) -> Topology:
+        """Mapped tables take no memory that would have to be there."""
+        if self._config.home == "memory":
+            return topology
+        return dataclasses.replace(topology, host_memory_gb=BOUNDLESS_GB)
 
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
         return model_tables(model, self._config.tables, where="cache.tables")
@@ -115,7 +173,7 @@ class ScarsPlanner(TierPlanner):
                     world_size,
                     device=context.device,
                     memory_gb=config.memory_gb,
-                    fused=context.fused,
+                    fused=None if config.home == "mapped" else context.fused,
                 )
                 taken = self._optimum(merged, memory, prices, said)
         hot = merged.per_table(taken)
@@ -157,7 +215,9 @@ class ScarsPlanner(TierPlanner):
                 least=batch_size,
             ),
         )
-        kept = worth(merged, found.taken, prices, self._config.coalesce)
+        kept = found.taken
+        if self._config.home == "memory":
+            kept = worth(merged, kept, prices, self._config.coalesce)
         said.append(
             f"M = {memory.said}: {left:.3g} GB; a = {sample:,.0f} bytes ({whose}); |C| = "
             f"{found.taken.sum():,} rows, beside which {found.size.batch_size:,.0f} samples fit "
@@ -177,6 +237,12 @@ class ScarsPlanner(TierPlanner):
 
 
 def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
+    if config.home == "mapped" and context.device == "cuda":
+        raise CapabilityError(
+            "cache.home: mapped tables are for the CPU, but training runs on CUDA. Set "
+            "`home: memory`; a table that host memory is to hold is TorchRec's, with "
+            "`compute_kernels: [fused_uvm_caching]` under sharding.constraints."
+        )
     others = context.neighbours.get("sharding")
     if isinstance(others, Tiered):
         raise RegistryError(

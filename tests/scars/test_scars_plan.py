@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,15 +24,16 @@ from recd_plugins.planning.ledger import SequenceTable
 from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
-from recd_plugins.planning.proposal import Retiers, Tiered
+from recd_plugins.planning.proposal import OrdersBatches, Retiers, Tiered
 from recd_plugins.planning.rows import RowDistribution
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.settings import OptimizerSettings
-from recd_plugins.slots import Context
+from recd_plugins.slots import Context, Loader
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA, Probe
+from recd_scars.hot_batches import HotBatches
 from recd_scars.hot_set import covering, optimum, within, worth
 from recd_scars.planner import ScarsConfig, ScarsPlanner, build_scars
 from recd_scars.report import rows_per_batch
@@ -254,6 +255,7 @@ def test_bags_of_one_collection_are_coalesced_together_or_not() -> None:
         ({"size": "hit_rate"}, "cache.size: needs hit_rate"),
         ({"hit_rate": 0.5}, "cache.hit_rate: is for `size: hit_rate`, but size is optimum"),
         ({"size": "budget", "budget_gb": 0}, "cache.budget_gb: must be > 0"),
+        ({"mapped_folder": "x"}, "cache.mapped_folder: is for `home: mapped`"),
         ({"size": "hit_rate", "hit_rate": 1.5}, "cache.hit_rate: must be > 0 and <= 1"),
     ],
 )
@@ -269,6 +271,31 @@ def test_planners_that_it_cannot_stand_before_are_told() -> None:
         build_scars(ScarsConfig(), context(others=made))
     with pytest.raises(CapabilityError, match="no `may_be_row_wise` and `row_wise`"):
         build_scars(ScarsConfig(), context(others=object()))
+
+
+def test_mapped_tables_need_no_memory_and_no_gpu() -> None:
+    little = Topology(host_memory_gb=1e-5)
+    with pytest.raises(CapabilityError, match="do not fit on 4 ranks"):
+        planner(size="hit_rate", hit_rate=0.5).propose(Probe(), little, 4)
+    mapped = ScarsConfig(home="mapped", size="hit_rate", hit_rate=0.5)
+    made = build_scars(mapped, context())
+    assert set(made.propose(Probe(), little, 4).plan) == {"bags", "sequences"}
+    with pytest.raises(CapabilityError, match="mapped tables are for the CPU"):
+        build_scars(mapped, dataclasses.replace(context(), device="cuda"))
+
+
+def test_hot_batches_can_be_had_or_not() -> None:
+    loader = cast("Loader", Epoch())
+    assert isinstance(planner(), OrdersBatches)
+    assert isinstance(planner(window=4).order(loader, 0, 1), HotBatches)
+    assert planner(hot_batches=False).order(loader, 0, 1) is loader
+
+
+class Epoch:
+    """No more of a loader than a stage needs to be made."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
 
 def test_without_batches_it_says_how_to_have_them(tmp_path: Path) -> None:

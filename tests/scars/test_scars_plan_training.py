@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from recd_plugins.data.batch import Batch
@@ -20,6 +21,7 @@ from recd_plugins.stack import load
 from recd_plugins.testing.arrange import ByRegistry, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
+from recd_plugins.tiers.mapped_file import IN_MEMORY, file_system
 
 REGISTRY: dict[str, Any] = {
     "plugins": ["recd_dlrm", "recd_scars", "recd_flexshard"],
@@ -83,6 +85,58 @@ def test_weights_are_those_of_row_wise_torchrec(
     )
 
 
+def ordered(said: dict[str, Any], steps: int) -> list[Batch]:
+    """On a rank: the batches that it trains on, once there is a plan."""
+    stack = load(said)
+    loader = stack.loader(dist.get_rank(), dist.get_world_size())
+    stack.plan(stack.adapt(stack.model()))
+    return list(islice(loader, steps))
+
+
+def test_hot_batches_come_through_the_stack_and_train_alike(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    item = {"name": "item", "num_ids": 500, "table": "items", "skew": 1.2}
+    history = item | {"name": "history", "kind": "user", "sequence": True, "length": 4}
+    said = registry(
+        tmp_path,
+        "sequences",
+        dataset=REGISTRY["dataset"] | {"features": [history, item]},
+        cache={"use": "scars", "size": "hit_rate", "hit_rate": 0.9, "window": 4},
+    )
+    load(said).prepare()
+    first, second = gloo_pool.run(ordered, said, 4)
+    assert [batch.hot for batch in first] == [batch.hot for batch in second]
+    assert {batch.hot for batch in first} == {True, False}
+    check_parity(
+        gloo_pool,
+        partial(model_of, said),
+        list(zip(first, second, strict=True)),
+        arrange=ByRegistry(said),
+        reference=BySharding("row_wise"),
+        tables=["sgd"],
+        # Sums of gradients in another order.
+        atol=1e-6,
+    )
+
+
+def test_tables_in_mapped_files_train_alike(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    if (kind := file_system(tmp_path)) in IN_MEMORY:
+        pytest.skip(f"needs a temporary folder on a disk; {tmp_path} lies on {kind}")
+    said = registry(tmp_path, "sequences", topology={"host_memory_gb": 1e-3})
+    check_parity(
+        gloo_pool,
+        partial(model_of, said),
+        batches_of(said, 2),
+        arrange=ByRegistry({**said, "cache": {**CACHES["rank"], "home": "mapped"}}),
+        reference=BySharding("row_wise"),
+        tables=["sgd"],
+        # Sums of gradients in another order.
+        atol=1e-6,
+    )
+    assert list((tmp_path / "data" / "mapped").iterdir()) == []
+
+
 def trained(said: dict[str, Any]) -> tuple[dict[str, list[int]], str]:
     """On a rank: train; the rows that were cached at the end, and why."""
     from recd_plugins.trainer.run import train
@@ -102,7 +156,7 @@ def losses(run: Path) -> list[float]:
 
 
 def test_the_cache_follows_the_rows_that_are_hot(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    cache = {**CACHES["rank"], "profile_batches": 1}
+    cache = {**CACHES["rank"], "profile_batches": 1, "hot_batches": False}
 
     def run(name: str, **changed: Any) -> tuple[dict[str, list[int]], str]:
         train = {**REGISTRY["train"], "run": str(tmp_path / name), **changed.pop("train", {})}

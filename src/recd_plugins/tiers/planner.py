@@ -120,9 +120,13 @@ class TierPlanner(ABC):
         else:
             said = self._tier(model, topology, world_size)
         others = self._beside()
-        plan = others.propose(model, topology, world_size)
+        plan = others.propose(model, self.home(topology), world_size)
         self._explanation = f"{said}\n{others.explain()}"
         return plan
+
+    def home(self, topology: Topology) -> Topology:
+        """What the canonical tables lie on: that of the ranks."""
+        return topology
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """Those of the others; of the plan's tiers, where it has any."""
