@@ -87,7 +87,7 @@ def larger_than_memory(quick: bool, folder: Path | None = None) -> list[Figure]:
     """The figures, or none and why where memory cannot be capped, or `folder` is no disk."""
     folder = Path(tempfile.gettempdir()) if folder is None else folder
     work = (
-        Workload(num_rows=1 << 20, hot=1 << 14, batch_size=1024, steps=24)
+        Workload(num_rows=1 << 20, hot=1 << 14, batch_size=1024, steps=16)
         if quick
         else Workload(num_rows=1 << 23, hot=1 << 17, batch_size=2048, steps=60)
     )
