@@ -68,7 +68,7 @@ def conversions(table: Table, groups: Groups, batch_size: int, rounds: int) -> l
             target=1.25,
             at_most=True,
             note=f"DedupeFactor {factor:.2f}; the cheapest is by {cheapest}; {len(groups)} groups, "
-            "most of single ids: a row's cost beside that of its bytes",
+            "most of one to six ids a sample: a row's cost beside that of its bytes",
         ),
         quotient(
             "IKJT conversion, time over the cheapest plain KJT conversion's, sequences alone",
@@ -83,7 +83,8 @@ def conversions(table: Table, groups: Groups, batch_size: int, rounds: int) -> l
             measured["memcpy"],
             measured["exact"],
             target=0.5,
-            note=f"{len(groups)} groups, most of single ids: a row's cost beside that of its bytes",
+            note=f"{len(groups)} groups, most of one to six ids a sample: a row's cost beside "
+            "that of its bytes",
         ),
         quotient(
             "IKJT conversion, speed over memcpy's, sequences alone",

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from itertools import groupby
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -93,9 +94,15 @@ def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> Weighted:
     weights = kjt.weights_or_none()
     return Weighted(
         kjt.values()[ids],
-        pad(lengths, (0, stride - kjt.stride())).view(-1),  # a negative pad cuts
+        _padded(lengths, stride).reshape(-1),
         None if weights is None else weights[ids],
     )
+
+
+def _padded(lengths: Tensor, stride: int) -> Tensor:
+    """[K, stride]: less of lengths [K, S], or zeros behind them; no copy where a view will do."""
+    missing = stride - lengths.shape[1]
+    return pad(lengths, (0, missing)) if missing > 0 else lengths[:, :stride]
 
 
 def _joined(keys: list[str], parts: list[Weighted], stride: int) -> KeyedJaggedTensor:
