@@ -36,6 +36,10 @@ class HotRows:
         plans = [plan.tables.get(name, TablePlan(table=name)).replicated for name in features]
         self._sizes = [int(rows.max()) + 1 if len(rows) else 0 for rows in plans]
         """Of each table, up to its last hot row."""
+        self._whole = np.array(
+            [len(rows) == size for rows, size in zip(plans, self._sizes, strict=True)]
+        )
+        """Whether all of these are hot."""
         self._starts = [0, *accumulate(self._sizes)]
         rows = [rows + start for rows, start in zip(plans, self._starts, strict=False)]
         every = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *rows]))
@@ -78,6 +82,7 @@ class HotRows:
                 at,
                 np.array(self._starts, np.int64)[tables],
                 np.array(self._sizes, np.int64)[tables],
+                self._whole[tables],
                 self._words,
                 hot,
             )
@@ -92,14 +97,23 @@ def _and_all(
     keys: I64,
     starts: I64,
     sizes: I64,
+    whole: Bools,
     words: I64,
     hot: npt.NDArray[np.uint8],
 ) -> None:
-    """Lookup l is of the ids of key `keys[l]`, which begin at `firsts[l]`. As the router's
-    kernel, without a branch that depends on an id."""
+    """Lookup l is of the ids of key `keys[l]`, which begin at `firsts[l]`. As in the router's
+    kernel, no branch depends on an id."""
     for lookup in range(len(keys)):
         key, at = keys[lookup], firsts[lookup]
         start, size = U64(starts[lookup]), U64(sizes[lookup])
+        if whole[lookup]:  # no bit to read
+            for row in range(len(hot)):
+                every = U64(1)
+                for _ in range(lengths[key, row]):
+                    every &= U64(U64(values[at]) < size)
+                    at += 1
+                hot[row] &= np.uint8(every)
+            continue
         for row in range(len(hot)):
             every = U64(1)
             for _ in range(lengths[key, row]):

@@ -29,6 +29,7 @@ class Samples:
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self._first = batches[0]
+        self._pinned = self._first.labels.is_pinned()
         self._dense, self._labels, self._weights = (
             np.concatenate([getattr(batch, name).numpy() for batch in batches])
             for name in ("dense", "labels", "weights")
@@ -46,7 +47,7 @@ class Samples:
             weights=torch.from_numpy(self._weights[samples]),
             dedup=None if self._dedup is None else self._dedup.select(torch.from_numpy(samples)),
         )
-        return batch.pin_memory() if self._first.labels.is_pinned() else batch
+        return batch.pin_memory() if self._pinned else batch
 
 
 class _Features:
@@ -63,27 +64,29 @@ class _Features:
         self._weights = _by_key(given, bounds) if given else None
 
     def take(self, rows: I64) -> KeyedJaggedTensor:
-        lengths = self._lengths[:, rows]
-        weights = None if self._weights is None else self._spread(self._weights, rows, lengths)
+        lengths = np.empty((len(self._keys), len(rows)), self._lengths.dtype)
+        firsts = np.empty(lengths.shape, np.int64)
+        numel = _find_rows(self._lengths, self._offsets, rows, lengths, firsts)
+
+        def spread(values: Numbers) -> Tensor:
+            out = np.empty(numel, values.dtype)
+            _copy_rows(values, firsts.ravel(), lengths.ravel(), out)
+            return torch.from_numpy(out)
+
         return KeyedJaggedTensor(
             keys=self._keys,
-            values=self._spread(self._values, rows, lengths),
-            weights=weights,
-            lengths=torch.from_numpy(lengths.reshape(-1)),
+            values=spread(self._values),
+            weights=None if self._weights is None else spread(self._weights),
+            lengths=torch.from_numpy(lengths.ravel()),
             stride=len(rows),
         )
 
     @cached_property
     def _offsets(self) -> I64:
         """[K, N]: where the ids of each row of each key begin."""
-        ends: I64 = self._lengths.reshape(-1).cumsum(dtype=np.int64)
+        ends: I64 = self._lengths.ravel().cumsum(dtype=np.int64)
         begins: I64 = ends.reshape(self._lengths.shape) - self._lengths
         return begins
-
-    def _spread(self, values: Numbers, rows: I64, lengths: Numbers) -> Tensor:
-        out = np.empty(int(lengths.sum(dtype=np.int64)), values.dtype)
-        _copy_rows(values, self._offsets, rows, lengths, out)
-        return torch.from_numpy(out)
 
 
 def _by_key(parts: Sequence[Tensor], bounds: Sequence[Sequence[int]]) -> Numbers:
@@ -113,13 +116,27 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _copy_rows(values: Numbers, offsets: I64, rows: I64, lengths: Numbers, out: Numbers) -> None:
-    at = 0
-    for key in range(len(offsets)):
+def _find_rows(
+    lengths: Numbers, offsets: I64, rows: I64, out_lengths: Numbers, out_firsts: I64
+) -> int:
+    """The lengths of these rows of each key, and where their ids begin; how many they are."""
+    numel = 0
+    for key in range(len(lengths)):
         for place in range(len(rows)):
-            first, length = offsets[key, rows[place]], lengths[key, place]
-            source = values[first : first + length]
-            target = out[at : at + length]
-            for i in range(len(source)):
-                target[i] = source[i]
-            at += length
+            length = lengths[key, rows[place]]
+            out_lengths[key, place] = length
+            out_firsts[key, place] = offsets[key, rows[place]]
+            numel += length
+    return numel
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _copy_rows(values: Numbers, firsts: I64, lengths: Numbers, out: Numbers) -> None:
+    at = 0
+    for row in range(len(firsts)):
+        first, length = firsts[row], lengths[row]
+        if length == 1:  # most are: a copy of a slice would cost ten times as much
+            out[at] = values[first]
+        else:
+            out[at : at + length] = values[first : first + length]
+        at += length

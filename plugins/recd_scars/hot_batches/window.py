@@ -77,7 +77,7 @@ class Window:
     def classify(self, rows: HotRows) -> None:
         self.version = rows.version
         self.hot = np.concatenate([rows.samples(batch) for batch in self._batches])
-        if self.most_hot > 0:
+        if 0 < self.most_hot < len(self):
             _ = self._samples  # joined where there is time for it
 
     def form(self, num_hot: int) -> None:
