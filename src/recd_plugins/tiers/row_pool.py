@@ -60,14 +60,16 @@ class Lookups:
             given = (each.contiguous().numpy() for each in (bags, self.which, self.bags, weights))
             _scatter(*given, rows.numpy())
             return rows
-        # The sums over rows of bags: each row is a bag of those that it is in.
+        return self.turned().sums(bags, num_rows)
+
+    def turned(self) -> Lookups:
+        """Each row as a bag of the bags that it is in."""
         order = self.which.argsort(stable=True)
-        turned = Lookups(
+        return Lookups(
             self.bags[order],
             self.which[order],
             None if self.weights is None else self.weights[order],
         )
-        return turned.sums(bags, num_rows)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,55 @@
+"""Property tests: rows summed over bags, and the gradients of rows, against a dense product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recd_plugins.tiers.row_pool import Lookups
+
+DIM = 3
+
+
+def lookups(which: list[tuple[int, int]], weighted: bool) -> Lookups:
+    """Of pairs (bag, row)."""
+    bags, rows = (torch.tensor(each, dtype=torch.int64) for each in zip(*which, strict=True))
+    weights = torch.linspace(0.5, 2, len(which)) if weighted else None
+    return Lookups(rows, bags, weights)
+
+
+def shares(of: Lookups, num_bags: int, num_rows: int) -> Tensor:
+    """[num_bags, num_rows]: how much of each row is in each bag."""
+    weights = torch.ones(len(of.which)) if of.weights is None else of.weights
+    return torch.zeros(num_bags, num_rows).index_put((of.bags, of.which), weights, accumulate=True)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=40).map(sorted),
+    st.booleans(),
+)
+def test_sums_and_gradients(which: list[tuple[int, int]], weighted: bool) -> None:
+    of, num_bags, num_rows = lookups(which, weighted), 7, 6  # the last of each are in none
+    dense = shares(of, num_bags, num_rows)
+    rows, bags = torch.randn(num_rows, DIM), torch.randn(num_bags, DIM)
+    close = {"atol": 1e-5, "rtol": 0}
+    torch.testing.assert_close(of.sums(rows, num_bags), dense @ rows, **close)
+    torch.testing.assert_close(of.gradients(bags, num_rows), dense.T @ bags, **close)
+    # As a GPU does it.
+    torch.testing.assert_close(of.turned().sums(bags, num_rows), dense.T @ bags, **close)
+
+
+@pytest.mark.parametrize("num_bags", [0, 3])
+def test_no_lookups(num_bags: int) -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    of = Lookups(none, none, None)
+    assert torch.equal(of.sums(torch.empty(0, DIM), num_bags), torch.zeros(num_bags, DIM))
+    assert torch.equal(of.gradients(torch.ones(num_bags, DIM), 2), torch.zeros(2, DIM))
+
+
+def test_half_rows_are_summed_in_full_precision() -> None:
+    rows = torch.tensor([[1.0], [2.0**-11]], dtype=torch.float16)
+    of = Lookups(torch.tensor([0, 1, 1, 1]), torch.zeros(4, dtype=torch.int64), None)
+    assert of.sums(rows, 1).item() == 1 + 3 * 2.0**-11
