@@ -84,6 +84,15 @@ def test_a_sample_leaves_lookups_to_rows_that_it_lacks() -> None:
     assert counted([0, 1, 2], num_rows=3).lookups == 3 / 4  # all are seen: nothing to give
 
 
+def test_rows_seen_once_come_before_those_never_seen() -> None:
+    """Both have as much where all that is known is rows seen once; but for rounding."""
+    for num_rows, seen in ((5, 1), (9, 2), (9, 4), (12, 5), (13, 1)):
+        counter = RowCounter(num_rows)
+        counter.add(np.arange(seen), 64)
+        told = counter.distribution(sample=True)
+        assert told.hottest(num_rows).tolist() == list(range(num_rows))
+
+
 def test_dedup_divides_lookups_and_presence() -> None:
     rows = zipf(100, 20).deduplicated(4)
     assert rows.lookups == pytest.approx(5)

@@ -65,8 +65,10 @@ class RowCounter:
             given = _discount(counts, each, unseen)
             presence *= 1 - given / each
         if unseen:
-            rest = given * len(ids) / unseen
-            counts, each = np.append(counts, unseen), np.append(each - given, rest)
+            each = each - given
+            # At most as much as each that was seen, after rounding too: then they come last.
+            rest = min(given * len(ids) / unseen, each[-1] if len(each) else 0.0)
+            counts, each = np.append(counts, unseen), np.append(each, rest)
             presence = np.append(presence, rest / self.samples)
         return RowDistribution.of(counts, each / self.samples, presence.clip(max=1.0), ids=ids)
 
