@@ -28,7 +28,7 @@ def measure(quick: bool, figure: Path | None = None) -> Report:
             folder=Path(folder),
             pool=pool,
             scale=1 / 6 if quick else SMALL,
-            samples=16_384 if quick else 32_768,
+            samples=16_384 if quick else 65_536,
             rounds=7 if quick else 20,
             batches=4 if quick else 8,
         )
