@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["RankedBitmap", "has_row", "members_before"]
+__all__ = ["RankedBitmap", "has_bit", "has_row", "ones_before"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 I32: TypeAlias = npt.NDArray[np.int32]
@@ -67,14 +67,20 @@ def _popcount(words: Tensor) -> Tensor:
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def has_row(words: I64, row: np.uint64) -> Any:
     """`holds` of one row, for kernels: 0 or 1. Unsigned, so that no index is tried for its sign."""
-    return (U64(words[row >> U64(6)]) >> (row & U64(63))) & U64(1)
+    return has_bit(U64(words[row >> U64(6)]), row)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def members_before(words: I64, ranks: I32, row: np.uint64) -> Any:
-    """`rank` of one row, for kernels."""
-    bits = U64(words[row >> U64(6)]) & ((U64(1) << (row & U64(63))) - U64(1))
+def has_bit(word: np.uint64, row: np.uint64) -> Any:
+    """Of the word of a row, for kernels: 0 or 1."""
+    return (word >> (row & U64(63))) & U64(1)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def ones_before(word: np.uint64, row: np.uint64) -> Any:
+    """Of the word of a row, how many of the members in it come before the row, for kernels."""
+    bits = word & ((U64(1) << (row & U64(63))) - U64(1))
     bits -= (bits >> U64(1)) & U64(0x5555555555555555)
     bits = (bits & U64(0x3333333333333333)) + ((bits >> U64(2)) & U64(0x3333333333333333))
     bits = (bits + (bits >> U64(4))) & U64(0x0F0F0F0F0F0F0F0F)
-    return U64(ranks[row >> U64(6)]) + ((bits * U64(0x0101010101010101)) >> U64(56))
+    return (bits * U64(0x0101010101010101)) >> U64(56)

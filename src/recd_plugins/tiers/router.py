@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.bitmap import RankedBitmap, has_row, members_before
+from recd_plugins.tiers.bitmap import RankedBitmap, has_bit, ones_before
 
 __all__ = ["Landed", "Routed", "Router", "Segments"]
 
@@ -27,6 +27,8 @@ I32: TypeAlias = npt.NDArray[np.int32]
 
 U64 = np.uint64
 PASSED, REPLICATED, PER_NODE = U64(0), U64(1), U64(2)
+BLOCK = 256
+"""Ids that are routed at a time: what is known of them stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -145,28 +147,40 @@ def _codes(
 ) -> Any:
     """4 · position + tier for each id, and how many each tier has.
 
-    No branch depends on an id, for a processor could not foresee it: so it has many cache
-    misses under way at a time.
+    A block of ids is taken in passes: the first does no more than read, so that the processor
+    has as many cache misses under way as it can. No branch depends on an id.
     """
     codes = np.empty(ids.size, np.int64)
+    rows, found, before = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
+    hot, orders = np.empty(BLOCK, U64), np.empty(BLOCK, U64)
     num_hot = num_replicated = U64(0)
-    i = 0
+    first = 0
     for segment in range(lengths.size):
         start, size = U64(starts[segment]), U64(sizes[segment])
-        for _ in range(lengths[segment]):
-            known = U64(U64(ids[i]) < size)  # a negative id is huge
-            row = (start + U64(ids[i])) * known
-            hot = has_row(words, row) * known
-            order = members_before(words, ranks, row) * hot
-            before = members_before(tier_words, tier_ranks, order)
-            replicated = has_row(tier_words, order) * hot
-            position = before * replicated + (order - before) * (U64(1) - replicated)
-            codes[i] = (position << U64(2)) | (
-                REPLICATED * replicated + PER_NODE * (hot - replicated)
-            )
-            num_hot += hot
-            num_replicated += replicated
-            i += 1
+        end = first + lengths[segment]
+        while first < end:
+            count = min(end - first, BLOCK)
+            for i in range(count):
+                known = U64(U64(ids[first + i]) < size)  # a negative id is huge
+                row = (start + U64(ids[first + i])) * known
+                word = row >> U64(6)
+                rows[i], hot[i] = row, known
+                found[i], before[i] = U64(words[word]), U64(ranks[word])
+            for i in range(count):
+                hot[i] &= has_bit(found[i], rows[i])
+                orders[i] = (before[i] + ones_before(found[i], rows[i])) * hot[i]
+            for i in range(count):
+                order = orders[i]
+                tier_word = U64(tier_words[order >> U64(6)])
+                replicated = has_bit(tier_word, order) & hot[i]
+                others = U64(tier_ranks[order >> U64(6)]) + ones_before(tier_word, order)
+                position = others * replicated + (order - others) * (U64(1) - replicated)
+                codes[first + i] = (position << U64(2)) | (
+                    REPLICATED * replicated + PER_NODE * (hot[i] - replicated)
+                )
+                num_hot += hot[i]
+                num_replicated += replicated
+            first += count
     return codes, num_replicated, num_hot - num_replicated
 
 
