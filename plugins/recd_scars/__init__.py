@@ -10,7 +10,8 @@ from typing import Any
 
 from recd_plugins import hookimpl
 from recd_plugins.slots import CacheRecord
-from recd_scars.planner import ScarsConfig, build_scars
+from recd_scars.config import ScarsConfig
+from recd_scars.planner import build_scars
 
 
 @hookimpl

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain import PlanReport
-from recd_plugins.planning.ledger import Ledger, SequenceTable
+from recd_plugins.planning.ledger import Ledger, SequenceTable, tier_plan
 from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.model_tables import ModelTable, model_tables
+from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.proposal import HoldsRowWise, Tiered
 from recd_plugins.planning.replica_memory import replica_factor
-from recd_plugins.planning.rows import Integers
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.rows import Integers, RowDistribution
+from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.slots import Context, Loader
 from recd_plugins.tiers.planner import Chosen, TierPlanner
+from recd_scars.config import ScarsConfig
 from recd_scars.device import DeviceMemory
 from recd_scars.hot_set import covering, optimum, within, worth
 from recd_scars.report import lines
@@ -35,61 +34,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["ScarsConfig", "ScarsPlanner", "build_scars"]
+    from recd_plugins.data.batch import Batch
+
+__all__ = ["ScarsPlanner", "build_scars"]
 
 BOUNDLESS_GB = 1e6
 """Host memory for tables that are not in it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScarsConfig(Config):
-    """Options of SCARS' cache."""
-
-    size: Literal["optimum", "budget", "hit_rate"] = "optimum"
-    """How many rows are cached, on every rank: the paper's optimum, less the rows whose
-    replicas' gradients take longer to reduce than the rows to fetch from memory; what fits
-    `budget_gb`; or as few as take the share `hit_rate` of lookups."""
-    budget_gb: Annotated[float, Range(gt=0)] | None = None
-    """Memory of a rank for all cached rows and what goes with them, GB; for size budget."""
-    hit_rate: Annotated[float, Range(gt=0, le=1)] | None = None
-    """The share of all tables' lookups that cached rows are to take; for size hit_rate."""
-    coalesce: Coalesce = "rank"
-    """How ids travel that are not cached: as they are, once per rank, once per node."""
-    tables: tuple[str, ...] = ("*",)
-    """Names or globs of the tables that are cached and coalesced; of pooled tables all or none
-    of a collection, where ids are coalesced."""
-    memory_gb: Annotated[float, Range(gt=0)] | None = None
-    """Memory of a rank, GB, which tables, cache and batch share, for size optimum; by default
-    the topology's device_memory_gb, or host_memory_gb on the CPU."""
-    activation_bytes: Annotated[float, Range(gt=0)] | None = None
-    """Of a sample, for size optimum; by default the rows that it looks up and their gradients,
-    which is the least that there can be."""
-    hot_batches: bool = True
-    """Whether samples all of whose ids are cached train together, in batches without an
-    all-to-all."""
-    window: Annotated[int, Range(ge=1)] = 16
-    """Batches of a rank among which samples change places for that; the order of an epoch drifts
-    by as much."""
-    home: Literal["memory", "mapped"] = "memory"
-    """Where tables and their optimizer states lie: in memory, or in memory-mapped files, which
-    may be larger (on the CPU alone)."""
-    mapped_folder: Path | None = None
-    """Of these files, on a disk; by default `mapped` in the registry's folder."""
-    profile: Path | None = None
-    """A saved profile to plan with; by default the train split's first batches are counted."""
-    profile_batches: Annotated[int, Range(ge=1)] = 100
-    """How many batches to count."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for size, option in (("budget", "budget_gb"), ("hit_rate", "hit_rate")):
-            said = getattr(self, option) is not None
-            if said and self.size != size:
-                raise RegistryError(f"is for `size: {size}`, but size is {self.size}.", option)
-            if self.size == size and not said:
-                raise RegistryError(f"needs {option}: how much is to be cached.", "size")
-        if self.mapped_folder is not None and self.home != "mapped":
-            raise RegistryError("is for `home: mapped`, but home is memory.", "mapped_folder")
 
 
 class ScarsPlanner(TierPlanner):
@@ -105,6 +55,9 @@ class ScarsPlanner(TierPlanner):
         self._config = config
         self._every: Mapping[str, ModelTable] = {}
         """All tables of the model that was planned last."""
+        self._on: Cluster | None = None
+        self._memory: DeviceMemory | None = None
+        """What it was planned for, on rank 0."""
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         self._every = model_tables(model)
@@ -153,41 +106,79 @@ class ScarsPlanner(TierPlanner):
         topology: Topology,
         world_size: int,
     ) -> Chosen:
-        config, context = self._config, self._context
-        if config.coalesce != "none":
+        if self._config.coalesce != "none":
             _check_collections(model_tables(model), tables)
+        self._on = Cluster.of(topology, world_size)
+        self._memory = DeviceMemory.of(
+            model,
+            topology,
+            world_size,
+            device=self._context.device,
+            memory_gb=self._config.memory_gb,
+            fused=None if self._config.home == "mapped" else self._context.fused,
+        )
+        return self._sized(tables, self._on, self._memory)
+
+    def _profiled(self) -> Profile:
+        """As if nothing were looked up, where that is to be learned."""
+        if self._batches or self._saved is not None:
+            return super()._profiled()
+        ids = np.empty(0, np.int64)
+        found = self._found.items()
+        return Profile(
+            rows={name: RowDistribution.of([t.num_rows], [0.0], ids=ids) for name, t in found}
+        )
+
+    def _hotter(self, batches: Iterable[Batch]) -> TierPlan:
+        """The first time, with as many rows as these batches ask for, where none were counted."""
+        assert self.profile is not None  # `retier` asked for a plan
+        if any(rows.lookups for rows in self.profile.rows.values()):
+            return super()._hotter(batches)
+        assert self._on is not None
+        assert self._memory is not None
+        counted = {name: table.counted for name, table in self._found.items()}
+        self.profile = profile_batches(batches, counted)
+        tables = {name: t.with_rows(self.profile[name]) for name, t in self._found.items()}
+        chosen = self._sized(tables, self._on, self._memory)
+        self.report, self._explanation = chosen.report, chosen.said
+        return tier_plan(tables, chosen.sizes, self._on)
+
+    def _sized(
+        self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
+    ) -> Chosen:
+        """How many rows of each are cached, and why."""
+        config, context = self._config, self._context
         k = replica_factor(tables.values(), context.fused)
-        cluster = Cluster.of(topology, world_size)
         prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k)
         merged = Merged.of(tables)
         said = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}"]
-        match config.size:
-            case "budget":
-                taken = within(merged, self._budget / k)
-            case "hit_rate":
-                taken = covering(merged, config.hit_rate or 0.0)
-            case "optimum":
-                memory = DeviceMemory.of(
-                    model,
-                    topology,
-                    world_size,
-                    device=context.device,
-                    memory_gb=config.memory_gb,
-                    fused=None if config.home == "mapped" else context.fused,
-                )
-                taken = self._optimum(merged, memory, prices, said)
-        hot = merged.per_table(taken)
-        levels = dict.fromkeys(tables, config.coalesce)
-        sizes = merged.sizes(hot, np.zeros_like(hot), levels)
+        hot = merged.per_table(self._taken(merged, memory, prices, said))
+        sizes = merged.sizes(hot, np.zeros_like(hot), dict.fromkeys(tables, config.coalesce))
         report = PlanReport(
             ledger=Ledger.of(tables, sizes, prices),
             goal=f"scars, {config.size}",
             budget=self._budget if config.size == "budget" else None,
         )
+        if not merged.rows.lookups:
+            said.append("nothing is cached before train.retier_every sees which rows are hot")
+            return Chosen(sizes=sizes, report=report, said="\n".join(said))
         said += lines(tables, sizes, batch_size=context.batch_size, k=k)
         if config.coalesce == "none" and any(self._found[name].pooled for name in tables):
             said.append("pooled rows are summed before they travel: they move less than is said")
         return Chosen(sizes=sizes, report=report, said="\n".join([*said, *report.lines()]))
+
+    def _taken(
+        self, merged: Merged, memory: DeviceMemory, prices: Prices, said: list[str]
+    ) -> Integers:
+        """[R] rows of each run."""
+        config = self._config
+        if not merged.rows.lookups:
+            return np.zeros_like(merged.table)
+        if config.size == "budget":
+            return within(merged, self._budget / prices.k)
+        if config.size == "hit_rate":
+            return covering(merged, config.hit_rate or 0.0)
+        return self._optimum(merged, memory, prices, said)
 
     def _optimum(
         self, merged: Merged, memory: DeviceMemory, prices: Prices, said: list[str]

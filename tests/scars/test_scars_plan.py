@@ -33,9 +33,10 @@ from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA, Probe
+from recd_scars.config import ScarsConfig
 from recd_scars.hot_batches import HotBatches
 from recd_scars.hot_set import covering, optimum, within, worth
-from recd_scars.planner import ScarsConfig, ScarsPlanner, build_scars
+from recd_scars.planner import ScarsPlanner, build_scars
 from recd_scars.report import rows_per_batch
 from recd_scars.theory.cache_size import optimal_cache
 from recd_scars.theory.memory import Memory
@@ -255,6 +256,7 @@ def test_bags_of_one_collection_are_coalesced_together_or_not() -> None:
         ({"size": "hit_rate"}, "cache.size: needs hit_rate"),
         ({"hit_rate": 0.5}, "cache.hit_rate: is for `size: hit_rate`, but size is optimum"),
         ({"size": "budget", "budget_gb": 0}, "cache.budget_gb: must be > 0"),
+        ({"profile_batches": 0, "coalesce": "none"}, "cache.profile_batches: is 0"),
         ({"mapped_folder": "x"}, "cache.mapped_folder: is for `home: mapped`"),
         ({"size": "hit_rate", "hit_rate": 1.5}, "cache.hit_rate: must be > 0 and <= 1"),
     ],
@@ -282,6 +284,17 @@ def test_mapped_tables_need_no_memory_and_no_gpu() -> None:
     assert set(made.propose(Probe(), little, 4).plan) == {"bags", "sequences"}
     with pytest.raises(CapabilityError, match="mapped tables are for the CPU"):
         build_scars(mapped, dataclasses.replace(context(), device="cuda"))
+
+
+def test_what_is_hot_can_be_left_to_training() -> None:
+    made = planner(None, size="hit_rate", hit_rate=0.5, profile_batches=0)
+    made._context = context()
+    plan = made.propose(Probe(), Topology(), 1)
+    assert made.tier_plan is not None
+    for table in made.tier_plan.tables.values():
+        assert (len(table.replicated), table.coalesce) == (0, "rank")
+    assert plan.plan["bags"]["item"].sharding_type == "row_wise"
+    assert "nothing is cached before train.retier_every" in made.explain()
 
 
 def test_hot_batches_can_be_had_or_not() -> None:

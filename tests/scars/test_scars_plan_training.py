@@ -167,17 +167,21 @@ def test_the_cache_follows_the_rows_that_are_hot(gloo_pool: GlooPool, tmp_path: 
 
     moved, why = run("moved", cache=cache, train={"retier_every": 3})
     stayed, _ = run("stayed", cache=cache)
+    from_nothing = {**cache, "profile_batches": 0}
+    learned, _ = run("learned", cache=from_nothing, train={"retier_every": 3})
     assert run("plain")[0] == {}
     assert "scars: size hit_rate, coalesce rank" in why
     assert {name: len(rows) for name, rows in moved.items()} == {
         name: len(rows) for name, rows in stayed.items()
     }
     assert moved != stayed
+    assert all(learned.values())
     expected = losses(tmp_path / "plain")
     assert len(expected) == 12 + 1
     # Sums of gradients in another order, over 12 steps.
     assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-6)
     assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
+    assert losses(tmp_path / "learned") == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_cache_before_flexshard_is_told_at_once(tmp_path: Path) -> None:

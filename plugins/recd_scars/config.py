@@ -1,0 +1,71 @@
+"""Options of `cache: scars`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from recd_plugins.config import Config, Range
+from recd_plugins.errors import RegistryError
+from recd_plugins.planning.tier_plan import Coalesce
+
+__all__ = ["ScarsConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScarsConfig(Config):
+    """Options of SCARS' cache."""
+
+    size: Literal["optimum", "budget", "hit_rate"] = "optimum"
+    """How many rows are cached, on every rank: the paper's optimum, less the rows whose
+    replicas' gradients take longer to reduce than the rows to fetch from memory; what fits
+    `budget_gb`; or as few as take the share `hit_rate` of lookups."""
+    budget_gb: Annotated[float, Range(gt=0)] | None = None
+    """Memory of a rank for all cached rows and what goes with them, GB; for size budget."""
+    hit_rate: Annotated[float, Range(gt=0, le=1)] | None = None
+    """The share of all tables' lookups that cached rows are to take; for size hit_rate."""
+    coalesce: Coalesce = "rank"
+    """How ids travel that are not cached: as they are, once per rank, once per node."""
+    tables: tuple[str, ...] = ("*",)
+    """Names or globs of the tables that are cached and coalesced; of pooled tables all or none
+    of a collection, where ids are coalesced."""
+    memory_gb: Annotated[float, Range(gt=0)] | None = None
+    """Memory of a rank, GB, which tables, cache and batch share, for size optimum; by default
+    the topology's device_memory_gb, or host_memory_gb on the CPU."""
+    activation_bytes: Annotated[float, Range(gt=0)] | None = None
+    """Of a sample, for size optimum; by default the rows that it looks up and their gradients,
+    which is the least that there can be."""
+    hot_batches: bool = True
+    """Whether samples all of whose ids are cached train together, in batches without an
+    all-to-all."""
+    window: Annotated[int, Range(ge=1)] = 16
+    """Batches of a rank among which samples change places for that; the order of an epoch drifts
+    by as much."""
+    home: Literal["memory", "mapped"] = "memory"
+    """Where tables and their optimizer states lie: in memory, or in memory-mapped files, which
+    may be larger (on the CPU alone)."""
+    mapped_folder: Path | None = None
+    """Of these files, on a disk; by default `mapped` in the registry's folder."""
+    profile: Path | None = None
+    """A saved profile to plan with; by default the train split's first batches are counted."""
+    profile_batches: Annotated[int, Range(ge=0)] = 100
+    """How many batches to count; 0: nothing is cached at first, and train.retier_every sizes and
+    fills the cache by what it sees."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size, option in (("budget", "budget_gb"), ("hit_rate", "hit_rate")):
+            said = getattr(self, option) is not None
+            if said and self.size != size:
+                raise RegistryError(f"is for `size: {size}`, but size is {self.size}.", option)
+            if self.size == size and not said:
+                raise RegistryError(f"needs {option}: how much is to be cached.", "size")
+        if not self.profile_batches and self.coalesce == "none":
+            raise RegistryError(
+                "is 0, so that nothing is cached at first, nor coalesced: no table would be made "
+                "ready for it. Set coalesce to rank or node, or count a batch.",
+                "profile_batches",
+            )
+        if self.mapped_folder is not None and self.home != "mapped":
+            raise RegistryError("is for `home: mapped`, but home is memory.", "mapped_folder")
