@@ -61,7 +61,7 @@ class Bench:
             first, *rest = alike
             with EmulatedCluster(n_nodes, ranks_per_node, first.mbit) as cluster:
                 for setting in (first, *rest):
-                    yield self._regret(cluster, setting)
+                    yield self.regret(cluster, setting)
 
     def bytes(self) -> Figure:
         """Over all plans so far."""
@@ -87,7 +87,7 @@ class Bench:
         choice = chosen(workload, prices)
         return self._measure(cluster, setting, [*others, choice], prices), choice
 
-    def _regret(self, cluster: EmulatedCluster, setting: Setting) -> Figure:
+    def regret(self, cluster: EmulatedCluster, setting: Setting) -> Figure:
         prices, workload = self._prices(cluster, setting), setting.workload
         choice = chosen(workload, prices)
         sides = candidates(workload, prices, choice)
