@@ -157,6 +157,29 @@ def all_to_all_of_steps(folder: str) -> list[tuple[bool, bool]]:
     return found
 
 
+def traffic_of_hot_steps(folder: str) -> set[str]:
+    """On a rank: the collectives of TorchRec's pipeline while all batches are hot."""
+    plan = on_two_ranks(ALL, "rank")
+    model = build("sgd", TierCluster(plan))
+    stage = open_stage(Table.open(Path(folder)), Plans(plan), rank=dist.get_rank(), world_size=2)
+    optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+    stream = iter(stage)
+    with TrafficCounter() as counter:
+        for _ in range(len(stage)):
+            pipeline.progress(stream)
+    return set(counter.traffic)
+
+
+def test_a_pipeline_of_hot_batches_reduces_gradients_alone(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    write(tmp_path / "table", 100)
+    for found in gloo_pool.run(traffic_of_hot_steps, str(tmp_path / "table")):
+        # DDP sends its parameters to all ranks before the first step.
+        assert found - {"broadcast"} == {"all_gather", "all_reduce", "reduce"}
+
+
 def test_a_step_makes_no_all_to_all_if_and_only_if_it_is_hot(
     gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
