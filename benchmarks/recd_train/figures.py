@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -63,7 +64,7 @@ class Bench:
         }
 
     def ablation(self) -> Measured:
-        return self._turns(self.workload("rm1"), ABLATION, weighed=min(4, self.batches))
+        return self._turns(self.workload("rm1"), ABLATION, weighed=self.batches)
 
     def rm1(self, ablation: Measured) -> list[Figure]:
         exchanged = [
@@ -177,7 +178,7 @@ class Bench:
         reading: bool = False,
     ) -> Measured:
         found = workload.prepare()
-        steps, *_ = run(
+        ranks = run(
             self.pool,
             take_turns,
             workload,
@@ -187,6 +188,12 @@ class Bench:
             weighed=weighed,
             reading=reading,
         )
+        steps = {
+            name: dataclasses.replace(
+                first, memory=[size for rank in ranks for size in rank[name].memory]
+            )
+            for name, first in ranks[0].items()
+        }
         return Measured(sides=steps, samples_per_session=found)
 
     def _resident(self, side: Side) -> float:

@@ -17,7 +17,8 @@ BASELINE = "plain KJT"
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Rank 0's steps of each side; that of name `BASELINE` is what the others are held to."""
+    """Rank 0's steps of each side, with the memory of all ranks' steps; others are held to
+    `BASELINE`."""
 
     sides: Mapping[str, Steps]
     samples_per_session: float
