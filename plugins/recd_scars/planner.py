@@ -106,8 +106,9 @@ class ScarsPlanner(TierPlanner):
         topology: Topology,
         world_size: int,
     ) -> Chosen:
+        self._every = model_tables(model)
         if self._config.coalesce != "none":
-            _check_collections(model_tables(model), tables)
+            _check_collections(self._every, tables)
         self._on = Cluster.of(topology, world_size)
         self._memory = DeviceMemory.of(
             model,

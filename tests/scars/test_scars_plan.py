@@ -302,6 +302,11 @@ def test_hot_batches_can_be_had_or_not() -> None:
     assert isinstance(planner(), OrdersBatches)
     assert isinstance(planner(window=4).order(loader, 0, 1), HotBatches)
     assert planner(hot_batches=False).order(loader, 0, 1) is loader
+    made = planner(size="hit_rate", hit_rate=0.5, tables=["item"], coalesce="none")
+    assert made.features_of == {}
+    made.propose(Probe(), Topology(), 4)
+    # Of the shop's rows none is cached, so a sample that has one is not hot.
+    assert made.features_of == {"item": ("item", "seen"), "shop": ("shop",)}
 
 
 class Epoch:
