@@ -64,5 +64,6 @@ if __name__ == "__main__":
         "lookups of the hottest rows:", {n: f"{rows.coverage(n):.0%}" for n in (100, 1000, 10000)}
     )
     Console().print(table)
-    Curve.of(rows, width=DLRM["embedding_dim"], batch_size=512, least_batch=128).save(Path("scars.png"))
+    curve = Curve.of(rows, width=DLRM["embedding_dim"], batch_size=512, least_batch=128)
+    curve.save(Path("scars.png"))
     print("hits by cache portion, and what crosses the link: scars.png")

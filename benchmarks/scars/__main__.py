@@ -9,6 +9,7 @@ figures on Criteo are left out. So are those over a slow link where no cluster c
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -18,7 +19,9 @@ import torch
 
 from benchmarks.harness import Figure, Report, main
 from benchmarks.scars.formulas import bytes_moved, forecast, growth, rows_moved
-from benchmarks.scars.kernels import coalescing
+from benchmarks.scars.kernels import classifying, coalescing
+from benchmarks.scars.larger_than_memory import larger_than_memory
+from benchmarks.scars.link import MBIT, RANKS, over_the_link
 from benchmarks.scars.tables import LAWS, Columns, Law, Lookups, criteo
 from recd_plugins.testing.gloo import GlooPool
 
@@ -33,14 +36,25 @@ def measure(quick: bool, folder: Path = CRITEO) -> Report:
     columns = criteo(folder)
     if columns is None:
         print(f"no figures on Criteo: {folder} does not hold its rows", file=sys.stderr)
-    return compare(columns, num_rows=100_000, ids=1_000_000, rounds=3 if quick else 7)
+    report = compare(
+        columns, num_rows=100_000, ids=1_000_000, samples=65_536, rounds=3 if quick else 7
+    )
+    more = [*larger_than_memory(quick), *over_the_link(quick)]
+    link = f"{RANKS} ranks, each in a node of its own behind {MBIT} mbit/s each way, by the clock"
+    return dataclasses.replace(
+        report, figures=[*report.figures, *more], settings={**report.settings, "link": link}
+    )
 
 
-def compare(columns: Columns | None, *, num_rows: int, ids: int, rounds: int) -> Report:
+def compare(
+    columns: Columns | None, *, num_rows: int, ids: int, samples: int, rounds: int
+) -> Report:
+    """The figures that need neither a link nor much memory: processor time, rows and bytes."""
     figures = [
         *formulas(columns, num_rows, rounds),
         *(growth(name, num_rows, 2048, most, rounds) for name, most in GROWTH.items()),
         coalescing(ids, ids, rounds),
+        classifying(samples, 1024, rounds),
     ]
     settings = {
         "laws": f"{num_rows:,} rows, 10 lookups a sample; a scale of 0.1 of the rows",

@@ -1,0 +1,198 @@
+"""Steps and epochs of 4 ranks, each behind a slow link of its own, against plain row-wise."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.cluster.network import Network, available
+from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.harness import Figure, spread
+from benchmarks.scars.clicks import Clicks
+from benchmarks.scars.steps import Side, Steps, trained
+from recd_plugins.trainer.learning import Learning
+
+__all__ = ["MBIT", "RANKS", "Link", "over_the_link"]
+
+RANKS, MBIT = 4, 200
+WARM_UP = 3
+"""Steps in which pipelines fill and kernels compile."""
+SLACK = 1.005
+"""Of a loss: hot batches come in another order."""
+PLAIN = Side(name="plain row-wise")
+TABLE_WISE = Side(name="plain table-wise", kind="table_wise")
+COALESCED = Side(name="coalesced", coalesce="rank")
+
+
+@dataclass(kw_only=True)
+class Link:
+    """Ranks over a slow network; a context manager's inside."""
+
+    ranks: ClusterRanks
+    rounds: int
+    dim: int = 64
+
+    def coalescing(self, num_rows: int, batch_size: int) -> Iterator[Figure]:
+        """A step with and without, of sequences and of bags."""
+        sequences = self._zipf(num_rows, tables=1, lookups=20, pooled=False)
+        bags = self._zipf(num_rows, tables=20, lookups=1, pooled=True)
+        name = "step with coalescing, Zipf 1.05"
+        plain, ours = self._turns(sequences, (PLAIN, COALESCED), batch_size)
+        yield self._faster(f"{name}, sequences", sequences, plain, ours, batch_size, 2.5)
+        sides = (PLAIN, TABLE_WISE, COALESCED)
+        plain, whole, ours = self._turns(bags, sides, batch_size)
+        yield self._faster(f"{name}, bags", bags, plain, ours, batch_size, 2.5)
+        yield self._faster(f"{name}, bags, against table-wise", bags, whole, ours, batch_size, None)
+
+    def _zipf(self, num_rows: int, *, tables: int, lookups: int, pooled: bool) -> Clicks:
+        return Clicks(
+            law="Zipf 1.05",
+            num_rows=num_rows // tables,
+            tables=tables,
+            lookups=lookups,
+            dim=self.dim,
+            pooled=pooled,
+        )
+
+    def _faster(
+        self,
+        name: str,
+        clicks: Clicks,
+        plain: Steps,
+        ours: Steps,
+        batch_size: int,
+        target: float | None,
+    ) -> Figure:
+        gains = [other / own for own, other in zip(ours.seconds, plain.seconds, strict=True)]
+        return Figure(
+            name=name,
+            value=statistics.median(gains),
+            unit="x faster",
+            baseline=1.0,
+            target=target,
+            spread=spread(gains),
+            note=f"{_ms(plain.seconds)} and {_ms(ours.seconds)} ms, {_mb(plain.sent)} and "
+            f"{_mb(ours.sent)} MB out of a rank; {clicks.tables} x {clicks.lookups} lookups, B = "
+            f"{batch_size}, {clicks.tables} x {clicks.num_rows:,} rows of {self.dim}",
+        )
+
+    def hot_steps(self, clicks: Clicks, batch_size: int, share: float) -> Figure:
+        """Hot and normal steps of one run."""
+        side = Side(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
+        (found,) = self._turns(clicks, (side,), batch_size, times=4)
+        kinds = {
+            kind: [s for s, hot in zip(found.seconds, found.hot, strict=True) if hot == kind]
+            for kind in (True, False)
+        }
+        hot, normal = (statistics.median(kinds[kind]) for kind in (True, False))
+        return Figure(
+            name="hot step against normal step",
+            value=normal / hot,
+            unit="x faster",
+            baseline=1.0,
+            target=3.0,
+            spread=spread(kinds[True]),
+            note=f"{1e3 * hot:,.0f} and {1e3 * normal:,.0f} ms, {len(kinds[True])} hot of "
+            f"{len(found.hot)}; {clicks.law}, {share:.1%} of lookups cached, B = {batch_size}",
+        )
+
+    def epoch(
+        self, clicks: Clicks, sizes: Sequence[int], samples: int, share: float, target: float
+    ) -> Figure:
+        """To one loss, each side at the batch size at which it is there soonest."""
+        ours = Side(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
+        found = {
+            side: {size: self._learned(clicks, side, size, samples) for size in sizes}
+            for side in (PLAIN, ours)
+        }
+        window = max(sizes) * RANKS
+        loss = SLACK * min(min(one.running(window)) for one in found[PLAIN].values())
+        (their_size, theirs), (size, seconds) = (
+            _soonest(found[side], loss, window) for side in (PLAIN, ours)
+        )
+        every = "; ".join(
+            f"{side.name} "
+            + ", ".join(f"B {size}: {_time(one, loss, window)}" for size, one in sizes.items())
+            for side, sizes in found.items()
+        )
+        return Figure(
+            name=f"time to a loss with cache, coalescing and hot batches, {clicks.law}",
+            value=theirs / seconds,
+            unit="x faster",
+            baseline=1.0,
+            target=target,
+            note=f"{theirs:.1f} s at B = {their_size}, {seconds:.1f} at B = {size}, to {loss:.4f} "
+            f"as plain reaches in an epoch of {samples:,} samples and {SLACK - 1:.1%}, mean of "
+            f"{window:,}; {every}; {share:.2%} of lookups cached",
+        )
+
+    def _turns(
+        self, clicks: Clicks, sides: Sequence[Side], batch_size: int, times: int = 1
+    ) -> list[Steps]:
+        """So many steps of each side, warm."""
+        steps = WARM_UP + times * self.rounds
+        return [
+            _warm(self.ranks.run(trained, clicks, side, batch_size, steps)[0]) for side in sides
+        ]
+
+    def _learned(self, clicks: Clicks, side: Side, batch_size: int, samples: int) -> Learning:
+        steps = samples // (batch_size * RANKS)
+        found = self.ranks.run(trained, clicks, side, batch_size, steps)[0]
+        return Learning(
+            batch_size=batch_size,
+            samples_per_step=batch_size * RANKS,
+            memory_mib=0.0,
+            seconds=found.seconds,
+            losses=found.losses,
+            warm_up=WARM_UP,
+        )
+
+
+def over_the_link(quick: bool) -> list[Figure]:
+    """The figures, or none and why where no cluster can be emulated."""
+    if missing := available():
+        print(f"no figures over a slow link: they need {missing}", file=sys.stderr)
+        return []
+    fetched = Clicks(law="Zipf 1.05", num_rows=200_000, tables=1, lookups=2, dim=128, pooled=False)
+    learned = Clicks(
+        law="half-normal", num_rows=2_000, tables=1, lookups=100, dim=128, pooled=False
+    )
+    samples = 32_768 if quick else 131_072
+    with Network(RANKS, MBIT) as network, ClusterRanks(network, 1) as ranks:
+        link = Link(ranks=ranks, rounds=5 if quick else 15)
+        return [
+            *link.coalescing(200_000, 1024),
+            link.hot_steps(fetched, 8192, share=0.6),
+            link.epoch(learned, (64, 128, 256), samples, share=0.9999, target=6.0),
+        ]
+
+
+def _soonest(trainings: Mapping[int, Learning], loss: float, window: int) -> tuple[int, float]:
+    times = {size: one.seconds_to(loss, window) for size, one in trainings.items()}
+    known = {size: seconds for size, seconds in times.items() if seconds is not None}
+    best = min(known, key=known.__getitem__)
+    return best, known[best]
+
+
+def _time(one: Learning, loss: float, window: int) -> str:
+    seconds = one.seconds_to(loss, window)
+    return "never" if seconds is None else f"{seconds:,.1f} s in {one.steps_to(loss, window)} steps"
+
+
+def _warm(steps: Steps) -> Steps:
+    return Steps(
+        seconds=steps.seconds[WARM_UP:],
+        sent=steps.sent[WARM_UP:],
+        losses=steps.losses[WARM_UP:],
+        hot=steps.hot[WARM_UP : len(steps.seconds)],
+    )
+
+
+def _ms(seconds: Sequence[float]) -> str:
+    return f"{1e3 * statistics.median(seconds):,.0f}"
+
+
+def _mb(sent: Sequence[int]) -> str:
+    return f"{statistics.mean(sent) / 1e6:,.2f}"
