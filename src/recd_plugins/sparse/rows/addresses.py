@@ -32,14 +32,18 @@ class Addresses(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Addresses:
+        held: list[Tensor] = []
+        places: list[int] = []
         for tensor in tensors:
-            if tensor.element_size() not in (2, 4, 8) or not tensor.is_cpu:
+            size = tensor.element_size()
+            if size not in (2, 4, 8) or not tensor.is_cpu:
                 raise DataError(
                     f"ids, lengths and weights cannot be {tensor.dtype} on {tensor.device.type} "
                     "here. Make ids and lengths int32 or int64."
                 )
-        held = [tensor.contiguous() for tensor in tensors]
-        places = [(one.data_ptr(), one.numel(), one.element_size()) for one in held]
+            one = tensor.contiguous()
+            held.append(one)
+            places += (one.data_ptr(), one.numel(), size)
         return cls(np.array(places, np.int64).reshape(-1, 3), held)
 
     def every(self, step: int, first: int) -> Addresses:

@@ -107,15 +107,15 @@ def _found(features: Sequence[Sequence[Weighted]]) -> _Found:
 
 def _alike(features: Sequence[Weighted]) -> bool:
     """Whether they join as they are: no id, length or weight has to become one of another type."""
-    kinds = {
-        (
-            feature.values.dtype,
-            feature.lengths.dtype,
-            None if feature.weights is None else feature.weights.dtype,
-        )
+    one = features[0]
+    ids, lengths = one.values.dtype, one.lengths.dtype
+    weights = None if one.weights is None else one.weights.dtype
+    return all(
+        feature.values.dtype == ids
+        and feature.lengths.dtype == lengths
+        and (None if feature.weights is None else feature.weights.dtype) == weights
         for feature in features
-    }
-    return len(kinds) == 1
+    )
 
 
 def _one_by_one(features: Sequence[Sequence[Weighted]]) -> Deduplicated:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recd_plugins.sparse.rows.addresses import Addresses, array16, array32, array64
 from recd_plugins.sparse.rows.offsets import Offsets
+from recd_plugins.sparse.rows.prefetch import prefetch
 from recd_plugins.sparse.rows.unique import Firsts
 
 __all__ = ["gather_each", "measure_each", "spread_places", "spread_rows"]
@@ -22,6 +23,8 @@ Bools = npt.NDArray[np.bool_]
 WHOLE = 8
 """Rows of up to so many ids are copied by so many, and the next one lies over what is too much:
 no loop, of whose end the processor would guess wrong."""
+AHEAD = 8
+"""Rows: so far before it is copied, one is asked for, since they lie anywhere in memory."""
 
 
 def measure_each(offsets: Offsets, groups: I64, firsts: Firsts, lengths: Tensor) -> I64:
@@ -114,15 +117,17 @@ def _copy_rows(
         return np.int64(len(rows))
     at, next_row = np.uintp(0), np.uintp(1)
     in_reach = min(np.int64(len(values)), np.int64(len(out))) - WHOLE
-    for row in rows:
+    for i in range(len(rows)):
+        row, later = rows[i], np.uintp(rows[min(i + AHEAD, len(rows) - 1)])
+        prefetch(values, np.uintp(offsets[later]), np.uintp(offsets[later + next_row]))
         start = np.uintp(offsets[np.uintp(row)])
         length = np.uintp(offsets[np.uintp(row) + next_row]) - start
         if length <= WHOLE and max(start, at) <= in_reach:
-            for i in range(np.uintp(WHOLE)):
-                out[at + i] = values[start + i]
+            for place in range(np.uintp(WHOLE)):
+                out[at + place] = values[start + place]
         else:
-            for i in range(length):
-                out[at + i] = values[start + i]
+            for place in range(length):
+                out[at + place] = values[start + place]
         at += length
     return np.int64(at)
 

@@ -18,6 +18,7 @@ __all__ = ["Offsets"]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+HELD = (torch.int32, torch.int64)
 CHUNK = 256
 """Rows of a feature that are looked at at a time, to see whether each is a single id."""
 
@@ -37,7 +38,7 @@ class Offsets(NamedTuple):
             np.empty((len(lengths), lengths[0].numel() + 1), np.int64),
             np.empty(len(lengths), np.bool_),
         )
-        held = [one if one.element_size() == 8 else one.to(torch.int32) for one in lengths]
+        held = [one if one.dtype in HELD else one.to(torch.int32) for one in lengths]
         _add_up(Addresses.of(held).places, *found)
         return found
 
