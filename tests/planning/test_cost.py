@@ -154,18 +154,41 @@ def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
     slow = Link(gbps=1, latency_ms=2)
     cluster = Cluster(
         n_nodes=2, ranks_per_node=2, a2a_global=slow, a2a_intra=slow, ar_global=slow,
-        ar_cross=slow, gather_gbps=2, unique_ns=100,
+        ar_cross=slow, gather_gbps=2, unique_ns=100, op_us=10,
     )  # fmt: skip
     gb = 1 << 30
     cost = Cost(a2a_global=gb, ar_global=gb / 2, local=gb, coalesced=1e6)
-    assert milliseconds(cost, cluster, {"a2a_global": 4, "ar_global": 1}) == {
+    assert milliseconds(cost, cluster, {"a2a_global": 4, "ar_global": 1}, operations=700) == {
         "a2a_global": 1008,
         "a2a_intra": 0,
         "ar_global": 502,
         "ar_cross": 0,
-        "local": 600,
+        "local": 600 + 7,
     }
     assert marginal_ms(cost, cluster) == 1000 + 500 + 600
+
+
+def test_tiers_cost_operations_whatever_their_size() -> None:
+    rows = zipf(100, 10)
+    tables = {
+        name: SequenceTable(name=name, rows=rows, dim=dim)
+        for name, dim in (("a", 8), ("b", 8), ("c", 16))
+    }
+    counts = [
+        Ledger.of(tables, sizes, prices()).operations
+        for sizes in (
+            {},
+            {"a": TableSizes(replicated=4)},
+            {"a": TableSizes(replicated=4), "b": TableSizes(replicated=8)},
+            {"a": TableSizes(replicated=4), "c": TableSizes(replicated=8)},
+            {"a": TableSizes(replicated=4, per_node=4, coalesce="rank")},
+        )
+    ]
+    none, one, shared, apart, every = counts
+    assert none == 0
+    assert one == shared
+    assert one < apart < 2 * one
+    assert every > one
 
 
 def test_tables_alike_share_their_calls() -> None:

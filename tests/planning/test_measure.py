@@ -50,6 +50,8 @@ def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> Non
     assert found.gather_gbps > 1e-2
     assert found.unique_ns is not None
     assert 0.1 < found.unique_ns < 1e5
+    assert found.op_us is not None
+    assert 0.1 < found.op_us < 1e4
 
 
 def test_one_node_has_one_link(gloo_pool: GlooPool) -> None:

@@ -32,6 +32,7 @@ class Cluster:
     ar_cross: Link = NO_LINK
     gather_gbps: float = 1e6
     unique_ns: float = 0.0
+    op_us: float = 0.0
     overlap: float = 0.0
 
     @property
@@ -64,7 +65,7 @@ class Cluster:
         }
         links |= {
             name: said
-            for name in (*links, "gather_gbps", "unique_ns", "overlap")
+            for name in (*links, "gather_gbps", "unique_ns", "op_us", "overlap")
             if (said := getattr(topology, name)) is not None
         }
         return cls(n_nodes=n, ranks_per_node=w, **links)

@@ -27,10 +27,16 @@ __all__ = [
 TierName = Literal["replicated", "per_node", "row_wise"]
 TINY = 1e-300
 """Instead of 0, where nothing is looked up and so nothing is a share of it."""
-TINY = 1e-300
-"""Instead of 0, where nothing is looked up and so nothing is a share of it."""
-CALLS = {"a2a_global": 3, "a2a_intra": 3, "ar_global": 1, "ar_cross": 1}
-"""How often a step calls each collective: ids, embeddings and gradients; or gradients alone."""
+OPERATIONS: Mapping[str, int] = {
+    "replicated": 180,
+    "per_node": 110,
+    "none": 0,
+    "rank": 15,
+    "node": 75,
+}
+"""Of our tiers, as a profile counts them in a step whose update is one chunk."""
+ROUTING = 50
+"""Of a collection with any of these, to take ids apart and rows together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +144,21 @@ class Ledger:
         return calls
 
     @cached_property
+    def operations(self) -> int:
+        """Tensor operations of a step beside TorchRec's own, whatever their size: `OPERATIONS` of
+        each tier and way of coalescing, which tables of one width and way share."""
+        parts = set()
+        for one in self.tables.values():
+            sizes, alike = one.sizes, (one.table.width, one.sizes.coalesce)
+            has = {"replicated": sizes.replicated, "per_node": sizes.per_node, sizes.coalesce: 1}
+            parts |= {(part, *alike) for part, there in has.items() if there}
+        operations = sum(OPERATIONS[part] for part, _, _ in parts)
+        return operations + ROUTING if operations else 0
+
+    @cached_property
     def milliseconds(self) -> dict[str, float]:
         """Expected time of a step by collective, and of the rank's own work."""
-        return milliseconds(self.cost, self.prices.cluster, self.calls)
+        return milliseconds(self.cost, self.prices.cluster, self.calls, self.operations)
 
     @property
     def ms(self) -> float:

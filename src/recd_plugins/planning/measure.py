@@ -28,6 +28,7 @@ SMALL = 1 << 12
 LONG_ENOUGH = 0.05
 """Seconds of a call after which payloads grow no further."""
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
+SMALL_OPERATIONS = 400
 
 
 def measure_topology(
@@ -104,16 +105,27 @@ def _all_reduce(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
 
 
 def _own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:
-    """Rows gathered at random places, read and written; ids made unique; all ranks at it."""
+    """Rows gathered at random places, read and written; ids made unique; small operations; all
+    ranks at it."""
     draw = torch.Generator().manual_seed(world.rank())
     table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
     rows = torch.randint(0, TABLE_ROWS, (LOOKUPS,), generator=draw).to(device)
     gathering = _time(lambda: table.index_select(0, rows), world, device)
     unique = _time(lambda: torch.unique(rows % (LOOKUPS // 4), return_inverse=True), world, device)
+    some = rows[:64]
+    small = _time(lambda: _small_operations(some), world, device)
     return {
         "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathering / GB,
         "unique_ns": unique / LOOKUPS * 1e9,
+        "op_us": small / SMALL_OPERATIONS * 1e6,
     }
+
+
+def _small_operations(ids: Tensor) -> None:
+    """`SMALL_OPERATIONS`, of the kinds that tiers consist of."""
+    for _ in range(SMALL_OPERATIONS // 4):
+        kept = ids[ids >= 0]
+        torch.cat([kept, ids]).cumsum(0)
 
 
 def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:

@@ -16,14 +16,17 @@ BESIDE = ("a2a_intra", "ar_cross")
 """Those that other links carry than the global all-to-all's."""
 
 
-def milliseconds(cost: Cost, cluster: Cluster, calls: Mapping[str, int]) -> dict[str, float]:
+def milliseconds(
+    cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
+) -> dict[str, float]:
     """By collective: calls * latency + bytes / bandwidth; and `local`, the rank's own work:
-    rows at the rate of random ones, ids that are made unique at theirs."""
+    rows at the rate of random ones, ids that are made unique at theirs, and small operations."""
     found = {}
     for name in COLLECTIVES:
         link, called = getattr(cluster, name), calls.get(name, 0)
         found[name] = (called - 1) * link.latency_ms + float(link.ms(getattr(cost, name)))
-    found["local"] = float(cluster.local_ms(cost.local, cost.coalesced))
+    own = float(cluster.local_ms(cost.local, cost.coalesced))
+    found["local"] = own + operations * cluster.op_us * 1e-3
     return found
 
 

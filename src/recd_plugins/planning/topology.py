@@ -63,6 +63,9 @@ class Topology(Config):
     """Embedding rows that a rank reads or writes at random places, GB/s; by default not counted."""
     unique_ns: Annotated[float, Range(ge=0)] | None = None
     """Nanoseconds to coalesce one id; by default not counted."""
+    op_us: Annotated[float, Range(ge=0)] | None = None
+    """Microseconds of an operation on a small tensor, with the Python around it: tiers take some
+    hundred of them a step; by default not counted."""
     overlap: Annotated[float, Range(ge=0, le=1)] | None = None
     """The share of exchanges within nodes, and of all-reduces across them, that runs beside the
     global all-to-all, as far as that lasts; by default none."""
