@@ -10,8 +10,6 @@ model  = DistributedModelParallel(model, device=device, plan=plan, sharders=stac
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,19 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.capability import resolve_device
-from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
+from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
 from recd_plugins.planning.proposal import OrdersBatches, Proposes, Retiers
 from recd_plugins.planning.topology import Topology
+from recd_plugins.prepare import prepared
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.slots import (
     SLOTS,
     Context,
     DedupConverter,
-    Etl,
     Explains,
     Loader,
     Planner,
@@ -72,30 +70,8 @@ class Stack:
         Any number of processes may call it at a time: one works, the others wait.
         """
         if self._tables is None:
-            dataset: Dataset = self.registry.one("dataset").build(self._context("dataset"))
-            if dataset.in_place and not self.registry.chosen("etl"):
-                with self.registry.one("dataset").named("when it wrote its tables"):
-                    self._tables = dataset.prepare(self.registry.folder, progress)
-            else:
-                self._tables = self._prepare(dataset, progress)
+            self._tables = prepared(self.registry, self._context, progress)
         return self._tables
-
-    def _prepare(self, dataset: Dataset, progress: Progress) -> Tables:
-        from filelock import FileLock
-
-        choice, folder = self.registry.one("dataset"), self.registry.folder
-        digest = _digest(choice, dataset.fingerprint())
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
-            with choice.named("when it wrote its tables"):
-                tables = dataset.prepare(folder / f"{choice.record.name}-{digest}", progress)
-            for step in self.registry.chosen("etl"):
-                digest = _digest(step, digest)
-                target = folder / f"{step.record.name}-{digest}"
-                etl = step.build(self._context("etl"))
-                with step.named("when it ran"):
-                    tables = _run(etl, tables, target, progress)
-        return tables
 
     def stats(
         self, table: Table, progress: Progress = silent
@@ -338,16 +314,6 @@ class Stack:
         return built
 
 
-def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress) -> Tables:
-    done = {
-        split: Table.open(folder / split)
-        if (folder / split).is_dir()
-        else etl.run(tables[split], folder / split, progress)
-        for split in SPLITS
-    }
-    return Tables(train=done["train"], test=done["test"])
-
-
 def _matching(choice: Choice, schema: Schema) -> list[str]:
     """The features of the schema that a choice is for, in the schema's order."""
     return [
@@ -355,10 +321,3 @@ def _matching(choice: Choice, schema: Schema) -> list[str]:
         for name in schema.sparse_names
         if any(fnmatchcase(name, pattern) for pattern in choice.features)
     ]
-
-
-def _digest(choice: Choice, before: str) -> str:
-    """Names what a choice makes of what came before it: other options, another folder."""
-    said = [choice.record.name, str(choice.provider), dataclasses.asdict(choice.config), before]
-    text = json.dumps(said, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,60 @@
+"""The dataset as tables on disk: written once under a name that says how, then reused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from recd_plugins.data.dataset import SPLITS, Dataset, Tables
+from recd_plugins.data.table import Progress, Table
+from recd_plugins.registry import Choice, Registry
+from recd_plugins.slots import Context, Etl
+
+__all__ = ["prepared"]
+
+
+def prepared(registry: Registry, context: Callable[[str], Context], progress: Progress) -> Tables:
+    """The tables of a registry, through every `etl` step; `context` is a slot's.
+
+    Any number of processes may call it at a time: one works, the others wait.
+    """
+    choice = registry.one("dataset")
+    dataset: Dataset = choice.build(context("dataset"))
+    if dataset.in_place and not registry.chosen("etl"):
+        with choice.named("when it wrote its tables"):
+            return dataset.prepare(registry.folder, progress)
+    from filelock import FileLock
+
+    digest = _digest(choice, dataset.fingerprint())
+    registry.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(registry.folder / ".lock"):
+        folder = registry.folder / f"{choice.record.name}-{digest}"
+        with choice.named("when it wrote its tables"):
+            tables = dataset.prepare(folder, progress)
+        for step in registry.chosen("etl"):
+            digest = _digest(step, digest)
+            etl = step.build(context("etl"))
+            with step.named("when it ran"):
+                folder = registry.folder / f"{step.record.name}-{digest}"
+                tables = _run(etl, tables, folder, progress)
+    return tables
+
+
+def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress) -> Tables:
+    done = {
+        split: Table.open(folder / split)
+        if (folder / split).is_dir()
+        else etl.run(tables[split], folder / split, progress)
+        for split in SPLITS
+    }
+    return Tables(train=done["train"], test=done["test"])
+
+
+def _digest(choice: Choice, before: str) -> str:
+    """Names what a choice makes of what came before it: other options, another folder."""
+    said = [choice.record.name, str(choice.provider), dataclasses.asdict(choice.config), before]
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
