@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.rows.addresses import Addresses
 from recd_plugins.sparse.rows.gather import gather_each, measure_each
-from recd_plugins.sparse.rows.offsets import Offsets
+from recd_plugins.sparse.rows.spans import Spans, addresses_of_lengths
 from recd_plugins.sparse.rows.unique import (
     Firsts,
     Unique,
@@ -45,14 +46,14 @@ def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
     if not _alike(every) or not every[0].values.is_cpu:
         return _one_by_one(features)
     found = _found(features)
-    group_of = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    lengths = every[0].lengths.new_empty(len(every), found.firsts.counts.max())
-    numels = measure_each(found.offsets, group_of, found.firsts, lengths)
+    counts = np.repeat(found.firsts.counts, [len(group) for group in groups])
+    lengths = every[0].lengths.new_empty(len(every), counts.max())
+    measure_each(found.spans, counts, lengths)
 
     def gathered(column: int, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(int(numels.sum()), dtype=dtype)
+        out = torch.empty(int(found.spans.numels.sum()), dtype=dtype)
         addresses = found.columns.every(len(every[0].columns()), column)
-        gather_each(addresses, found.offsets, group_of, found.firsts, as_bits(out))
+        gather_each(addresses, found.spans, counts, as_bits(out))
         return out
 
     some = every[0].weights
@@ -61,8 +62,8 @@ def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
         lengths.view(-1),
         None if some is None else gathered(1, some.dtype),
     )
-    counts = tuple(found.firsts.counts.tolist())
-    return Deduplicated(kept, found.inverse_lookup, counts, numels.tolist())
+    unique_counts, numels = tuple(found.firsts.counts.tolist()), found.spans.numels.tolist()
+    return Deduplicated(kept, found.inverse_lookup, unique_counts, numels)
 
 
 def unique_samples(features: Sequence[Weighted]) -> Unique:
@@ -87,7 +88,7 @@ class _Found(NamedTuple):
     inverse_lookup: Tensor
     """[G, B]."""
     firsts: Firsts
-    offsets: Offsets
+    spans: Spans
     columns: Addresses
     """Each feature's ids, and behind them its weights, where it has some."""
 
@@ -96,13 +97,13 @@ def _found(features: Sequence[Sequence[Weighted]]) -> _Found:
     every = [feature for group in features for feature in group]
     columns = [feature.columns() for feature in every]
     owners = np.repeat(np.arange(len(every)), [len(parts) for parts in columns])
-    ends = np.cumsum([0, *(len(group) for group in features)])
+    ends = list(accumulate((len(group) for group in features), initial=0))
     lookups = torch.empty(len(features), every[0].lengths.numel(), dtype=torch.int64)
-    offsets = Offsets.of([feature.lengths for feature in every])
+    lengths = addresses_of_lengths([feature.lengths for feature in every])
     addresses = Addresses.of([column for parts in columns for column in parts])
     bounds = np.searchsorted(owners, ends)
-    firsts = refine_groups(addresses, bounds, offsets, owners, lookups)
-    return _Found(lookups, firsts, offsets, addresses)
+    firsts, spans = refine_groups(addresses, bounds, lengths, owners, lookups)
+    return _Found(lookups, firsts, spans, addresses)
 
 
 def _alike(features: Sequence[Weighted]) -> bool:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from recd_plugins.sparse.rows.addresses import Addresses, array16, array32, array64
-from recd_plugins.sparse.rows.offsets import Offsets
 from recd_plugins.sparse.rows.prefetch import prefetch
-from recd_plugins.sparse.rows.unique import Firsts
+from recd_plugins.sparse.rows.spans import Spans
 
 __all__ = ["gather_each", "measure_each", "spread_places", "spread_rows"]
 
@@ -27,21 +26,14 @@ AHEAD = 8
 """Rows: so far before it is copied, one is asked for, since they lie anywhere in memory."""
 
 
-def measure_each(offsets: Offsets, groups: I64, firsts: Firsts, lengths: Tensor) -> I64:
-    """[F] how many ids the unique rows of each feature have, which is in group `groups[f]`.
-
-    Their lengths go to `lengths` [F, max(counts)], with zeros behind the last.
-    """
-    numels = np.empty(len(groups), np.int64)
-    _measure(*offsets, groups, *firsts, lengths.numpy(), numels)
-    return numels
+def measure_each(spans: Spans, counts: I64, lengths: Tensor) -> None:
+    """The lengths of the unique rows, `counts` [F], to `lengths` [F, max(counts)]; then zeros."""
+    _measure(spans.bounds, counts, lengths.numpy())
 
 
-def gather_each(
-    values: Addresses, offsets: Offsets, groups: I64, firsts: Firsts, out: Tensor
-) -> None:
+def gather_each(values: Addresses, spans: Spans, counts: I64, out: Tensor) -> None:
     """Lay the unique rows of all features end to end in `out`, which is as long as they are."""
-    _gather(values.places, *offsets, groups, *firsts, out.numpy())
+    _gather(values.places, spans.bounds, spans.single, counts, out.numpy())
 
 
 def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
@@ -62,72 +54,49 @@ def spread_places(starts: Tensor, lengths: Tensor) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _measure(
-    offsets: I64,
-    single: Bools,
-    groups: I64,
-    firsts: I64,
-    counts: I64,
-    lengths: npt.NDArray[Any],
-    numels: I64,
-) -> None:
-    for feature in range(len(offsets)):
-        ends, count = offsets[feature], counts[groups[feature]]
-        rows, numel = firsts[groups[feature], :count], 0
-        if single[feature]:
-            lengths[feature, :count], numel = 1, count
-        else:
-            for i in range(count):
-                length = ends[rows[i] + 1] - ends[rows[i]]
-                lengths[feature, i] = length
-                numel += length
+def _measure(bounds: I64, counts: I64, lengths: npt.NDArray[Any]) -> None:
+    for feature in range(len(bounds)):
+        count = counts[feature]
+        for i in range(count):
+            lengths[feature, i] = bounds[feature, i, 1] - bounds[feature, i, 0]
         lengths[feature, count:] = 0
-        numels[feature] = numel
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _gather(
-    places: I64,
-    offsets: I64,
-    single: Bools,
-    groups: I64,
-    firsts: I64,
-    counts: I64,
-    out: npt.NDArray[Any],
-) -> None:
+def _gather(places: I64, bounds: I64, single: Bools, counts: I64, out: npt.NDArray[Any]) -> None:
     at = 0
     for feature in range(len(places)):
-        place, rows = places[feature], firsts[groups[feature], : counts[groups[feature]]]
-        bounds, alone, left = offsets[feature], single[feature], out[at:]
+        place, rows = places[feature], bounds[feature, : counts[feature]]
+        alone, left = single[feature], out[at:]
         if place[2] == 8:
-            at += _copy_rows(array64(place), bounds, alone, rows, left)
+            at += _copy_rows(array64(place), rows, alone, left)
         elif place[2] == 4:
-            at += _copy_rows(array32(place), bounds, alone, rows, left)
+            at += _copy_rows(array32(place), rows, alone, left)
         else:
-            at += _copy_rows(array16(place), bounds, alone, rows, left)
+            at += _copy_rows(array16(place), rows, alone, left)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _copy_rows(
-    values: npt.NDArray[Any], offsets: I64, single: bool, rows: I64, out: npt.NDArray[Any]
+    values: npt.NDArray[Any], rows: I64, single: bool, out: npt.NDArray[Any]
 ) -> np.int64:
     if single:
         for i in range(len(rows)):
-            out[i] = values[rows[i]]
+            out[i] = values[np.uintp(rows[i, 0])]
         return np.int64(len(rows))
-    at, next_row = np.uintp(0), np.uintp(1)
+    at = np.uintp(0)
     in_reach = min(np.int64(len(values)), np.int64(len(out))) - WHOLE
-    for i in range(len(rows)):
-        row, later = rows[i], np.uintp(rows[min(i + AHEAD, len(rows) - 1)])
-        prefetch(values, np.uintp(offsets[later]), np.uintp(offsets[later + next_row]))
-        start = np.uintp(offsets[np.uintp(row)])
-        length = np.uintp(offsets[np.uintp(row) + next_row]) - start
+    for row in range(len(rows)):
+        later = min(row + AHEAD, len(rows) - 1)
+        prefetch(values, np.uintp(rows[later, 0]), np.uintp(rows[later, 1]))
+        start = np.uintp(rows[row, 0])
+        length = np.uintp(rows[row, 1]) - start
         if length <= WHOLE and max(start, at) <= in_reach:
-            for place in range(np.uintp(WHOLE)):
-                out[at + place] = values[start + place]
+            for i in range(np.uintp(WHOLE)):
+                out[at + i] = values[start + i]
         else:
-            for place in range(length):
-                out[at + place] = values[start + place]
+            for i in range(length):
+                out[at + i] = values[start + i]
         at += length
     return np.int64(at)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from recd_plugins.sparse.rows.addresses import Addresses, array16, array32, array64
-from recd_plugins.sparse.rows.offsets import Offsets
 from recd_plugins.sparse.rows.single import refine_single
+from recd_plugins.sparse.rows.spans import Spans, add_up, addresses_of_lengths, note_spans
 from recd_plugins.sparse.rows.unique_on_device import unique_rows_on_device
 
 __all__ = [
@@ -69,26 +69,28 @@ def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
     if values.is_cuda:
         return Unique(*unique_rows_on_device(values, offsets))
     inverse_lookup = torch.empty(1, offsets.numel() - 1, dtype=torch.int64)
-    found = Offsets(offsets.long().numpy()[None], np.zeros(1, np.bool_))
-    one = np.zeros(1, np.int64)
-    firsts = refine_groups(Addresses.of([values]), np.arange(2), found, one, inverse_lookup)
+    columns = Addresses.of([values[int(offsets[0]) : int(offsets[-1])]])
+    lengths = addresses_of_lengths([offsets.diff()])
+    firsts, _ = refine_groups(columns, np.arange(2), lengths, np.zeros(1, np.int64), inverse_lookup)
     return Unique(inverse_lookup[0], firsts.of(0))
 
 
 def refine_groups(
-    columns: Addresses, bounds: I64, offsets: Offsets, offsets_of: I64, inverse_lookup: Tensor
-) -> Firsts:
+    columns: Addresses, bounds: I64, lengths: Addresses, owners: I64, inverse_lookup: Tensor
+) -> tuple[Firsts, Spans]:
     """The different samples of G groups, on CPU: two are one where all of its columns agree.
 
     Group g has the columns `bounds[g]` to `bounds[g + 1]`, and column c, which are ids or
-    other bits, the rows of feature `offsets_of[c]` of `offsets`. Which sample
+    other bits, the rows of feature `owners[c]`, of which `lengths` has one. Which sample
     each is goes to `inverse_lookup` [G, B].
     """
-    firsts = Firsts(
-        np.empty(inverse_lookup.shape, np.int64), np.empty(len(inverse_lookup), np.int64)
+    num_groups, num_rows = inverse_lookup.shape
+    firsts = Firsts(np.empty((num_groups, num_rows), np.int64), np.empty(num_groups, np.int64))
+    spans = Spans.empty(len(lengths.places), num_rows)
+    _refine_groups(
+        columns.places, bounds, lengths.places, owners, inverse_lookup.numpy(), *firsts, *spans
     )
-    _refine_groups(columns.places, bounds, *offsets, offsets_of, inverse_lookup.numpy(), *firsts)
-    return firsts
+    return firsts, spans
 
 
 def group_codes(codes: Sequence[Tensor]) -> Unique:
@@ -112,12 +114,14 @@ def unique_numbers(numbers: Tensor) -> Unique:
 def _refine_groups(
     places: I64,
     bounds: I64,
-    offsets: I64,
-    single: npt.NDArray[np.bool_],
-    offsets_of: I64,
+    lengths: I64,
+    owners: I64,
     codes: I64,
     firsts: I64,
     counts: I64,
+    spans: I64,
+    single: npt.NDArray[np.bool_],
+    numels: I64,
 ) -> None:
     num_groups, num_rows = codes.shape
     size = 2
@@ -125,18 +129,29 @@ def _refine_groups(
         size *= 2
     slots, hashes = np.empty(size, np.int32), np.empty(num_rows, np.uint64)
     runs, ends = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
+    # Of one group at a time: they are still in the cache when they are read.
+    offsets = np.empty((np.diff(bounds).max(), num_rows + 1), np.int64)
     for group in range(num_groups):
         codes[group] = 0
         found, table = (codes[group], firsts[group]), (slots, hashes, runs, ends)
+        begin = owners[bounds[group]]
+        end = begin
         for column in range(bounds[group], bounds[group + 1]):
-            place, owner = places[column], offsets_of[column]
-            rows, alone = offsets[owner], single[owner]
+            place, owner = places[column], owners[column]
+            rows = offsets[owner - begin]
+            if owner == end:
+                single[owner] = add_up(lengths[owner], rows)
+                end += 1
+            alone = single[owner]
             if place[2] == 8:
                 counts[group] = _refine(array64(place), rows, alone, found, table)
             elif place[2] == 4:
                 counts[group] = _refine(array32(place), rows, alone, found, table)
             else:
                 counts[group] = _refine(array16(place), rows, alone, found, table)
+        for feature in range(begin, end):
+            rows, unique = offsets[feature - begin], firsts[group, : counts[group]]
+            numels[feature] = note_spans(rows, single[feature], unique, spans[feature])
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
