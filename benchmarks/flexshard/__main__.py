@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.cluster.network import available
 from benchmarks.flexshard.emulated import EmulatedCluster
 from benchmarks.flexshard.figures import Bench
-from benchmarks.flexshard.grid import GRID, NO_SKEW, QUICK_GRID, SATURATED
+from benchmarks.flexshard.grid import BUDGET, GRID, NO_SKEW, QUICK_GRID, SATURATED
 from benchmarks.flexshard.memory import k_of_replicas
 from benchmarks.flexshard.paper import PRICES
 from benchmarks.flexshard.router import router
@@ -50,6 +50,8 @@ def measure(quick: bool, figure: Path | None = None) -> Report:
         "measured in each, k as measured",
         "model": "a table of sequences and a mean, row-wise Adagrad, TrainPipelineSparseDist",
         "grid": f"{len(grid)} of {len(GRID)} settings",
+        "memory for replicas": f"{BUDGET / 2**20:.0f} MiB a rank in the grid, elsewhere none over "
+        "row-wise",
         "rounds": rounds,
     }
     bench = Bench(k=replicas.value, rounds=rounds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from benchmarks.flexshard.emulated import EmulatedCluster, Measured
-from benchmarks.flexshard.grid import Setting, candidates, chosen
+from benchmarks.flexshard.grid import BUDGET, Setting, candidates, chosen
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
 from benchmarks.harness import Figure
 from recd_plugins.planning.cost import Prices
@@ -89,7 +89,7 @@ class Bench:
 
     def regret(self, cluster: EmulatedCluster, setting: Setting) -> Figure:
         prices, workload = self._prices(cluster, setting), setting.workload
-        choice = chosen(workload, prices)
+        choice = chosen(workload, prices, BUDGET)
         sides = candidates(workload, prices, choice)
         measured = self._measure(cluster, setting, sides, prices)
         best = min(sides, key=measured.seconds)

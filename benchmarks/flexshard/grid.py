@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side, tables
 from benchmarks.flexshard.workload import TABLE, Workload
 from recd_flexshard.policy.goals import choose
-from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 
-__all__ = ["GRID", "NO_SKEW", "QUICK_GRID", "SATURATED", "Setting", "candidates", "chosen"]
+__all__ = [
+    "BUDGET",
+    "GRID",
+    "NO_SKEW",
+    "QUICK_GRID",
+    "SATURATED",
+    "Setting",
+    "candidates",
+    "chosen",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +72,8 @@ def _setting(
     )
 
 
+BUDGET = float(1 << 28)
+"""Bytes a rank over row-wise: all plans of the grid fit, so that time alone decides."""
 GRID = [
     _setting(2, 2, 200, 1.2, 512),
     _setting(2, 2, 1000, 1.05, 1024),
@@ -90,29 +100,27 @@ SATURATED = Setting(
 NO_SKEW = dataclasses.replace(SATURATED, hot=None, batch_size=128)
 
 
-def chosen(workload: Workload, prices: Prices) -> Side:
-    """By `goal: auto`, at no more memory than row-wise."""
-    ledger = choose(tables(workload), prices, goal="auto")
+def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
+    """By `goal: auto`, at no more than `budget` bytes a rank over row-wise."""
+    ledger = choose(tables(workload), prices, goal="auto", budget=budget)
     return Side(name="goal: auto", sizes=ledger.tables[TABLE].sizes)
 
 
 def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
-    """Each way of coalescing, with no replicas, DP, or DP and Flex, of the best sizes within the
-    memory of row-wise; and half the choice's replicas. The choice itself comes last."""
+    """Each way of coalescing, with no replicas, DP, or DP and Flex, of the best sizes within
+    `BUDGET`; the paper's sizes; and half the choice's replicas. The choice itself comes last."""
     every = []
     coalesced = Side(name="coalesced per node", sizes=TableSizes(coalesce="node"))
     levels: dict[Coalesce, Side] = {"none": ROW_WISE, "rank": COALESCED, "node": coalesced}
     for level, alone in levels.items():
         every.append(alone)
         for tiers, name in ((2, "DP"), (3, "DP, Flex")):
-            try:
-                ledger = choose(
-                    tables(workload), prices, goal="budget", tiers=tiers, coalesce=level
-                )
-            except CapabilityError:  # it alone takes more memory than row-wise
-                continue
-            sizes = ledger.tables[TABLE].sizes
-            every.append(Side(name=f"{name}, {level}", sizes=sizes))
+            ledger = choose(
+                tables(workload), prices, goal="budget", tiers=tiers, budget=BUDGET, coalesce=level
+            )
+            every.append(Side(name=f"{name}, {level}", sizes=ledger.tables[TABLE].sizes))
+    paper = choose(tables(workload), prices)
+    every.append(Side(name="memory-neutral", sizes=paper.tables[TABLE].sizes))
     halved = {tier: getattr(choice.sizes, tier) // 2 for tier in ("replicated", "per_node")}
     half = dataclasses.replace(choice.sizes, **halved)
     every.append(Side(name="half the choice", sizes=half))

@@ -14,7 +14,7 @@ from recd_flexshard.policy.optimum import Optimum
 from recd_flexshard.policy.paper import breakpoints
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger, SequenceTable
+from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
 from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.tier_plan import Coalesce
 
@@ -24,7 +24,7 @@ Goal = Literal["memory_neutral", "max_memory_saving", "min_communication", "budg
 Tables = Mapping[str, SequenceTable]
 
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
-WORTH = 0.03
+WORTH = 0.05
 """The share of a step that another plan must save to be taken for one that came before it, and
 is simpler: expected times are no better than that."""
 
@@ -72,10 +72,14 @@ def auto(
     """The least expected time over coalescing, tiers and their sizes, within `budget` extra
     bytes a rank over plain row-wise, which is the first candidate: never slower than it.
 
-    One level of coalescing for all tables first; then each table's own, and sizes again.
+    One level of coalescing for all tables first, alone and with replicas, which have more to do;
+    then each table's own, and sizes again.
     """
     merged = Merged.of(tables)
     best = _Best(Ledger.of(tables, {}, prices), budget)
+    for level in LEVELS:
+        alone = dict.fromkeys(tables, TableSizes(coalesce=level))
+        best.meet(Ledger.of(tables, alone, prices))
     for level in LEVELS:
         for ledger in _candidates(merged, best, dict.fromkeys(tables, level), tiers):
             best.meet(ledger)
