@@ -58,10 +58,16 @@ FLEXSHARD = (
     "sharding=flexshard",
     "train.run=runs/flexshard",
 )
+SCARS = (
+    "plugins=[recd_dlrm, recd_scars]",
+    "cache={use: scars, size: hit_rate, hit_rate: 0.9}",
+    "train.run=runs/scars",
+)
 SIDES = (
     Side(name="recd train"),
     Side(name="recd train, RecD", overrides=RECD),
     Side(name="recd train, FlexShard", overrides=FLEXSHARD),
+    Side(name="recd train, SCARS", overrides=SCARS),
 )
 RM1_SCALE, RM1_STEPS = 1 / 6, 30
 
