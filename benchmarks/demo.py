@@ -55,7 +55,7 @@ RECD = (
 )
 FLEXSHARD = (
     "plugins=[recd_dlrm, recd_flexshard]",
-    "sharding=flexshard",
+    "sharding={use: flexshard, goal: memory_neutral}",
     "train.run=runs/flexshard",
 )
 SCARS = (
