@@ -35,45 +35,51 @@ def run(folder: str, name: str, overrides: list[str], resume: bool = False) -> A
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "registry.yaml").write_text(REGISTRY)
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the runs `two`, of 3 steps, and `whole`, of 5 in fixed streams, 3 of them in `part`."""
+    folder = tmp_path_factory.mktemp("reshard")
+    (folder / "registry.yaml").write_text(REGISTRY)
+    for name, options in (
+        ("two", [*SHORT, "train.steps=3"]),
+        ("whole", [*STREAMS, "train.steps=5"]),
+        ("part", [*STREAMS, "train.steps=3"]),
+    ):
+        gloo_pool.run(run, str(folder), name, options)
+    return folder
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_what_was_trained_is_the_same_on_other_ranks(
     folder: Path, gloo_pool: GlooPool, ranks: int
 ) -> None:
-    (before, _) = gloo_pool.run(run, str(folder), "two", [*SHORT, "train.steps=5"])
-    written = reshard(folder / "two", folder / "others", ranks)
-    assert (written.step, written.ranks_before, written.ranks) == (5, 2, ranks)
+    name = f"on-{ranks}"
+    written = reshard(folder / "two", folder / name, ranks)
+    assert (written.step, written.ranks_before, written.ranks) == (3, 2, ranks)
     assert (written.exact, written.begins_epoch) == (False, 1)
     # A finished run is evaluated again as it is loaded.
-    options = [*SHORT, "train.steps=5"]
-    (after, *_) = gloo_pool.run(run, str(folder), "others", options, True, world_size=ranks)
+    options = [*SHORT, "train.steps=3"]
+    (after, *_) = gloo_pool.run(run, str(folder), name, options, True, world_size=ranks)
+    before = json.loads((folder / "two/summary.json").read_text())
     assert after["test"] == pytest.approx(before["test"], abs=TOLERANCE)
-    options = [*SHORT, "train.steps=7"]
-    (on, *_) = gloo_pool.run(run, str(folder), "others", options, True, world_size=ranks)
-    assert (on["step"], on["world_size"]) == (7, ranks)
-    ended = json.loads(
-        (folder / f"others/checkpoints/step-00000007/rank-{ranks - 1}.json").read_text()
-    )
-    assert (ended["loader"]["epoch"], ended["loader"]["batches"]) == (1, 2)
+    options = [*SHORT, "train.steps=5"]
+    (on, *_) = gloo_pool.run(run, str(folder), name, options, True, world_size=ranks)
+    assert (on["step"], on["world_size"]) == (5, ranks)
+    last = folder / name / f"checkpoints/step-00000005/rank-{ranks - 1}.json"
+    position = json.loads(last.read_text())["loader"]
+    assert (position["epoch"], position["batches"]) == (1, 2)
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 64), (4, 16)])
 def test_fixed_streams_go_on_with_the_same_batches(
     folder: Path, gloo_pool: GlooPool, ranks: int, batch_size: int
 ) -> None:
-    gloo_pool.run(run, str(folder), "whole", [*STREAMS, "train.steps=6"])
-    gloo_pool.run(run, str(folder), "two", [*STREAMS, "train.steps=3"])
-    written = reshard(folder / "two", folder / "others", ranks, batch_size)
-    assert written.exact
-    options = [*STREAMS, "train.steps=6", f"train.batch_size={batch_size}"]
-    gloo_pool.run(run, str(folder), "others", options, True, world_size=ranks)
+    name = f"streams-{ranks}"
+    assert reshard(folder / "part", folder / name, ranks, batch_size).exact
+    options = [*STREAMS, "train.steps=5", f"train.batch_size={batch_size}"]
+    gloo_pool.run(run, str(folder), name, options, True, world_size=ranks)
     expected = [line for line in metrics(folder, "whole") if line["step"] > 3]
-    found = metrics(folder, "others")
+    found = metrics(folder, name)
     assert [(one["kind"], one["step"]) for one in found] == [
         (one["kind"], one["step"]) for one in expected
     ]
@@ -82,20 +88,18 @@ def test_fixed_streams_go_on_with_the_same_batches(
 
 
 def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: GlooPool) -> None:
-    gloo_pool.run(run, str(folder), "two", [*SHORT, "train.steps=2"])
-    two, one = folder / "two", folder / "one"
     refused = gloo_pool.run(run, str(folder), "two", SHORT, True, world_size=1)[0]
     assert refused.startswith(RegistryError.__name__)
     assert "or let `recd reshard` write it for another number" in refused
-    command = ["reshard", str(two), str(one), "--ranks", "1"]
+    command = ["reshard", str(folder / "two"), str(folder / "one"), "--ranks", "1"]
     said = CliRunner().invoke(app, command)
     assert said.exit_code == 0, said.output
-    assert "step 2, for 1 ranks (2 before) of 32 samples" in said.stdout
+    assert "step 3, for 1 ranks (2 before) of 32 samples" in said.stdout
     assert "goes on with the start of epoch 1" in said.stdout
     assert "recd train --resume --ranks 1" in said.stdout
     assert CliRunner().invoke(app, command).exit_code == 2  # it is there already
     with pytest.raises(DataError, match="holds no checkpoint"):
-        reshard(folder, one, 2)
+        reshard(folder, folder / "none", 2)
 
 
 def test_a_position_within_a_stage_is_at_the_epoch_too() -> None:
