@@ -217,8 +217,17 @@ class PlanReport:
         )
         if gain <= 0:
             return f"{said}cost {_us(-gain)} more than it saves"
-        why = "replicas are fewer by the goal" if self.budget is None else "memory is used up"
-        return f"{said}save {_us(gain)} for {_bytes(more)} a rank: {why}"
+        return f"{said}save {_us(gain)} for {_bytes(more)} a rank: {self._limit(more)}"
+
+    def _limit(self, more: float) -> str:
+        """Why a row that pays by itself has no replica; it would take `more` bytes a rank."""
+        if not any(
+            one.sizes.replicated or one.sizes.per_node for one in self.ledger.tables.values()
+        ):
+            return "a tier's own collectives would take longer than all of its rows save"
+        if self.budget is not None and more > 0:
+            return "memory is used up"
+        return "replicas are fewer by the goal"
 
 
 def _report(entry: Entry, ledger: Ledger) -> TierReport:
