@@ -32,6 +32,8 @@ class Clicks:
     lookups: int
     """Of a sample, in each table."""
     dim: int
+    signal: float = 2.0
+    """The deviation of a sample's logit: how much of its label its rows tell."""
     pooled: bool
     """Bags, summed by TorchRec, as of Criteo's categories; or sequences, summed by the model."""
 
@@ -70,7 +72,7 @@ class Clicks:
                         (self.tables * batch_size,), self.lookups, dtype=torch.int32
                     ),
                 ),
-                labels=(chance < torch.as_tensor(2 * logits).sigmoid()).float(),
+                labels=(chance < torch.as_tensor(self.signal * logits).sigmoid()).float(),
                 weights=torch.ones(batch_size),
             )
 
