@@ -47,7 +47,7 @@ def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
         return _one_by_one(features)
     found = _found(features)
     counts = np.repeat(found.firsts.counts, [len(group) for group in groups])
-    lengths = every[0].lengths.new_empty(len(every), counts.max())
+    lengths = every[0].lengths.new_empty(len(every), int(counts.max()))
     measure_each(found.spans, counts, lengths)
 
     def gathered(column: int, dtype: torch.dtype) -> Tensor:

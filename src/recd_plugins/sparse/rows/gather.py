@@ -22,7 +22,7 @@ Bools = npt.NDArray[np.bool_]
 WHOLE = 8
 """Rows of up to so many ids are copied by so many, and the next one lies over what is too much:
 no loop, of whose end the processor would guess wrong."""
-AHEAD = 8
+AHEAD = 16
 """Rows: so far before it is copied, one is asked for, since they lie anywhere in memory."""
 
 

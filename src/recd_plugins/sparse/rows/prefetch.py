@@ -15,7 +15,7 @@ __all__ = ["prefetch"]
 
 LINE = 64
 """Bytes that come together."""
-LINES = 16
+LINES = 4
 """Asked for of one row at most: of a longer one, the processor guesses the rest."""
 READ, KEEP, DATA = 0, 3, 1
 

@@ -48,7 +48,7 @@ def addresses_of_lengths(lengths: Sequence[Tensor]) -> Addresses:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def add_up(place: I64, offsets: I64) -> bool:
+def add_up(place: I64, offsets: I64) -> Any:
     """Whether each of the lengths at `place` is 1; if not, `offsets` [B + 1] are set to theirs."""
     if place[2] == 8:
         return _accumulate(array64(place), offsets)
