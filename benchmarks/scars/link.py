@@ -167,7 +167,7 @@ def over_the_link(quick: bool) -> list[Figure]:
         pooled=False,
         signal=1.0,
     )
-    samples = 131_072 if quick else 262_144
+    samples = 65_536 if quick else 131_072
     with Network(RANKS, MBIT) as network, ClusterRanks(network, 1) as ranks:
         link = Link(ranks=ranks, rounds=5 if quick else 15)
         return [
