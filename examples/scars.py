@@ -53,7 +53,7 @@ if __name__ == "__main__":
             registry |= {"sharding": {"use": "torchrec", "search": "greedy"}, "cache": cache}
             said, *_ = ranks.run(on_a_rank, registry, world_size=2)
             sent = {to: sum(of.values()) / 1e6 for to, of in said["cost"]["traffic"].items()}
-            shown = [said["cost"]["step_ms"], sent.pop("all_to_all"), sum(sent.values())]
+            shown = [said["cost"]["step_ms"], sent.pop("all_to_all", 0), sum(sent.values())]
             losses = [f"{said[split]['loss']:.6f}" for split in ("train", "test")]
             table.add_row(side, *(f"{number:.2f}" for number in shown), *losses)
         stack = rp.load(registry)
