@@ -104,7 +104,7 @@ class Prices:
         rows_accessed   s
         dynamic_memory  2 s r; coalesced (2 s + pB) r, since the answers are spread again
         a2a_global      s (2 r + 8)
-        local           4 s r; coalesced (4 s + 2 pB) r
+        local           4 s r; coalesced (4 s + 4 pB) r
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
         appears(B W) / W, once i = appears(B) were asked of a concentrator in the node:
         ids_sent i, dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8) more.
@@ -128,7 +128,7 @@ class Prices:
             a2a_global=payload,
             a2a_intra=intra * (2 * width + ID_BYTES),
             between_nodes=payload * u * (n - 1) / n,
-            local=(2 * moved + 2 * spread) * width,
+            local=(2 * moved + 4 * spread) * width,
             coalesced=0.0 * accesses if coalesce == "none" else accesses,
         )
 
@@ -161,7 +161,8 @@ class Prices:
         static_memory   k r
         rows_accessed   pB
         dynamic_memory  pB r
-        local           (4 pB + 4 v) r
+        local           (8 pB + 4 v) r, for rows are put in place among others and gradients
+                        taken from among them; dense 4 (pB + 1) r
         ar_global       r where the reduce is dense, v = t = 1; else, node by node,
         a2a_intra       2 v r + 1/4: parts to the rank that sums them, and sums back
         ar_cross        t r / W + N / 16 W
@@ -190,7 +191,7 @@ class Prices:
             a2a_intra=2 * (union * width + TOUCHED_BYTES),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
-            local=4 * (accesses + union) * width,
+            local=(8 * accesses + 4 * union) * width,
         )
 
     def per_node(self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none") -> Cost:
@@ -202,7 +203,7 @@ class Prices:
         dynamic_memory  2 s r; coalesced (2 s + pB) r
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + N / 16 W (no bits where the reduce is dense)
-        local           (4 s + 4 v / W) r; coalesced 2 pB r more
+        local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP
         with s = appears(B), or pB where ids are not coalesced; and t, v as for DP.
         """
         accesses = rows.p * self.batch_size
@@ -219,7 +220,7 @@ class Prices:
             a2a_intra=sent * (2 * width + ID_BYTES),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
-            local=(4 * sent + 2 * spread + 4 * self._union(rows) / w) * width,
+            local=(4 * sent + 8 * spread + 4 * self._union(rows) / w) * width,
             coalesced=0.0 * accesses if plain else accesses,
         )
 
