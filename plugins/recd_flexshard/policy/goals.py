@@ -72,12 +72,12 @@ def auto(
     """The least expected time over coalescing, tiers and their sizes, within `budget` extra
     bytes a rank over plain row-wise, which is the first candidate: never slower than it.
 
-    One level of coalescing for all tables first, alone and with replicas, which have more to do;
-    then each table's own, and sizes again.
+    One level of coalescing for all tables first, then each table's own, and sizes again. None and
+    rank, which have the least to do, are met before replicas; node, which waits the most, last.
     """
     merged = Merged.of(tables)
     best = _Best(Ledger.of(tables, {}, prices), budget)
-    for level in LEVELS:
+    for level in LEVELS[:2]:
         alone = dict.fromkeys(tables, TableSizes(coalesce=level))
         best.meet(Ledger.of(tables, alone, prices))
     for level in LEVELS:
