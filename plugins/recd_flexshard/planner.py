@@ -42,7 +42,7 @@ class FlexShardConfig(Config):
     """How ids travel: as they are, once per rank, once per node; the goal auto chooses itself."""
     k: Annotated[float, Range(ge=1)] | None = None
     """Bytes that a replicated row takes with all that goes with it, over its own; by default 1,
-    its optimizer state, and 0.6 for gradients under way. The paper's framework had 6.25."""
+    its optimizer state, and 0.64 for gradients under way. The paper's framework had 6.25."""
     tables: tuple[str, ...] = ("*",)
     """Names or globs of the tables that may have replicas; others are left to TorchRec."""
     profile: Path | None = None

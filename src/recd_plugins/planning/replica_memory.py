@@ -9,7 +9,7 @@ from recd_plugins.planning.ledger import SequenceTable
 
 __all__ = ["replica_factor", "state_bytes"]
 
-UNDER_WAY = 0.6
+UNDER_WAY = 0.64
 """Of the bytes of replicas, what gradients take while chunks of them are reduced; measured."""
 STATE_BYTES: Mapping[str, Callable[[int], int]] = {
     "EXACT_ADAGRAD": lambda dim: 4 * dim,
