@@ -150,7 +150,7 @@ def test_k_and_budgets_size_the_tiers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "k"), [("sgd", 1.6), ("rowwise_adagrad", 1.6 + 4 / 64), ("adagrad", 2.6)]
+    ("optimizer", "k"), [("sgd", 1.64), ("rowwise_adagrad", 1.64 + 4 / 64), ("adagrad", 2.64)]
 )
 def test_k_follows_from_the_optimizer_where_nobody_says(optimizer: Any, k: float) -> None:
     fused = OptimizerSettings(tables=optimizer).fused_params()

@@ -179,9 +179,9 @@ def test_it_says_what_is_cached_and_what_that_saves() -> None:
     assert made.report.budget == pytest.approx(1e-6 * GB)
     cached = {name: one.sizes.replicated for name, one in made.report.ledger.tables.items()}
     # 32 bytes a row, of which k = 1.6 and its state of 4 bytes.
-    assert sum(cached.values()) == int(1e-6 * GB / (32 * (1.6 + 4 / 32)))
+    assert sum(cached.values()) == int(1e-6 * GB / (32 * (1.64 + 4 / 32)))
     text = made.explain()
-    assert "scars: size budget, coalesce rank, k = 1.73" in text
+    assert "scars: size budget, coalesce rank, k = 1.77" in text
     assert "cached ones left out" in text
     assert "goal scars, budget" in text
     assert "by TorchRec's performance model" in text
