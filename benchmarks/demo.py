@@ -30,7 +30,7 @@ from recd_plugins.stack import load
 from recd_plugins.trainer.launch import launch
 
 REGISTRY = Path("registry.yaml")
-BY_HAND = "plain TorchRec, by hand"
+BY_HAND = "plain TorchRec"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ SCARS = (
 )
 SIDES = (
     Side(name="recd train"),
-    Side(name="recd train, RecD", overrides=RECD),
-    Side(name="recd train, FlexShard", overrides=FLEXSHARD),
-    Side(name="recd train, SCARS", overrides=SCARS),
+    Side(name="with RecD", overrides=RECD),
+    Side(name="with FlexShard", overrides=FLEXSHARD),
+    Side(name="with SCARS", overrides=SCARS),
 )
 RM1_SCALE, RM1_STEPS = 1 / 6, 30
 
@@ -81,7 +81,7 @@ def rm1(folder: Path) -> list[Side]:
     path = folder / "rm1.yaml"
     path.write_text(yaml.safe_dump(said))
     return [
-        Side(name="RM1", overrides=("dedup=none", "train.run=runs/rm1"), registry=path),
+        Side(name="RM1, plain", overrides=("dedup=none", "train.run=runs/rm1"), registry=path),
         Side(name="RM1, RecD", overrides=("train.run=runs/rm1_recd",), registry=path),
     ]
 
