@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from torchrec.distributed.types import CacheAlgorithm, CacheParams
 
+from recd_plugins.errors import RegistryError
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.planning.proposal import HoldsRowWise
@@ -45,3 +47,24 @@ def test_constraints_may_rule_it_out(said: TableConstraint, may: bool) -> None:
     assert isinstance(made, HoldsRowWise)
     assert made.may_be_row_wise("shop") == may
     assert made.may_be_row_wise("item")
+
+
+def test_with_another_kernel_where_that_is_said() -> None:
+    cached = TableConstraint(
+        sharding_types=("row_wise",),
+        compute_kernels=("fused_uvm_caching",),
+        load_factor=0.3,
+        cache_algorithm="lfu",
+    )
+    held = planner().row_wise(["item", "history"], {"item": cached})
+    plan = held.propose(Probe(), Topology(device="cuda", ranks_per_node=2), 4).plan
+    item, history = plan["bags"]["item"], plan["sequences"]["history"]
+    assert (item.sharding_type, item.compute_kernel) == ("row_wise", "fused_uvm_caching")
+    assert item.cache_params == CacheParams(algorithm=CacheAlgorithm.LFU, load_factor=0.3)
+    assert (history.sharding_type, history.compute_kernel) == ("row_wise", "fused")
+    assert history.cache_params is None
+
+
+def test_a_load_factor_is_of_a_cache() -> None:
+    with pytest.raises(RegistryError, match="load_factor: is for the kernel fused_uvm_caching"):
+        TableConstraint(compute_kernels=("fused_uvm",), load_factor=0.3)

@@ -13,9 +13,15 @@ from recd_plugins.errors import RegistryError, nearest
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner.types import ParameterConstraints
-    from torchrec.distributed.types import ModuleSharder
+    from torchrec.distributed.types import CacheParams, ModuleSharder
 
-__all__ = ["ComputeKernel", "ShardingKind", "TableConstraint", "parameter_constraints"]
+__all__ = [
+    "CacheAlgorithm",
+    "ComputeKernel",
+    "ShardingKind",
+    "TableConstraint",
+    "parameter_constraints",
+]
 
 ShardingKind = Literal[
     "data_parallel",
@@ -42,6 +48,9 @@ ComputeKernel = Literal[
 ]
 """TorchRec's `EmbeddingComputeKernel`, those that train."""
 
+CacheAlgorithm = Literal["lru", "lfu"]
+"""Which rows a `fused_uvm_caching` kernel keeps: those looked up last, or most often."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableConstraint(Config):
@@ -55,6 +64,19 @@ class TableConstraint(Config):
     """The narrowest column-wise shard."""
     pooling_factors: tuple[Annotated[float, Range(gt=0)], ...] = ()
     """Mean ids per sample, one for each feature of the table."""
+    load_factor: Annotated[float, Range(gt=0, lt=1)] | None = None
+    """For the kernel fused_uvm_caching: the share of rows that the device has room for; by
+    default 0.2."""
+    cache_algorithm: CacheAlgorithm | None = None
+    """Which of them that kernel keeps, by default those looked up last; tables that differ in
+    what is said here are served by kernels of their own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.load_factor and "fused_uvm_caching" not in self.compute_kernels:
+            raise RegistryError(
+                "is for the kernel fused_uvm_caching: name it under compute_kernels.", "load_factor"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +122,7 @@ def parameter_constraints(
             sharding_types=_kinds(table, wanted, where),
             compute_kernels=list(wanted.compute_kernels) or None,
             min_partition=wanted.min_partition,
+            cache_params=_cache_params(wanted),
             **_pooling_factors(table, wanted, where),
             **_batch_sizes(table, wanted, batch_size),
         )
@@ -152,6 +175,18 @@ def _kinds(table: _Table, wanted: TableConstraint, where: str) -> list[str]:
             f"sharding type and kernel here. Choose from: {offers}."
         )
     return found
+
+
+def _cache_params(wanted: TableConstraint) -> CacheParams | None:
+    from torchrec.distributed.types import CacheAlgorithm, CacheParams
+
+    if wanted.load_factor is None and wanted.cache_algorithm is None:
+        return None
+    algorithm = wanted.cache_algorithm
+    return CacheParams(
+        algorithm=None if algorithm is None else CacheAlgorithm[algorithm.upper()],
+        load_factor=wanted.load_factor,
+    )
 
 
 def _pooling_factors(table: _Table, wanted: TableConstraint, where: str) -> dict[str, list[float]]:

@@ -52,11 +52,11 @@ class TorchRecPlanner:
         device: Literal["cpu", "cuda"],
         batch_size: int,
         fused: Mapping[str, Any],
-        row_wise: Iterable[str] = (),
+        row_wise: Mapping[str, TableConstraint] | None = None,
     ) -> None:
-        """Tables in `row_wise` are so, whatever the options say."""
+        """Tables in `row_wise` are so, with what that says, whatever the options say."""
         self._config = config
-        self._row_wise = frozenset(row_wise)
+        self._row_wise = dict(row_wise or {})
         self._device = device
         self._batch_size = batch_size
         self._fused = fused
@@ -71,14 +71,17 @@ class TorchRecPlanner:
         kinds, kernels = fits[-1].sharding_types, fits[-1].compute_kernels
         return "row_wise" in (kinds or ("row_wise",)) and "fused" in (kernels or ("fused",))
 
-    def row_wise(self, tables: Iterable[str]) -> TorchRecPlanner:
-        """One that has these tables row-wise with the fused kernel, and plans the others."""
+    def row_wise(
+        self, tables: Iterable[str], kernels: Mapping[str, TableConstraint] | None = None
+    ) -> TorchRecPlanner:
+        """One that has these tables row-wise with the fused kernel, or those that `kernels` say,
+        and plans the others."""
         return TorchRecPlanner(
             self._config,
             device=self._device,
             batch_size=self._batch_size,
             fused=self._fused,
-            row_wise=tables,
+            row_wise=dict.fromkeys(tables, ROW_WISE) | dict(kernels or {}),
         )
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
@@ -136,8 +139,9 @@ class TorchRecPlanner:
         device = topology.device or self._device
         on = torchrec_topology(topology, world_size, device)
         sharders = self.sharders()
-        offered = self._row_wise & offers_row_wise(model, sharders, device)
-        said = {**self._config.constraints, **dict.fromkeys(sorted(offered), ROW_WISE)}
+        offered = self._row_wise.keys() & offers_row_wise(model, sharders, device)
+        held = {name: self._row_wise[name] for name in sorted(offered)}
+        said = {**self._config.constraints, **held}
         constraints = parameter_constraints(model, said, sharders, device, self._batch_size)
         with _quiet_planner():
             planner = EmbeddingShardingPlanner(
@@ -159,7 +163,7 @@ class TorchRecPlanner:
             except PlannerError as error:
                 raise self._refused(error, on, model) from error
         self._explanation = reason.text()
-        others = self._row_wise - offered
+        others = self._row_wise.keys() - offered
         if others:
             make_row_wise(
                 plan,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.topology import Topology
 
 if TYPE_CHECKING:
@@ -82,5 +83,8 @@ class HoldsRowWise(Protocol):
     def may_be_row_wise(self, table: str) -> bool:
         """Whether its options allow that, with TorchRec's fused kernel."""
 
-    def row_wise(self, tables: Iterable[str]) -> PlansOthers:
-        """A planner like it, for which these tables are so, whatever it would choose."""
+    def row_wise(
+        self, tables: Iterable[str], kernels: Mapping[str, TableConstraint] | None = None
+    ) -> PlansOthers:
+        """A planner like it, for which these tables are so, whatever it would choose; with
+        TorchRec's fused kernel, but for those that `kernels` names another for."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain import PlanReport
 from recd_plugins.planning.ledger import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.model_tables import ModelTable
@@ -128,6 +129,10 @@ class TierPlanner(ABC):
         """What the canonical tables lie on: that of the ranks."""
         return topology
 
+    def kernels(self) -> Mapping[str, TableConstraint]:
+        """The row-wise tables that are to have another kernel than TorchRec's fused one."""
+        return {}
+
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """Those of the others; of the plan's tiers, where it has any."""
         others = self._beside().sharders()
@@ -200,7 +205,9 @@ class TierPlanner(ABC):
 
     def _beside(self) -> PlansOthers:
         """The planner of the others, for which tables with tiers or coalescing are row-wise."""
-        return self._others.row_wise(self.tier_plan.tables if self.tier_plan else ())
+        return self._others.row_wise(
+            self.tier_plan.tables if self.tier_plan else (), self.kernels()
+        )
 
 
 def _from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
