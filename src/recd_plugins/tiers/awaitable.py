@@ -38,7 +38,9 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         if torch.is_grad_enabled():
             self._tiers.expect(self._update)
         trip = self._update.trip
-        rows = self._rows(self._canonical.wait())
+        canonical = self._canonical.wait()
+        self._tiers.advance()
+        rows = self._rows(canonical)
         ids = trip.ids.split(trip.length_per_slot)
         return {
             slot.name: JaggedTensor(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.optim.keyed import KeyedOptimizer
@@ -18,6 +19,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.awaitable import SequencesAwaitable
+from recd_plugins.tiers.departure import Departing, Departure
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 from recd_plugins.tiers.trip import Trip
@@ -90,11 +92,13 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
 
         A hot batch has none that pass, on no rank: TorchRec exchanges nothing.
         """
-        canonical = []
+        canonical: list[Any] = []
         with torch.no_grad():
             trip = ctx.trip = self.tiers.depart(features)
-            if not trip.hot:
-                canonical = super().input_dist(ctx, self._passing(trip)).awaitables
+            if trip.known:
+                canonical = [] if trip.hot else self._send(ctx).awaitables
+            else:
+                canonical = self._depart(ctx)
             in_node = self.tiers.requests(trip)
         return KJTListSplitsAwaitable([*canonical, *in_node], ctx)
 
@@ -120,6 +124,34 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
         if ctx.is_hot:
             return self._merged(ctx, self._no_rows())
         return self._merged(ctx, super().compute_and_output_dist(ctx, canonical))
+
+    def _depart(self, ctx: TierSequenceContext) -> list[Departing]:
+        """What `_send` will exchange, once the node has said which ids pass.
+
+        TorchRec's contexts are there from now on, for whoever joins those of several modules.
+        """
+        assert ctx.trip is not None
+        count = len(self._input_dists)
+        promised = [SequenceShardingContext() for _ in range(count)]
+
+        def send() -> KJTListSplitsAwaitable[TierSequenceContext]:
+            ctx.sharding_contexts = []
+            request = self._send(ctx)
+            for later, known in zip(promised, ctx.sharding_contexts, strict=True):
+                vars(later).update(vars(known))
+            ctx.sharding_contexts = promised
+            return request
+
+        ctx.sharding_contexts = promised
+        departure = Departure([group.passing for group in ctx.trip.groups], send)
+        self.tiers.follow(departure)
+        return [Departing(departure, number) for number in range(count)]
+
+    def _send(self, ctx: TierSequenceContext) -> KJTListSplitsAwaitable[TierSequenceContext]:
+        """Have TorchRec exchange the ids that pass."""
+        assert ctx.trip is not None
+        request: Any = super().input_dist(ctx, self._passing(ctx.trip))
+        return cast("KJTListSplitsAwaitable[TierSequenceContext]", request)
 
     def _passing(self, trip: Trip) -> KeyedJaggedTensor:
         """The ids that pass, as one sample with many ids: whose they are stays here."""
@@ -151,4 +183,5 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
         self, ctx: TierSequenceContext, canonical: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[Any]:
         assert ctx.update is not None
+        self.tiers.advance()
         return SequencesAwaitable(self.tiers, ctx.update, canonical, self._need_indices)

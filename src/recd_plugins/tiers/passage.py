@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.tiers.different import Different, different, of_keys, to_keys
-from recd_plugins.tiers.errand import Errand
+from recd_plugins.tiers.errand import Turns
 from recd_plugins.tiers.exchange import Asked, NodeIds, ask_node
 from recd_plugins.tiers.group import TableGroup
 from recd_plugins.tiers.nodes import Nodes, Peers
@@ -37,12 +37,23 @@ class Passage(Multistreamable):
 
     @classmethod
     def of(
-        cls, group: TableGroup, ids: Tensor, passed: Tensor, segments: Segments, nodes: Nodes
-    ) -> Passage:
+        cls,
+        group: TableGroup,
+        ids: Tensor,
+        passed: Tensor,
+        segments: Segments,
+        nodes: Nodes,
+        *,
+        hot: bool = False,
+    ) -> Turns[Passage]:
         """Of a group's `ids` [N] those at `passed` [n], ascending; coalesced as the group says.
 
-        Over a node, every rank of it must call this, and waits for the others' ids.
+        Over a node it takes turns, which every rank of it must run, for the others' ids. Of a
+        hot batch nothing passes.
         """
+        if hot:
+            inverse = None if group.coalesce == "none" else passed[:0]
+            return cls(ids[:0], [0] * len(segments.lengths), inverse)
         ends = torch.tensor(segments.lengths, dtype=torch.int64, device=ids.device).cumsum(0)
         cuts = [0, *torch.searchsorted(passed, ends).tolist()]
         lengths = [end - start for start, end in pairwise(cuts)]
@@ -52,7 +63,7 @@ class Passage(Multistreamable):
         if group.coalesce == "rank" or nodes.ranks_per_node == 1:
             return cls(found.ids, _by_slot(found.counts, segments), found.inverse)
         asked = _ask(found, group, nodes)
-        answered = Errand(ask_node(asked, nodes.node)).finish()
+        answered = yield from ask_node(asked, nodes.node)
         theirs, inverse = _different_keys(answered.ids, len(group.tables))
         return cls(
             theirs.ids,

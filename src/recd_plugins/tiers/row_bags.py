@@ -69,6 +69,7 @@ class _Rows(TierEmbeddingCollection):
         self, ctx: TierSequenceContext, canonical: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> PooledRows:
         assert ctx.update is not None
+        self.tiers.advance()
         return PooledRows(self.tiers, ctx.update, canonical, self._divides)
 
 

@@ -43,6 +43,7 @@ class PooledRows(LazyAwaitable[Mapping[Slot, Tensor]]):
         if torch.is_grad_enabled():
             self._tiers.expect(self._update)
         canonical = self._canonical.wait()
+        self._tiers.advance()
         slots = iter(self._tiers.slots)
         found: dict[Slot, Tensor] = {}
         for number, group in enumerate(self._update.trip.groups):

@@ -27,6 +27,7 @@ from recd_plugins.compat.torchrec import (
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.hot import mark_of
+from recd_plugins.tiers.departure import Departure
 from recd_plugins.tiers.group import Slot, arrange
 from recd_plugins.tiers.hot import check_hot
 from recd_plugins.tiers.nodes import Nodes
@@ -71,6 +72,7 @@ class Tiers:
         self._holds = self._routes
         """What has the rows, or had them last."""
         self._owing: WeakSet[Update] = WeakSet()
+        self._departures: list[Departure] = []
         self.alive = torch.empty(0, requires_grad=True)
         names = [slot.name for slot in self.slots]
         order_input(sharded, [names.index(name) for name in slot_names(sharded)[1]])
@@ -104,6 +106,16 @@ class Tiers:
         if hot:
             check_hot(trip, self.slots)
         return trip
+
+    def follow(self, departure: Departure) -> None:
+        """Have `advance` reach it until TorchRec sends its ids."""
+        self._departures.append(departure)
+
+    def advance(self) -> None:
+        """While a batch is computed: a turn of those that are still to depart."""
+        for departure in self._departures:
+            departure.advance()
+        self._departures = [one for one in self._departures if not one.begun]
 
     def requests(self, trip: Trip) -> list[Request]:
         """Of each group, in their order."""

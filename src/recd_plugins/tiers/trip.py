@@ -10,6 +10,7 @@ from torch import Tensor
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.tiers.entries import Entries, HotGradients
+from recd_plugins.tiers.errand import Errand
 from recd_plugins.tiers.exchange import Asked
 from recd_plugins.tiers.nodes import Arriving, Nodes
 from recd_plugins.tiers.passage import Passage
@@ -29,7 +30,7 @@ class GroupTrip(Multistreamable):
     """Where the group's ids begin among those of the batch."""
     segments: Segments
     routed: Routed
-    passage: Passage
+    passing: Errand[Passage]
     asked: Asked | None
     """Of this rank's node; none where that tier is empty."""
     answer: Answer | None = None
@@ -52,14 +53,18 @@ class GroupTrip(Multistreamable):
     ) -> GroupTrip:
         """Of a group's `ids` [N] int64."""
         routed = replicas.router.route(ids, segments)
-        if hot:
-            inverse = None if replicas.group.coalesce == "none" else routed.passed[:0]
-            passage = Passage(ids[:0], [0] * len(segments.lengths), inverse)
-            return cls(replicas, start, segments, routed, passage, asked=None, hot=True)
+        passed = routed.passed
+        passing = Errand(Passage.of(replicas.group, ids, passed, segments, nodes, hot=hot))
         layout = replicas.per_node_layout
-        asked = Asked.of(routed.per_node.positions, layout) if layout.count else None
-        passage = Passage.of(replicas.group, ids, routed.passed, segments, nodes)
-        return cls(replicas, start, segments, routed, passage, asked)
+        asked = None
+        if layout.count and not hot:
+            asked = Asked.of(routed.per_node.positions, layout)
+        return cls(replicas, start, segments, routed, passing, asked, hot=hot)
+
+    @property
+    def passage(self) -> Passage:
+        """What passes; known once TorchRec has been sent it."""
+        return self.passing.finish()
 
     def request(self, nodes: Nodes) -> Request:
         """Ask the node for rows of its tier, and find out what all ranks touch."""
@@ -104,6 +109,11 @@ class Trip(Multistreamable):
     """[N] float32: of ids in weighted bags."""
     hot: bool = False
     """Whether no rank has an id that is not replicated on every rank: nothing is exchanged."""
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what passes, without asking the node."""
+        return all(group.passing.done for group in self.groups)
 
     @cached_property
     def bags(self) -> Tensor:

@@ -1,0 +1,78 @@
+"""Ids that a node agrees on leave beside the batch before: four gloo ranks under the pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from tiered import ByTiers, Sequences, batch_of, tier_plan
+from torch import Tensor, nn
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.trained import gather_table
+from recd_plugins.tiers.departure import Departure, Sent
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """One table by node, the other by rank."""
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        plan = tier_plan(ByTiers(2, seed=3, coalesce="node"), 2)
+        artists = dataclasses.replace(plan.tables["artists"], coalesce="rank")
+        plan = dataclasses.replace(plan, tables={**plan.tables, "artists": artists})
+        arranged = BySharding("row_wise")(model, optimizer)
+        sharders = tier_sharders(TierCluster(plan), optimizer.fused_params())
+        return Arranged(model, arranged.plan, sharders)
+
+
+def tables(arrange: Arrangement) -> dict[str, Tensor]:
+    """After some steps of the pipeline."""
+    optimizer = OptimizerSettings(tables="sgd", tables_lr=0.1)
+    torch.manual_seed(0)
+    model = Sequences()
+    initialisers = table_initialisers(model)
+    arranged = arrange(model, optimizer)
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
+    )
+    initialise_tables(sharded, initialisers, 0)
+    dense = torch.optim.SGD(sharded.module.over.parameters(), lr=0.1)
+    pipeline = TrainPipelineSparseDist(sharded, dense, torch.device("cpu"))
+    batches = iter([batch_of(step * 4 + dist.get_rank(), 6) for step in range(STEPS)])
+    for _ in range(STEPS):
+        pipeline.progress(batches)
+    state = sharded.state_dict()
+    return {name: gather_table(value) for name, value in state.items() if "embeddings" in name}
+
+
+def on_a_rank() -> list[bool]:
+    """Of each batch, whether its ids had left when TorchRec waited for them."""
+    begun: list[bool] = []
+    sent = Departure.sent
+
+    def seen(departure: Departure) -> Sent:
+        begun.append(departure.begun)
+        return sent(departure)
+
+    with patch.object(Departure, "sent", seen):
+        ours = tables(Mixed())
+    for name, theirs in tables(BySharding("row_wise")).items():
+        torch.testing.assert_close(ours[name], theirs, atol=1e-6, rtol=0)
+    return begun
+
+
+def test_ids_leave_while_the_batch_before_is_computed(gloo_pool: GlooPool) -> None:
+    for begun in gloo_pool.run(on_a_rank, world_size=4):
+        # Nothing is computed before the first batch.
+        assert begun == [False] + [True] * (STEPS - 1)
