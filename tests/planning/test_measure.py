@@ -27,6 +27,19 @@ def test_a_line_through_two_payloads_is_a_link() -> None:
     assert noise.gbps == pytest.approx(4, rel=1e-4)
 
 
+def test_bandwidth_is_of_all_payloads_that_are_mostly_bytes() -> None:
+    latency, smaller, larger = 0.001, 1 << 22, 1 << 24
+    seconds = {
+        4096: latency,
+        1 << 16: 2 * latency,  # far from either rate, but mostly latency
+        smaller: latency + smaller / (0.6 * GB),
+        larger: latency + larger / (0.4 * GB),
+    }
+    found = fit_link(seconds).gbps
+    assert 0.42 < found < 0.58
+    assert found == pytest.approx(fit_link({**seconds, 1 << 16: 3 * latency}).gbps)
+
+
 def measured(topology: Topology) -> Topology:
     group = dist.group.WORLD
     assert group is not None

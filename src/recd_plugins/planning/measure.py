@@ -25,8 +25,12 @@ IN_A_ROW = 16
 would count as latency of a single call."""
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
-LONG_ENOUGH = 0.05
+LONG_ENOUGH = 0.1
 """Seconds of a call after which payloads grow no further."""
+GROWTH = 4
+"""Each payload over the one before."""
+MOSTLY_BYTES = 4
+"""Latencies of a call that tells of bandwidth."""
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 SMALL_OPERATIONS = 400
 
@@ -68,14 +72,22 @@ def measure_topology(
 
 
 def fit_link(seconds: Mapping[int, float]) -> Link:
-    """From seconds by payload: latency of the smallest, bandwidth of what the largest adds.
+    """From seconds by payload: latency of the smallest, bandwidth of what all others add.
 
-    Half of the largest payload's time counts as its bytes' in any case: where latency is most
-    of it, or noise more, no bandwidth was seen beyond that.
+    The bandwidth is that of the least squares of relative errors: links have no one rate, for
+    buffers speed small payloads up and crowding slows large ones down. Payloads of less than
+    `MOSTLY_BYTES` latencies do not count, but for the largest. Half of a payload's time counts as
+    its bytes' in any case: where latency is most of it, or noise more, no bandwidth was seen
+    beyond that.
     """
     small, large = min(seconds), max(seconds)
-    more = max(seconds[large] - seconds[small], seconds[large] / 2)
-    return Link(gbps=(large - small) / more / GB, latency_ms=seconds[small] * 1000)
+    latency = seconds[small]
+    above = product = 0.0
+    for payload, took in seconds.items():
+        if payload == large or took > MOSTLY_BYTES * latency:
+            rate, more = (payload - small) / took, max(took - latency, took / 2) / took
+            above, product = above + rate**2, product + rate * more
+    return Link(gbps=above / product / GB, latency_ms=latency * 1000)
 
 
 def _measured(
@@ -93,7 +105,7 @@ def _measured(
         seconds[buffer.nbytes] = _time(partial(call, buffer, other, peers), world, device, again)
         if payload >= largest or (payload > SMALL and seconds[buffer.nbytes] > LONG_ENOUGH):
             return fit_link(seconds)
-        payload *= 8
+        payload *= GROWTH
 
 
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
