@@ -71,7 +71,7 @@ class Steps:
     sent: list[int]
     """Bytes that left this rank's node."""
     losses: list[float]
-    """The mean over the ranks."""
+    """What is left to learn, the mean over the ranks."""
     hot: list[bool]
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from recd_dlrm.datasets.criteo.rows import CATEGORIES, read_rows
-from recd_plugins.planning.parametric import exponential, half_normal, zipf
+from recd_plugins.planning.parametric import exponential, half_normal, uniform, zipf
 from recd_plugins.planning.rows import Integers, RowDistribution
 
-__all__ = ["LAWS", "Columns", "Law", "Lookups", "criteo"]
+__all__ = ["LAWS", "UNIFORM", "Columns", "Law", "Lookups", "criteo"]
 
 CRITEO = ("kaggle_8k.tsv", "kaggle_2k.tsv")
 LAWS = {
@@ -24,6 +24,8 @@ LAWS = {
     "exponential": exponential,
     "half-normal": half_normal,
 }
+UNIFORM = "uniform"
+"""No skew at all: nothing to gain."""
 
 
 class Lookups(Protocol):
@@ -46,12 +48,14 @@ class Law:
     """One table; row i of its distribution has the id i."""
 
     name: str
+    """One of LAWS, or uniform."""
     num_rows: int
     lookups: int
 
     @cached_property
     def rows(self) -> Mapping[str, RowDistribution]:
-        return {"table": LAWS[self.name](self.num_rows, self.lookups)}
+        law = uniform if self.name == UNIFORM else LAWS[self.name]
+        return {"table": law(self.num_rows, self.lookups)}
 
     def draw(self, batch_size: int, seed: int) -> Mapping[str, Tensor]:
         rows, draw = self.rows["table"], np.random.default_rng(seed)
