@@ -6,21 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import SequenceTable, TableSizes
 from recd_plugins.planning.parametric import through_points
+from recd_plugins.planning.pricing import PAPER_K, priced
 from recd_plugins.planning.topology import PRESETS
 
 __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]
 
-PRICES = Prices(
-    cluster=Cluster.of(PRESETS["flexshard_a100"], 32),
-    batch_size=4096,
-    k=6.25,
-    reduce="dense",
-    ask_once=False,
+PRICES = priced(
+    "paper", cluster=Cluster.of(PRESETS["flexshard_a100"], 32), batch_size=4096, k=PAPER_K
 )
-"""Those of section 5: U = 32, W = 8, B = 4096; k as the text's tables imply it."""
+"""Those of section 5: U = 32, W = 8, B = 4096."""
 DESIGNS = ("row-wise", "2-tier", "3-tier")
 
 

@@ -67,6 +67,15 @@ def test_a_proposal_is_an_ordinary_plan_of_every_table() -> None:
     assert ranks == {0, 1}
 
 
+def test_all_to_alls_are_a_part_of_a_tables_time() -> None:
+    made = planner()
+    slow = Topology(ranks_per_node=1, inter_node_gbps=0.001)
+    made.propose(Probe(), slow, 4)
+    for line in made.explain().splitlines()[2:]:
+        *_, ms, of_them = line.split()
+        assert 0 < float(of_them) < float(ms)
+
+
 def test_one_rank_has_everything() -> None:
     for tables in propose(world_size=1).values():
         for sharding in tables.values():

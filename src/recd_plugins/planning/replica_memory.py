@@ -7,7 +7,7 @@ from typing import Any
 
 from recd_plugins.planning.ledger import SequenceTable
 
-__all__ = ["replica_factor", "state_bytes"]
+__all__ = ["replica_factor", "row_factor", "state_bytes"]
 
 UNDER_WAY = 0.64
 """Of the bytes of replicas, what gradients take while chunks of them are reduced; measured."""
@@ -27,5 +27,9 @@ def state_bytes(fused: Mapping[str, Any], dim: int) -> int:
 def replica_factor(tables: Iterable[SequenceTable], fused: Mapping[str, Any]) -> float:
     """k: bytes that a replicated row takes with all that goes with it, over its own; that of the
     table whose replicas take the most."""
-    states = [state_bytes(fused, table.dim) / table.width for table in tables]
-    return 1 + UNDER_WAY + max(states)
+    return max(row_factor(fused, table.dim, table.element_bytes) for table in tables)
+
+
+def row_factor(fused: Mapping[str, Any], dim: int, element_bytes: int = 4) -> float:
+    """k of a row of D elements: 1, gradients under way, and its optimizer state."""
+    return 1 + UNDER_WAY + state_bytes(fused, dim) / (dim * element_bytes)
