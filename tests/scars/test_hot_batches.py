@@ -168,11 +168,17 @@ def test_states_of_another_loader_are_refused(table: Table) -> None:
         list(stage)
 
 
-def test_samples_are_hot_where_every_table_has_all_their_ids() -> None:
+@pytest.mark.parametrize("whole", [False, True], ids=["some rows", "all rows"])
+@pytest.mark.parametrize("one_id", [(), ("heard",), ("seen", "none", "heard")])
+def test_samples_are_hot_where_every_table_has_all_their_ids(
+    one_id: tuple[str, ...], whole: bool
+) -> None:
+    """Of `one_id`, each row has one id; of other keys, none to three."""
     draw = np.random.default_rng(0)
+    songs = draw.permutation(200)[: 200 if whole else 150]
     plan = TierPlan(
         tables={
-            "songs": TablePlan(table="songs", replicated=draw.permutation(200)[:150]),
+            "songs": TablePlan(table="songs", replicated=songs),
             "artists": TablePlan(
                 table="artists",
                 replicated=draw.permutation(90)[:80],
@@ -185,6 +191,7 @@ def test_samples_are_hot_where_every_table_has_all_their_ids() -> None:
     features = {"songs": ["heard", "seen"], "artists": ["seen"], "rest": ["other"]}
     keys, size = ["other", "seen", "none", "heard"], 400
     lengths = draw.integers(0, 4, (4, size)) * (draw.random((4, size)) < 0.3)
+    lengths[[keys.index(key) for key in one_id]] = 1
     values = draw.integers(-2, 260, lengths.sum())
     batch = Batch(
         dense=torch.empty(size, 0),

@@ -102,7 +102,36 @@ def test_routing_is_that_of_a_dict(
 def test_a_router_takes_less_than_two_bits_a_row() -> None:
     rows = torch.randperm(1_000_000, generator=torch.Generator().manual_seed(0))[:80_000]
     router = Router([1_000_000], [rows[:20_000]], [rows[20_000:]])
-    assert router.nbytes * 8 < 1.7 * 1_000_000  # 1.5, and 1.5 for each hot row
+    assert router.nbytes * 8 < 1.6 * 1_000_000  # 1.45, and 1.45 for each hot row
+
+
+@pytest.mark.parametrize(
+    ("replicated", "per_node"), [(60_000, 90_000), (150_000, 0), (0, 150_000), (0, 0)]
+)
+def test_many_rows_and_ids_are_routed_as_by_ops(replicated: int, per_node: int) -> None:
+    """More rows than a group of words counts, and more ids than a block."""
+    draw = torch.Generator().manual_seed(0)
+    num_rows = [120_000, 1, 60_000]
+    hot = [
+        torch.randperm(size, generator=draw)[: size * (replicated + per_node) // 180_000]
+        for size in num_rows
+    ]
+    everywhere = [rows[: len(rows) * replicated // 150_000] for rows in hot]
+    shared = [rows[len(some) :] for rows, some in zip(hot, everywhere, strict=True)]
+    router = Router(num_rows, everywhere, shared)
+    lengths = (700, 256, 0, 1_000, 44)
+    ids = torch.randint(-10, 120_010, (sum(lengths),), generator=draw)
+    segments = Segments(lengths, (0, 2, 1, -1, 0))
+    found = as_lists(router.route(ids, segments))
+    assert found == as_lists(router.route_by_ops(ids, segments))
+    assert [len(found[1]) > 0, len(found[3]) > 0] == [replicated > 0, per_node > 0]
+
+
+def test_a_rank_counts_a_full_group() -> None:
+    """49,152 members before a row's word is the most that its 16 bits hold: beyond their sign."""
+    bitmap = RankedBitmap(torch.arange(150_000), 150_001)
+    assert torch.equal(bitmap.rank(torch.arange(150_001)), torch.arange(150_001))
+    assert bitmap.holds(torch.arange(150_001)).sum() == 150_000
 
 
 @given(rows=st.sets(st.integers(0, 300)), size=st.integers(301, 500))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numba
 import numpy as np
 import numpy.typing as npt
-import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
@@ -17,12 +16,12 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
-from recd_plugins.tiers.bitmap import RankedBitmap, has_row
 
 __all__ = ["HotRows"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]
+U8: TypeAlias = npt.NDArray[np.uint8]
 
 U64 = np.uint64
 
@@ -40,12 +39,14 @@ class HotRows:
             [len(rows) == size for rows, size in zip(plans, self._sizes, strict=True)]
         )
         """Whether all of these are hot."""
-        self._starts = [0, *accumulate(self._sizes)]
-        rows = [rows + start for rows, start in zip(plans, self._starts, strict=False)]
-        every = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *rows]))
-        self._words = RankedBitmap(every, self._starts[-1]).words.numpy()
+        self._starts = [0, *accumulate(size // 8 + 1 for size in self._sizes)]
+        """Of each table's bits, in bytes: of one row more, which is not hot."""
+        self._bits = np.zeros(self._starts[-1], np.uint8)
+        for rows, start, end in zip(plans, self._starts, self._starts[1:], strict=False):
+            _set(self._bits[start:end], rows)
         self._tables: dict[str, list[int]] = {}
         """Of each feature, by their numbers."""
+        self._lookups: dict[tuple[tuple[str, ...], tuple[str, ...]], _Lookups] = {}
         for number, names in enumerate(features.values()):
             for name in names:
                 self._tables.setdefault(name, []).append(number)
@@ -69,56 +70,121 @@ class HotRows:
 
     def _rows(self, features: KeyedJaggedTensor, keys: Sequence[str]) -> Bools:
         """[stride]: which rows have hot ids alone in all of `keys`."""
-        order = {key: at for at, key in enumerate(features.keys())}
-        looked_up = [(order[key], table) for key in keys for table in self._tables.get(key, ())]
         hot = np.ones(features.stride(), np.uint8)
-        if looked_up:
-            at, tables = np.array(looked_up, np.int64).T
-            lengths = features.lengths().numpy().reshape(len(order), -1)
-            _and_all(
-                features.values().numpy(),
-                lengths,
-                np.array(features.offset_per_key(), np.int64)[at],
-                at,
-                np.array(self._starts, np.int64)[tables],
-                np.array(self._sizes, np.int64)[tables],
-                self._whole[tables],
-                self._words,
-                hot,
-            )
+        lookups = self._lookups_of(tuple(features.keys()), tuple(keys))
+        if len(lookups.keys):
+            lengths = features.lengths().numpy().reshape(len(features.keys()), -1)
+            _and_all(features.values().numpy(), lengths, *lookups, self._bits, hot)
         return hot.view(np.bool_)
+
+    def _lookups_of(self, order: tuple[str, ...], keys: tuple[str, ...]) -> _Lookups:
+        """Of these keys of a KJT that has its keys in this order: the same for each batch."""
+        if (order, keys) not in self._lookups:
+            looked_up = [
+                (order.index(key), table) for key in keys for table in self._tables.get(key, ())
+            ]
+            at, tables = np.array(sorted(looked_up), np.int64).reshape(-1, 2).T.copy()
+            starts, sizes = np.array(self._starts, np.int64), np.array(self._sizes, np.int64)
+            self._lookups[order, keys] = _Lookups(
+                at, starts[tables], sizes[tables], self._whole[tables]
+            )
+        return self._lookups[order, keys]
+
+
+class _Lookups(NamedTuple):
+    """Which tables are looked up, in ascending order of the key whose ids they are asked for."""
+
+    keys: I64
+    starts: I64
+    sizes: I64
+    whole: Bools
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _set(bits: U8, rows: npt.NDArray[Any]) -> None:
+    for at in range(len(rows)):
+        row = U64(rows[at])
+        bits[row >> U64(3)] |= np.uint8(1) << np.uint8(row & U64(7))
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _and_all(
     values: npt.NDArray[Any],
     lengths: npt.NDArray[Any],
-    firsts: I64,
     keys: I64,
     starts: I64,
     sizes: I64,
     whole: Bools,
-    words: I64,
-    hot: npt.NDArray[np.uint8],
+    bits: U8,
+    hot: U8,
 ) -> None:
-    """Lookup l is of the ids of key `keys[l]`, which begin at `firsts[l]`. As in the router's
-    kernel, no branch depends on an id."""
-    for lookup in range(len(keys)):
-        key, at = keys[lookup], firsts[lookup]
-        start, size = U64(starts[lookup]), U64(sizes[lookup])
-        if whole[lookup]:  # no bit to read
-            for row in range(len(hot)):
-                every = U64(1)
-                for _ in range(lengths[key, row]):
-                    every &= U64(U64(values[at]) < size)
-                    at += 1
-                hot[row] &= np.uint8(every)
-            continue
+    """Lookup l is of the ids of key `keys[l]`. As in the router's kernel, no branch depends on
+    an id."""
+    first = U64(0)
+    lookup = 0
+    for key in range(len(lengths)):
+        count, ones = U64(0), True
         for row in range(len(hot)):
-            every = U64(1)
-            for _ in range(lengths[key, row]):
-                number = U64(values[at])  # a negative id is huge
-                known = U64(number < size)
-                every &= has_row(words, (start + number) * known) & known
-                at += 1
-            hot[row] &= np.uint8(every)
+            count += U64(lengths[key, row])
+            ones &= lengths[key, row] == 1
+        while lookup < len(keys) and keys[lookup] == key:
+            start, size, every = U64(starts[lookup]), U64(sizes[lookup]), whole[lookup]
+            if ones and every:
+                _ones_below(values, first, size, hot)
+            elif ones:
+                _ones_among(values, first, start, size, bits, hot)
+            else:
+                _rows_among(values, lengths[key], first, start, size, every, bits, hot)
+            lookup += 1
+        first += count
+    for row in range(len(hot)):
+        hot[row] &= np.uint8(1)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _ones_below(values: npt.NDArray[Any], first: np.uint64, size: np.uint64, hot: U8) -> None:
+    """Of rows of one id each, of a table that is hot whole: no bit to read."""
+    for row in range(len(hot)):
+        hot[row] &= np.uint8(U64(values[first + U64(row)]) < size)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _ones_among(
+    values: npt.NDArray[Any],
+    first: np.uint64,
+    start: np.uint64,
+    size: np.uint64,
+    bits: U8,
+    hot: U8,
+) -> None:
+    """Of rows of one id each: nothing depends on the row before."""
+    for row in range(len(hot)):
+        hot[row] &= _holds(U64(values[first + U64(row)]), start, size, bits)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _rows_among(
+    values: npt.NDArray[Any],
+    lengths: npt.NDArray[Any],
+    first: np.uint64,
+    start: np.uint64,
+    size: np.uint64,
+    whole: bool,
+    bits: U8,
+    hot: U8,
+) -> None:
+    at = first
+    for row in range(len(hot)):
+        every = np.uint8(1)
+        for _ in range(lengths[row]):
+            number = U64(values[at])
+            every &= np.uint8(number < size) if whole else _holds(number, start, size, bits)
+            at += U64(1)
+        hot[row] &= every
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _holds(number: np.uint64, start: np.uint64, size: np.uint64, bits: U8) -> Any:
+    """In the lowest bit; the others are of any rows. A negative id is huge."""
+    row = min(number, size)
+    return bits[start + (row >> U64(3))] >> np.uint8(row & U64(7))

@@ -1,4 +1,4 @@
-"""Which tier an id is read from, and its position there: 1.5 bits a row of the tables.
+"""Which tier an id is read from, and its position there: 1.45 bits a row of the tables.
 
 All tables of a router lie one after another in one space of rows. A bitmap holds the hot
 rows; a second one, over the hot rows alone, tells the two tiers apart. A tier's positions
@@ -18,17 +18,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.bitmap import RankedBitmap, has_bit, ones_before
+from recd_plugins.sparse.rows.prefetch import prefetch
+from recd_plugins.tiers.bitmap import RankedBitmap, has_bit, members_before, place_of, word_of
 
 __all__ = ["Landed", "Routed", "Router", "Segments"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
-I32: TypeAlias = npt.NDArray[np.int32]
+U64s: TypeAlias = npt.NDArray[np.uint64]
 
 U64 = np.uint64
-PASSED, REPLICATED, PER_NODE = U64(0), U64(1), U64(2)
+ONE = U64(1)
 BLOCK = 256
 """Ids that are routed at a time: what is known of them stays in the cache."""
+NUMBER = U64(8)
+"""Bits that an id's number in its block takes."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Router:
         """Where `ids` [N] int64 go. Ids beyond their table pass: TorchRec judges them."""
         if ids.is_cuda:
             return self.route_by_ops(ids, segments)
-        codes, num_replicated, num_per_node = _codes(
+        parts = _route(
             ids.contiguous().numpy(),
             np.array(segments.lengths, np.int64),
             *self._placed(segments),
@@ -100,9 +103,9 @@ class Router:
             self._hot.ranks.numpy(),
             self._replicated.words.numpy(),
             self._replicated.ranks.numpy(),
+            0 < self._replicated.count < self._hot.count,
+            self._replicated.count > 0,
         )
-        # numba's integers come back as Python's, which it would take for signed ones.
-        parts = _by_tier(codes, U64(num_replicated), U64(num_per_node))
         passed, at, positions, node_at, node_positions = map(torch.from_numpy, parts)
         return Routed(passed, Landed(at, positions), Landed(node_at, node_positions))
 
@@ -135,75 +138,131 @@ class Router:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _codes(
+def _route(
     ids: I64,
     lengths: I64,
     starts: I64,
     sizes: I64,
     words: I64,
-    ranks: I32,
+    ranks: I64,
     tier_words: I64,
-    tier_ranks: I32,
+    tier_ranks: I64,
+    two_tiers: bool,
+    all_replicated: bool,
 ) -> Any:
-    """4 · position + tier for each id, and how many each tier has.
-
-    A block of ids is taken in passes: the first does no more than read, so that the processor
-    has as many cache misses under way as it can. No branch depends on an id.
-    """
-    codes = np.empty(ids.size, np.int64)
-    rows, found, before = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
-    hot, orders = np.empty(BLOCK, U64), np.empty(BLOCK, U64)
-    num_hot = num_replicated = U64(0)
-    first = 0
-    for segment in range(lengths.size):
-        start, size = U64(starts[segment]), U64(sizes[segment])
-        end = first + lengths[segment]
-        while first < end:
-            count = min(end - first, BLOCK)
-            for i in range(count):
-                known = U64(U64(ids[first + i]) < size)  # a negative id is huge
-                row = (start + U64(ids[first + i])) * known
-                word = row >> U64(6)
-                rows[i], hot[i] = row, known
-                found[i], before[i] = U64(words[word]), U64(ranks[word])
-            for i in range(count):
-                hot[i] &= has_bit(found[i], rows[i])
-                orders[i] = (before[i] + ones_before(found[i], rows[i])) * hot[i]
-            for i in range(count):
-                order = orders[i]
-                tier_word = U64(tier_words[order >> U64(6)])
-                replicated = has_bit(tier_word, order) & hot[i]
-                others = U64(tier_ranks[order >> U64(6)]) + ones_before(tier_word, order)
-                position = others * replicated + (order - others) * (U64(1) - replicated)
-                codes[first + i] = (position << U64(2)) | (
-                    REPLICATED * replicated + PER_NODE * (hot[i] - replicated)
-                )
-                num_hot += hot[i]
-                num_replicated += replicated
-            first += count
-    return codes, num_replicated, num_hot - num_replicated
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _by_tier(codes: I64, num_replicated: np.uint64, num_per_node: np.uint64) -> Any:
     """passed, replicated (which, positions), per node (which, positions).
 
-    An id is written to all of them, but only its own tier's goes on to the next place: so
-    each has a place to spare.
+    A block of ids is taken in passes: the first only asks for their words, so that the
+    processor has as many cache misses under way as it can. No branch depends on an id.
     """
-    passed = np.empty(U64(codes.size) - num_replicated - num_per_node + U64(1), np.int64)
-    at, at_node = (
-        np.empty(num_replicated + U64(1), np.int64),
-        np.empty(num_per_node + U64(1), np.int64),
+    passed, at, positions, at_node, node_positions = (
+        np.empty(ids.size, np.int64),
+        np.empty(ids.size, np.int64),
+        np.empty(ids.size, np.int64),
+        np.empty(ids.size, np.int64),
+        np.empty(ids.size, np.int64),
     )
-    positions, node_positions = np.empty_like(at), np.empty_like(at_node)
-    p = r = n = U64(0)
-    for i in range(codes.size):
-        tier, position = U64(codes[i] & 3), codes[i] >> 2
-        passed[p] = i
-        p += U64(tier == PASSED)
-        at[r], positions[r] = i, position
-        r += U64(tier == REPLICATED)
-        at_node[n], node_positions[n] = i, position
-        n += U64(tier == PER_NODE)
-    return passed[:-1], at[:-1], positions[:-1], at_node[:-1], node_positions[:-1]
+    known, places, word = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
+    hot, codes, replicated = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
+    lists = np.empty(BLOCK + 1, U64), np.empty(BLOCK + 1, U64), np.empty(BLOCK + 1, U64)
+    num_passed = num_replicated = num_per_node = first = U64(0)
+    for segment in range(lengths.size):
+        start, size = U64(starts[segment]), U64(sizes[segment])
+        end = first + U64(lengths[segment])
+        while first < end:
+            count = min(end - first, U64(BLOCK))
+            i = U64(0)
+            while i < count:
+                number = U64(ids[first + i])
+                known[i] = number < size  # a negative id is huge
+                row = start + number if known[i] else U64(0)
+                at_word = word_of(row)
+                prefetch(words, at_word, at_word + ONE)
+                word[i], places[i] = at_word, place_of(ranks, row, at_word)
+                i += ONE
+            i = U64(0)
+            while i < count:
+                word[i] = words[word[i]]
+                i += ONE
+            for j in range(count):
+                hot[j] = has_bit(word[j], places[j]) & known[j]
+                codes[j] = members_before(word[j], places[j]) * hot[j]
+            if two_tiers:
+                _tell_apart(tier_words, tier_ranks, count, hot, codes, replicated, word, places)
+            else:
+                for j in range(count):
+                    replicated[j] = hot[j] * U64(all_replicated)
+                    codes[j] = (codes[j] << NUMBER) | U64(j)
+            counts = _by_tier(count, hot, codes, replicated, lists)
+            for j in range(counts[0]):
+                passed[num_passed + U64(j)] = first + lists[0][j]
+            _unpack(lists[1], counts[1], first, at, positions, num_replicated)
+            _unpack(lists[2], counts[2], first, at_node, node_positions, num_per_node)
+            num_passed += counts[0]
+            num_replicated += counts[1]
+            num_per_node += counts[2]
+            first += count
+    return (
+        passed[:num_passed],
+        at[:num_replicated],
+        positions[:num_replicated],
+        at_node[:num_per_node],
+        node_positions[:num_per_node],
+    )
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _tell_apart(
+    words: I64,
+    ranks: I64,
+    count: np.uint64,
+    hot: U64s,
+    codes: U64s,
+    replicated: U64s,
+    word: U64s,
+    places: U64s,
+) -> None:
+    """Of hot rows, by their rank among them, whether they are replicated, and the position."""
+    i = U64(0)
+    while i < count:
+        at_word = word_of(codes[i])
+        places[i] = place_of(ranks, codes[i], at_word)
+        word[i] = words[at_word]
+        i += ONE
+    for j in range(count):
+        replicated[j] = has_bit(word[j], places[j]) & hot[j]
+        others = members_before(word[j], places[j])
+        position = others if replicated[j] else codes[j] - others
+        codes[j] = (position << NUMBER) | U64(j)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _by_tier(
+    count: np.uint64, hot: U64s, codes: U64s, replicated: U64s, lists: tuple[U64s, U64s, U64s]
+) -> Any:
+    """A block's numbers that pass, and its codes of each tier; how many each of these has.
+
+    An id is written to all of them, but only its own goes on to the next place: so each list
+    has a place to spare.
+    """
+    i = passed = everywhere = shared = U64(0)
+    while i < count:
+        code, is_hot, everywhere_too = codes[i], hot[i], replicated[i]
+        lists[0][passed] = i
+        lists[1][everywhere] = code
+        lists[2][shared] = code
+        passed += ONE - is_hot
+        everywhere += everywhere_too
+        shared += is_hot - everywhere_too
+        i += ONE
+    return passed, everywhere, shared
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _unpack(
+    codes: U64s, count: np.uint64, first: np.uint64, at: I64, positions: I64, start: np.uint64
+) -> None:
+    """2^8 · position + number in the block, of each code."""
+    for j in range(count):
+        at[start + U64(j)] = first + (codes[j] & U64(BLOCK - 1))
+        positions[start + U64(j)] = codes[j] >> NUMBER
