@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from recd_flexshard.planner import FlexShardConfig, build_flexshard
+from recd_flexshard.config import FlexShardConfig
+from recd_flexshard.planner import build_flexshard
 from recd_plugins import hookimpl
 from recd_plugins.slots import ShardingRecord
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from recd_flexshard.policy.goals import Goal, choose, frontier
-from recd_plugins.config import Config, Range
+from recd_flexshard.config import BUDGETED, FlexShardConfig
+from recd_flexshard.policy.goals import choose, frontier
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain import Frontier, PlanReport
 from recd_plugins.planning.ledger import SequenceTable
 from recd_plugins.planning.model_tables import ModelTable, model_tables
-from recd_plugins.planning.plan import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.planning.plan import build_torchrec_planner
 from recd_plugins.planning.replica_memory import replica_factor
-from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.slots import Context
 from recd_plugins.tiers.planner import Chosen, TierPlanner
@@ -24,34 +21,7 @@ from recd_plugins.tiers.planner import Chosen, TierPlanner
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["FlexShardConfig", "FlexShardPlanner", "build_flexshard"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlexShardConfig(Config):
-    """Options of FlexShard's planner."""
-
-    goal: Goal = "auto"
-    """memory_neutral (the paper's), max_memory_saving, min_communication, budget (the least time
-    within budget_gb) or auto (that, over coalescing too; never slower than row-wise)."""
-    tiers: Literal[2, 3] = 3
-    """2: DP and row-wise; 3: Flex between them."""
-    budget_gb: float = 0.0
-    """Extra memory per rank, GB, for the goals budget and auto; negative: to be saved."""
-    coalesce: Coalesce = "none"
-    """How ids travel: as they are, once per rank, once per node; the goal auto chooses itself."""
-    k: Annotated[float, Range(ge=1)] | None = None
-    """Bytes that a replicated row takes with all that goes with it, over its own; by default 1,
-    its optimizer state, and 0.64 for gradients under way. The paper's framework had 6.25."""
-    tables: tuple[str, ...] = ("*",)
-    """Names or globs of the tables that may have replicas; others are left to TorchRec."""
-    profile: Path | None = None
-    """A saved profile to plan with; by default the train split's first batches are counted."""
-    profile_batches: Annotated[int, Range(ge=1)] = 100
-    """How many batches to count."""
-    others: TorchRecPlannerConfig = field(default_factory=TorchRecPlannerConfig)
-    """TorchRec's planner, for the tables that are left to it: those that its constraints do not
-    let be row-wise among them."""
+__all__ = ["FlexShardPlanner", "build_flexshard"]
 
 
 class FlexShardPlanner(TierPlanner):
@@ -96,8 +66,8 @@ class FlexShardPlanner(TierPlanner):
             prices,
             goal=config.goal,
             tiers=config.tiers,
-            budget=config.budget_gb * GB,
-            coalesce=config.coalesce,
+            budget=(config.budget_gb or 0.0) * GB,
+            coalesce=config.coalesce or "none",
         )
         sizes = {name: one.sizes for name, one in ledger.tables.items()}
         curve = frontier(
@@ -116,8 +86,9 @@ class FlexShardPlanner(TierPlanner):
 
     def _budget(self) -> float | None:
         """Extra bytes that the goal allows; none where it does not ask."""
-        budgets = {"memory_neutral": 0.0, "budget": self._config.budget_gb * GB}
-        return {**budgets, "auto": self._config.budget_gb * GB}.get(self._config.goal)
+        if self._config.goal == "memory_neutral":
+            return 0.0
+        return (self._config.budget_gb or 0.0) * GB if self._config.goal in BUDGETED else None
 
 
 def build_flexshard(config: FlexShardConfig, context: Context) -> FlexShardPlanner:

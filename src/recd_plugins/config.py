@@ -2,7 +2,7 @@
 
 A config is a frozen, keyword-only dataclass that inherits from `Config`; the line of
 text under a field documents it, and `Annotated[int, Range(ge=1)]` bounds it. Bounds
-are checked on construction, types and names by `parse`.
+are checked on construction, types and names by `parse`; no number is infinite or nan.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import collections.abc
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -79,6 +80,8 @@ def _check_bounds(hint: Any, value: Any, where: str) -> None:
         case collections.abc.Mapping, Mapping():
             for key, part in value.items():
                 _check_bounds(args[1], part, f"{where}.{key}")
+        case _, float() if hint is float and not math.isfinite(value):
+            raise RegistryError(f"must be a finite number, but is {value}.", where)
 
 
 def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:

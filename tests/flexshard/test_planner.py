@@ -17,7 +17,8 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_flexshard
-from recd_flexshard.planner import FlexShardConfig, FlexShardPlanner
+from recd_flexshard.config import FlexShardConfig
+from recd_flexshard.planner import FlexShardPlanner
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
@@ -147,6 +148,25 @@ def test_k_and_budgets_size_the_tiers() -> None:
     assert small < large
     with pytest.raises(CapabilityError, match="Raise the budget"):
         replicas(goal="budget", budget_gb=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"goal": "memory_neutral", "budget_gb": 5}, "sharding.budget_gb: is for `goal: budget or"),
+        ({"goal": "min_communication", "budget_gb": 0}, "but goal is min_communication"),
+        ({"goal": "max_memory_saving", "budget_gb": -1}, "but goal is max_memory_saving"),
+        ({"coalesce": "node"}, "sharding.coalesce: is node, but goal auto chooses"),
+        ({"coalesce": "none", "goal": "auto"}, "Leave it out, or say `goal: budget`"),
+        ({"budget_gb": float("nan")}, "sharding.budget_gb: must be a finite number, but is nan"),
+        ({"k": "inf"}, "sharding.k: must be a finite number, but is inf"),
+    ],
+)
+def test_options_that_clash_or_are_no_numbers_are_told_at_once(
+    options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RegistryError, match=says):
+        planner(**options)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ class Options(Config):
 
     rate: Annotated[float, Range(gt=0, le=1)] = 0.5
     """A rate."""
+    scale: float | None = None
+    """A scale, of any sign."""
+    least: Annotated[float, Range(ge=0)] = 0.0
+    """A number without a largest one."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Numbers by name."""
     sizes: tuple[Annotated[int, Range(ge=1)], ...] = ()
     """Some
     sizes."""
@@ -82,6 +88,12 @@ def test_every_kind_of_value_is_taken() -> None:
         ({"rate": 0}, "model.rate", "must be > 0 and <= 1, but is 0.0"),
         ({"rate": "fast"}, "model.rate", "expected a number, got 'fast' (str)"),
         ({"rate": True}, "model.rate", "got True (bool)"),
+        ({"rate": float("nan")}, "model.rate", "must be > 0 and <= 1, but is nan"),
+        ({"scale": ".nan"}, "model.scale", "expected a number, got '.nan' (str)"),
+        ({"scale": float("nan")}, "model.scale", "must be a finite number, but is nan"),
+        ({"scale": "-inf"}, "model.scale", "must be a finite number, but is -inf"),
+        ({"least": float("inf")}, "model.least", "must be a finite number, but is inf"),
+        ({"weights": {"a": float("inf")}}, "model.weights.a", "must be a finite number"),
         ({"sizes": [1, "2"]}, "model.sizes[1]", "expected an integer, got '2' (str)"),
         ({"sizes": 1}, "model.sizes", "expected a list of (an integer >= 1), got 1 (int)"),
         ({"mode": "fats"}, "model.mode", "unknown value 'fats'; did you mean 'fast'?"),

@@ -1,0 +1,60 @@
+"""Options of `sharding: flexshard`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from recd_flexshard.policy.goals import Goal
+from recd_plugins.config import Config, Range
+from recd_plugins.errors import RegistryError
+from recd_plugins.planning.plan import TorchRecPlannerConfig
+from recd_plugins.planning.tier_plan import Coalesce
+
+__all__ = ["BUDGETED", "FlexShardConfig"]
+
+BUDGETED: tuple[Goal, ...] = ("budget", "auto")
+"""The goals that `budget_gb` is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlexShardConfig(Config):
+    """Options of FlexShard's planner."""
+
+    goal: Goal = "auto"
+    """memory_neutral (the paper's), max_memory_saving, min_communication, budget (the least time
+    within budget_gb) or auto (that, over coalescing too; never slower than row-wise)."""
+    tiers: Literal[2, 3] = 3
+    """2: DP and row-wise; 3: Flex between them."""
+    budget_gb: float | None = None
+    """Extra memory per rank, GB, for the goals budget and auto; negative: to be saved; by default
+    0."""
+    coalesce: Coalesce | None = None
+    """How ids travel: as they are, once per rank, once per node; by default as they are, but for
+    the goal auto, which chooses itself."""
+    k: Annotated[float, Range(ge=1)] | None = None
+    """Bytes that a replicated row takes with all that goes with it, over its own; by default 1,
+    its optimizer state, and 0.64 for gradients under way. The paper's framework had 6.25."""
+    tables: tuple[str, ...] = ("*",)
+    """Names or globs of the tables that may have replicas; others are left to TorchRec."""
+    profile: Path | None = None
+    """A saved profile to plan with; by default the train split's first batches are counted."""
+    profile_batches: Annotated[int, Range(ge=1)] = 100
+    """How many batches to count."""
+    others: TorchRecPlannerConfig = field(default_factory=TorchRecPlannerConfig)
+    """TorchRec's planner, for the tables that are left to it: those that its constraints do not
+    let be row-wise among them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.budget_gb is not None and self.goal not in BUDGETED:
+            raise RegistryError(
+                f"is for `goal: {' or '.join(BUDGETED)}`, but goal is {self.goal}.", "budget_gb"
+            )
+        if self.coalesce is not None and self.goal == "auto":
+            raise RegistryError(
+                f"is {self.coalesce}, but goal auto chooses how ids travel itself. Leave it out, "
+                "or say `goal: budget`.",
+                "coalesce",
+            )
