@@ -31,7 +31,7 @@ __all__ = ["measure"]
 
 
 def measure(quick: bool, figure: Path | None = None) -> Report:
-    rounds = 5 if quick else 9
+    rounds = 5 if quick else 15
     figures = [*table_5(), *table_6()]
     figures += router(rounds, num_rows=30_000_000, hot=2_500_000, ids=1_000_000)
     figures += billion_rows(tables=10) if quick else billion_rows()

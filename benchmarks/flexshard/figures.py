@@ -16,6 +16,9 @@ from recd_plugins.planning.observed import Observed
 
 __all__ = ["Bench"]
 
+ALIKE = 4
+"""Times the rounds where both sides are the same plan, so that the row is of noise alone."""
+
 
 @dataclass(kw_only=True)
 class Bench:
@@ -48,9 +51,11 @@ class Bench:
             )
 
     def no_skew(self, cluster: EmulatedCluster, setting: Setting) -> Iterator[Figure]:
-        measured, choice = self._chosen(cluster, setting, [ROW_WISE])
+        measured, choice = self._chosen(cluster, setting, [ROW_WISE], ALIKE * self.rounds)
+        same = choice.sizes == ROW_WISE.sizes
+        said = f"{setting}; {ALIKE * self.rounds} rounds{', of one plan twice' if same else ''}"
         yield self._faster(
-            "no skew, step against plain row-wise", measured, choice, ROW_WISE, 0.95, f"{setting}"
+            "no skew, step against plain row-wise", measured, choice, ROW_WISE, 0.95, said
         )
 
     def regrets(self, settings: Sequence[Setting]) -> Iterator[Figure]:
@@ -81,11 +86,15 @@ class Bench:
         )
 
     def _chosen(
-        self, cluster: EmulatedCluster, setting: Setting, others: Sequence[Side]
+        self,
+        cluster: EmulatedCluster,
+        setting: Setting,
+        others: Sequence[Side],
+        rounds: int | None = None,
     ) -> tuple[Measured, Side]:
         prices, workload = self._prices(cluster, setting), setting.workload
         choice = chosen(workload, prices)
-        return self._measure(cluster, setting, [*others, choice], prices), choice
+        return self._measure(cluster, setting, [*others, choice], prices, rounds), choice
 
     def regret(self, cluster: EmulatedCluster, setting: Setting) -> Figure:
         prices, workload = self._prices(cluster, setting), setting.workload
@@ -139,10 +148,15 @@ class Bench:
         )
 
     def _measure(
-        self, cluster: EmulatedCluster, setting: Setting, sides: Sequence[Side], prices: Prices
+        self,
+        cluster: EmulatedCluster,
+        setting: Setting,
+        sides: Sequence[Side],
+        prices: Prices,
+        rounds: int | None = None,
     ) -> Measured:
         measured = cluster.measure(
-            setting.workload, sides, prices, mbit=setting.mbit, rounds=self.rounds
+            setting.workload, sides, prices, mbit=setting.mbit, rounds=rounds or self.rounds
         )
         self.observed[f"{setting}"] = measured.observed
         for side, one in zip(sides, measured.observed, strict=True):

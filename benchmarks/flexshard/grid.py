@@ -108,7 +108,9 @@ def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
 
 def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     """Each way of coalescing, with no replicas, DP, or DP and Flex, of the best sizes within
-    `BUDGET`; the paper's sizes; and half the choice's replicas. The choice itself comes last."""
+    `BUDGET`; the paper's sizes; and half the choice's replicas. The choice itself comes last.
+
+    Each once: where every row has a replica, coalescing changes nothing."""
     every = []
     coalesced = Side(name="coalesced per node", sizes=TableSizes(coalesce="node"))
     levels: dict[Coalesce, Side] = {"none": ROW_WISE, "rank": COALESCED, "node": coalesced}
@@ -124,5 +126,13 @@ def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     halved = {tier: getattr(choice.sizes, tier) // 2 for tier in ("replicated", "per_node")}
     half = dataclasses.replace(choice.sizes, **halved)
     every.append(Side(name="half the choice", sizes=half))
-    distinct = {side.sizes: side for side in reversed(every) if side.sizes != choice.sizes}
+    distinct = {_done(side, workload): side for side in reversed([*every, choice])}
+    del distinct[_done(choice, workload)]
     return [*reversed(distinct.values()), choice]
+
+
+def _done(side: Side, workload: Workload) -> TableSizes:
+    """What it comes to."""
+    sizes = side.sizes
+    every = sizes.replicated + sizes.per_node == workload.num_rows
+    return dataclasses.replace(sizes, coalesce="none") if every else sizes

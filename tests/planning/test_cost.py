@@ -19,7 +19,7 @@ from recd_plugins.planning.ledger import (
 )
 from recd_plugins.planning.parametric import zipf
 from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.step_time import marginal_ms, milliseconds
+from recd_plugins.planning.step_time import Lane, marginal_ms, milliseconds
 from recd_plugins.planning.topology import Link, Topology
 
 N, W = 2, 4
@@ -225,9 +225,35 @@ def test_what_other_links_carry_hides_behind_the_global_exchange() -> None:
 
     prices = Prices(cluster=serial, batch_size=64, k=1, ask_once=False)
     each = Ledger.of({"t": table}, sizes, prices).milliseconds
-    assert ms(0) == pytest.approx(sum(each.values()))
+    # In backward, half of the global exchange is there for replicas to hide behind.
+    assert ms(0) == pytest.approx(sum(each.values()) - each["a2a_global"] / 2, rel=1e-6)
     # As many rows go either way, and the all-reduce comes on top: the longer one stays.
     assert ms(1) == pytest.approx(each["a2a_intra"] + each["ar_cross"] + each["local"])
+
+
+def test_replicas_and_tables_work_while_the_other_is_on_the_links() -> None:
+    link = Link(gbps=1 / 1024)  # a MB takes a second
+    cluster = Cluster(
+        n_nodes=2, ranks_per_node=2, a2a_global=link, a2a_intra=link, ar_cross=link,
+        gather_gbps=1 / 512,
+    )  # fmt: skip
+    table = SequenceTable(name="t", rows=RowDistribution.of([8], [0.5]), dim=16)
+
+    def found(replicated: int) -> tuple[float, dict[str, float]]:
+        sizes = {"t": TableSizes(replicated=replicated)}
+        ledger = Ledger.of({"t": table}, sizes, Prices(cluster=cluster, batch_size=64, k=1))
+        return ledger.ms, ledger.milliseconds
+
+    for all_in_one in (0, 8):  # nothing is beside
+        ms, each = found(all_in_one)
+        assert ms == pytest.approx(sum(each.values()))
+    ms, each = found(4)
+    half, whole = (found(count)[1] for count in (4, 8))
+    replicas = Lane(traffic=half["ar_cross"], own=half["a2a_intra"] + whole["local"] / 2)
+    home = Lane(traffic=half["a2a_global"], own=half["local"] - whole["local"] / 2)
+    beside = min(replicas.own, home.traffic / 2) + min(home.own / 2, replicas.traffic)
+    assert beside > 0
+    assert ms == pytest.approx(sum(each.values()) - beside)
 
 
 def test_sizes_become_row_ids_where_they_are_known() -> None:

@@ -28,7 +28,7 @@ def test_a_line_through_two_payloads_is_a_link() -> None:
 
 
 def test_bandwidth_is_of_all_payloads_that_are_mostly_bytes() -> None:
-    latency, smaller, larger = 0.001, 1 << 22, 1 << 24
+    latency, smaller, larger = 0.0002, 1 << 22, 1 << 24
     seconds = {
         4096: latency,
         1 << 16: 2 * latency,  # far from either rate, but mostly latency

@@ -24,9 +24,9 @@ Goal = Literal["memory_neutral", "max_memory_saving", "min_communication", "budg
 Tables = Mapping[str, SequenceTable]
 
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
-WORTH = 0.05
+WORTH = 0.02
 """The share of a step that another plan must save to be taken for one that came before it, and
-is simpler: expected times are no better than that."""
+is simpler."""
 
 
 def choose(
@@ -144,6 +144,8 @@ def _candidates(
     """With each table's ids coalesced so: no replicas, and the best sizes of each set of tiers.
 
     Where exchanges overlap, sizes are sought for several guesses of how much of them is hidden.
+    Half of the sizes are tried too: prices of single rows do not know that replicas and tables
+    each have their own work done beside the other's traffic.
     """
     plain, prices = best.plain, best.plain.prices
     tables = {name: one.table for name, one in plain.tables.items()}
@@ -158,8 +160,13 @@ def _candidates(
         for allowed in sets:
             optimum = Optimum.of(merged, offers, allowed, base)
             if optimum.memory[0] <= best.budget:
-                sizes = merged.sizes(*optimum.at(best.budget, cluster.world_size), levels)
-                yield Ledger.of(tables, sizes, prices)
+                found = optimum.at(best.budget, cluster.world_size)
+                yield Ledger.of(tables, merged.sizes(*found, levels), prices)
+                replicated, per_node = (
+                    tier // 2 // cluster.world_size * cluster.world_size for tier in found
+                )
+                half = merged.sizes(replicated, per_node, levels)
+                yield Ledger.of(tables, half, prices)
 
 
 def _levels(ledger: Ledger) -> dict[str, Coalesce]:

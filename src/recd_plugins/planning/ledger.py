@@ -11,7 +11,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.step_time import COLLECTIVES, milliseconds, overlapped
+from recd_plugins.planning.step_time import COLLECTIVES, Lane, milliseconds, overlapped
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 TierName = Literal["replicated", "per_node", "row_wise"]
+REPLICAS: tuple[TierName, ...] = ("replicated", "per_node")
 TINY = 1e-300
 """Instead of 0, where nothing is looked up and so nothing is a share of it."""
 OPERATIONS: Mapping[str, int] = {
@@ -119,28 +120,41 @@ class Ledger:
 
     @cached_property
     def calls(self) -> dict[str, int]:
-        """How often a step calls each collective.
+        """How often a step calls each collective: `home_calls` and `replica_calls`."""
+        return {name: self.home_calls[name] + self.replica_calls[name] for name in COLLECTIVES}
 
-        The way to the canonical tables: splits, ids, rows, gradients. Tables of one width and
-        way of coalescing share their replicas' calls: DP tells bits, reduces and gathers; Flex
-        tells bits and reduces, while its rows travel beside the canonical ones but for the
-        gradients; node coalescing goes there and back again; a dense reduce is one call.
+    @cached_property
+    def home_calls(self) -> dict[str, int]:
+        """The way to the canonical tables: splits, ids, rows, gradients. Node coalescing goes
+        there and back again, once for tables of one width."""
+        by_node = {
+            one.table.width
+            for one in self.tables.values()
+            if one.sizes.coalesce == "node" and one.entries["row_wise"].rows
+        }
+        calls = {"a2a_global": 4, "a2a_intra": 4 * len(by_node)}
+        return dict.fromkeys(COLLECTIVES, 0) | calls
+
+    @cached_property
+    def replica_calls(self) -> dict[str, int]:
+        """Tables of one width and way of coalescing share them: DP tells bits, reduces and
+        gathers; Flex tells bits and reduces, while its rows travel beside the canonical ones but
+        for the gradients; a dense reduce is one call.
         """
         dense = self.prices.reduce == "dense"
-        calls = dict.fromkeys(COLLECTIVES, 0) | {"a2a_global": 4}
+        calls = dict.fromkeys(COLLECTIVES, 0)
         tiers = {
             (tier, one.table.width, one.sizes.coalesce)
             for one in self.tables.values()
             for tier, entry in one.entries.items()
-            if entry.rows and (tier != "row_wise" or one.sizes.coalesce == "node")
+            if entry.rows and tier != "row_wise"
         }
         for tier, _, _ in tiers:
             if dense and tier == "replicated":
                 calls["ar_global"] += 1
                 continue
             calls["a2a_intra"] += 1 if tier == "per_node" else 4
-            if tier != "row_wise":
-                calls["ar_cross"] += 1 if dense else 2
+            calls["ar_cross"] += 1 if dense else 2
         return calls
 
     @cached_property
@@ -163,7 +177,15 @@ class Ledger:
     @property
     def ms(self) -> float:
         """Expected milliseconds of a step's exchange and lookups."""
-        return overlapped(self.milliseconds, self.prices.cluster)
+        cluster, entries = self.prices.cluster, [one.entries for one in self.tables.values()]
+        home = sum((each["row_wise"].cost for each in entries), Cost())
+        copied = (each[tier].cost for each in entries for tier in REPLICAS)
+        return overlapped(
+            self.milliseconds,
+            cluster,
+            Lane.of(home, cluster, self.home_calls),
+            Lane.of(sum(copied, Cost()), cluster, self.replica_calls),
+        )
 
 
 def tier_plan(
@@ -184,6 +206,7 @@ def tier_plan(
             replicated=hottest[: size.replicated].copy(),
             per_node=hottest[size.replicated :].copy(),
             coalesce=size.coalesce,
+            num_rows=table.rows.num_rows,
         )
     return TierPlan(tables=plans, n_nodes=cluster.n_nodes, ranks_per_node=cluster.ranks_per_node)
 

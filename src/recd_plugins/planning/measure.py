@@ -29,7 +29,7 @@ LONG_ENOUGH = 0.1
 """Seconds of a call after which payloads grow no further."""
 GROWTH = 4
 """Each payload over the one before."""
-MOSTLY_BYTES = 4
+MOSTLY_BYTES = 16
 """Latencies of a call that tells of bandwidth."""
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 SMALL_OPERATIONS = 400

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost
 from recd_plugins.planning.topology import GB
 
-__all__ = ["COLLECTIVES", "marginal_ms", "milliseconds", "overlapped"]
+__all__ = ["COLLECTIVES", "Lane", "marginal_ms", "milliseconds", "overlapped"]
 
 COLLECTIVES = ("a2a_global", "a2a_intra", "ar_global", "ar_cross")
 BESIDE = ("a2a_intra", "ar_cross")
 """Those that other links carry than the global all-to-all's."""
+NETWORK = ("a2a_global", "ar_global", "ar_cross")
+"""Those that have bytes between nodes."""
 
 
 def milliseconds(
@@ -30,11 +33,36 @@ def milliseconds(
     return found
 
 
-def overlapped(each: Mapping[str, float], cluster: Cluster) -> float:
-    """Of a step in which they follow each other, but for the share of a2a_intra and ar_cross
-    that runs beside a2a_global: overlap * min(a2a_global, a2a_intra + ar_cross)."""
-    beside = min(each["a2a_global"], sum(each[name] for name in BESIDE))
-    return sum(each.values()) - cluster.overlap * beside
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """What a step does for canonical tables, or for replicas."""
+
+    traffic: float
+    """Milliseconds that its bytes are on links between nodes."""
+    own: float
+    """Milliseconds of all else: latencies, exchanges in nodes, the rank's own work."""
+
+    @classmethod
+    def of(cls, cost: Cost, cluster: Cluster, calls: Mapping[str, int]) -> Lane:
+        each = milliseconds(cost, cluster, calls)
+        traffic = sum(
+            each[name] - calls.get(name, 0) * getattr(cluster, name).latency_ms for name in NETWORK
+        )
+        return cls(traffic=traffic, own=sum(each.values()) - traffic)
+
+
+def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas: Lane) -> float:
+    """Milliseconds of a step in which all follow each other, but for what runs beside the rest.
+
+    Replicas are updated in backward, beside the exchange of the canonical gradients, the half of
+    canonical traffic: each has its own work done while the other is on the links,
+        min(own of replicas, traffic of home / 2) + min(own of home / 2, traffic of replicas)
+    Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
+    says: overlap * min(a2a_global, a2a_intra + ar_cross).
+    """
+    work = min(replicas.own, home.traffic / 2) + min(home.own / 2, replicas.traffic)
+    links = min(each["a2a_global"], sum(each[name] for name in BESIDE))
+    return sum(each.values()) - max(work, cluster.overlap * links)
 
 
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
