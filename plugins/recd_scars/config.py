@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
+from recd_plugins.planning.constraints import CacheAlgorithm
 from recd_plugins.planning.tier_plan import Coalesce
+from recd_scars.home import Home
 
 __all__ = ["ScarsConfig"]
 
@@ -42,9 +44,13 @@ class ScarsConfig(Config):
     window: Annotated[int, Range(ge=1)] = 16
     """Batches of a rank among which samples change places for that; the order of an epoch drifts
     by as much."""
-    home: Literal["memory", "mapped"] = "memory"
-    """Where tables and their optimizer states lie: in memory, or in memory-mapped files, which
-    may be larger (on the CPU alone)."""
+    home: Home = "memory"
+    """Where tables and their optimizer states lie: in the memory of what trains; in memory-mapped
+    files, which may be larger (on the CPU alone); or in host memory, but for those that fit the
+    device, served by TorchRec's UVM kernels (on CUDA alone)."""
+    cache_algorithm: CacheAlgorithm | None = None
+    """Which rows the caches of these kernels keep, for home host: lru, those looked up last, by
+    default; or lfu, those looked up most, for 8 bytes of the device for each row of a table."""
     mapped_folder: Path | None = None
     """Of these files, on a disk; by default `mapped` in the registry's folder."""
     profile: Path | None = None
@@ -68,4 +74,12 @@ class ScarsConfig(Config):
                 "profile_batches",
             )
         if self.mapped_folder is not None and self.home != "mapped":
-            raise RegistryError("is for `home: mapped`, but home is memory.", "mapped_folder")
+            raise RegistryError(f"is for `home: mapped`, but home is {self.home}.", "mapped_folder")
+        if self.cache_algorithm is not None and self.home != "host":
+            raise RegistryError(f"is for `home: host`, but home is {self.home}.", "cache_algorithm")
+        if not self.profile_batches and self.profile is None and self.home == "host":
+            raise RegistryError(
+                "is 0, but `home: host` chooses kernels and the sizes of their caches by what is "
+                "looked up. Count some batches.",
+                "profile_batches",
+            )

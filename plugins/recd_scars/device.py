@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.replica_memory import state_bytes
 from recd_plugins.planning.topology import GB, Topology
+from recd_scars.uvm.kernel_bytes import row_wise_state
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,17 +38,21 @@ class DeviceMemory:
         device: Literal["cpu", "cuda"],
         memory_gb: float | None,
         fused: Mapping[str, Any] | None,
+        hosted: Collection[str] = (),
     ) -> DeviceMemory:
         """A rank's memory, less its share of all tables with the states of their optimizer (none
-        where tables are not in memory), and less the dense parameters with their gradients and
-        Adam's two moments."""
+        where tables are not in memory; of those that are `hosted`, what is on the device all the
+        same), and less the dense parameters with their gradients and Adam's two moments."""
         gigabytes, whose = _memory(topology, topology.device or device, memory_gb)
         tables = list(model_tables(model).values())
         share = 0.0
         if fused is not None:
-            widths = (one.dim * one.element_bytes + state_bytes(fused, one.dim) for one in tables)
-            share = sum(one.num_rows * r for one, r in zip(tables, widths, strict=True))
-            share /= world_size
+            states = row_wise_state(fused)
+            for one in tables:
+                width = one.dim * one.element_bytes + state_bytes(fused, one.dim)
+                if one.name in hosted:
+                    width = state_bytes(fused, one.dim) if states else 0
+                share += one.num_rows * width / world_size
         embedded = sum(one.num_rows * one.dim for one in tables)
         dense = 4 * DENSE_COPIES * (sum(p.numel() for p in model.parameters()) - embedded)
         return cls(

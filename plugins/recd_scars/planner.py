@@ -10,6 +10,7 @@ import numpy as np
 
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain import PlanReport
 from recd_plugins.planning.ledger import Ledger, SequenceTable, tier_plan
@@ -25,9 +26,11 @@ from recd_plugins.slots import Context, Loader
 from recd_plugins.tiers.planner import Chosen, TierPlanner
 from recd_scars.config import ScarsConfig
 from recd_scars.device import DeviceMemory
+from recd_scars.home import check_home, seen_from
 from recd_scars.hot_set import covering, optimum, within, worth
 from recd_scars.report import lines
 from recd_scars.theory.memory import Memory
+from recd_scars.uvm.served import Served
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,9 +40,6 @@ if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
 __all__ = ["ScarsPlanner", "build_scars"]
-
-BOUNDLESS_GB = 1e6
-"""Host memory for tables that are not in it."""
 
 
 class ScarsPlanner(TierPlanner):
@@ -58,15 +58,26 @@ class ScarsPlanner(TierPlanner):
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
         """What it was planned for, on rank 0."""
+        self.served: Served | None = None
+        """How the last plan's tables are served from host memory, on rank 0."""
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
+        check_home(self._config.home, self._context.device)
         self._every = model_tables(model)
         return super().plan(model, topology, group)
+
+    def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
+        check_home(self._config.home, topology.device or self._context.device)
+        self.served = None
+        return super().propose(model, topology, world_size)
+
+    def kernels(self) -> Mapping[str, TableConstraint]:
+        return self.served.kernels if self.served else {}
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """Those of the tiers; with tables in mapped files, if that is where they are at home."""
         sharders = super().sharders()
-        if self._config.home == "memory":
+        if self._config.home != "mapped":
             return sharders
         from recd_plugins.tiers.mapped import mapped
 
@@ -91,10 +102,7 @@ class ScarsPlanner(TierPlanner):
         return {t.name: t.features for t in self._every.values() if t.module in modules}
 
     def home(self, topology: Topology) -> Topology:
-        """Mapped tables take no memory that would have to be there."""
-        if self._config.home == "memory":
-            return topology
-        return dataclasses.replace(topology, host_memory_gb=BOUNDLESS_GB)
+        return seen_from(self._config.home, topology)
 
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
         return model_tables(model, self._config.tables, where="cache.tables")
@@ -117,8 +125,21 @@ class ScarsPlanner(TierPlanner):
             device=self._context.device,
             memory_gb=self._config.memory_gb,
             fused=None if self._config.home == "mapped" else self._context.fused,
+            hosted=tables if self._config.home == "host" else (),
         )
-        return self._sized(tables, self._on, self._memory)
+        chosen = self._sized(tables, self._on, self._memory)
+        if self._config.home != "host":
+            return chosen
+        self.served = Served.of(
+            chosen.report.ledger,
+            self._found,
+            capacity=self._memory.capacity,
+            sample_bytes=self._sample(Merged.of(tables))[0],
+            fused=self._context.fused,
+            algorithm=self._config.cache_algorithm or "lru",
+            host_memory_gb=topology.host_memory_gb,
+        )
+        return dataclasses.replace(chosen, said=f"{chosen.said}\n{self.served.said}")
 
     def _profiled(self) -> Profile:
         """As if nothing were looked up, where that is to be learned."""
@@ -186,11 +207,7 @@ class ScarsPlanner(TierPlanner):
     ) -> Integers:
         """The paper's |C|, but for rows that cost more than they save here; what it took."""
         batch_size = self._context.batch_size
-        sample = self._config.activation_bytes
-        whose = "cache.activation_bytes"
-        if sample is None:
-            looked_up = float((merged.rows.counts * merged.rows.p) @ merged.width)
-            sample, whose = 2 * looked_up, "the rows that it looks up, and their gradients"
+        sample, whose = self._sample(merged)
         left = memory.capacity / GB
         if memory.capacity < batch_size * sample:
             raise CapabilityError(
@@ -208,7 +225,7 @@ class ScarsPlanner(TierPlanner):
             ),
         )
         kept = found.taken
-        if self._config.home == "memory":
+        if self._config.home != "mapped":
             kept = worth(merged, kept, prices, self._config.coalesce)
         said.append(
             f"M = {memory.said}: {left:.3g} GB; a = {sample:,.0f} bytes ({whose}); |C| = "
@@ -223,18 +240,21 @@ class ScarsPlanner(TierPlanner):
             )
         return kept
 
+    def _sample(self, merged: Merged) -> tuple[float, str]:
+        """a: bytes of a sample's activations, and whose word that is."""
+        if self._config.activation_bytes is not None:
+            return self._config.activation_bytes, "cache.activation_bytes"
+        looked_up = float((merged.rows.counts * merged.rows.p) @ merged.width)
+        return 2 * looked_up, "the rows that it looks up, and their gradients"
+
     @property
     def _budget(self) -> float:
         return (self._config.budget_gb or 0.0) * GB
 
 
 def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
-    if config.home == "mapped" and context.device == "cuda":
-        raise CapabilityError(
-            "cache.home: mapped tables are for the CPU, but training runs on CUDA. Set "
-            "`home: memory`; a table that host memory is to hold is TorchRec's, with "
-            "`compute_kernels: [fused_uvm_caching]` under sharding.constraints."
-        )
+    if config.home == "mapped":  # for CUDA one may plan without having it
+        check_home(config.home, context.device)
     others = context.neighbours.get("sharding")
     if isinstance(others, Tiered):
         raise RegistryError(

@@ -1,0 +1,45 @@
+"""Where tables are at home: on which devices they can be, and what of their memory others count."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.topology import Topology
+
+__all__ = ["Home", "check_home", "seen_from"]
+
+Home = Literal["memory", "mapped", "host"]
+
+BOUNDLESS_GB = 1e6
+"""Memory that is not another planner's to count."""
+
+
+def check_home(home: Home, device: Literal["cpu", "cuda"]) -> None:
+    """`CapabilityError` where tables cannot lie there."""
+    if home == "mapped" and device == "cuda":
+        raise CapabilityError(
+            "cache.home: mapped tables are for the CPU, but the tables live on CUDA. Set `home: "
+            "host`: TorchRec's UVM kernels then serve from host memory what the device cannot hold."
+        )
+    if home == "host" and device == "cpu":
+        raise CapabilityError(
+            "cache.home: host is for CUDA, where TorchRec's UVM kernels serve tables from host "
+            "memory, but the tables live on the CPU. Set `home: memory`; or `home: mapped` for "
+            "tables larger than that. To plan for CUDA from here, name a topology whose device is "
+            "cuda."
+        )
+
+
+def seen_from(home: Home, topology: Topology) -> Topology:
+    """What the planner of the canonical tables takes for a rank's memory.
+
+    Mapped tables take none. For tables in host memory we have counted the device's ourselves: it
+    holds replicas and caches, of which TorchRec does not know.
+    """
+    if home == "mapped":
+        return dataclasses.replace(topology, host_memory_gb=BOUNDLESS_GB)
+    if home == "host":
+        return dataclasses.replace(topology, device_memory_gb=BOUNDLESS_GB)
+    return topology

@@ -1,0 +1,208 @@
+"""Which kernel serves each table in host memory, and how many of its rows the device caches.
+
+A knapsack: the device has room for some bytes, and every way to serve a table takes some of them
+and saves some of what a step would fetch from the host.
+
+    fused_uvm            0                        0
+    fused_uvm_caching    index + slots * slot     hits(slots) * r
+    fused                all rows and states      rows * r * (1 + CACHE_TAKES)
+
+Of each table the points on the upper hull of these count, of all tables the steps from point to
+point in the order of what they save per byte. As a curve of hits bends down, no other use of the
+memory saves more, but for what the one step saves that did not fit as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from recd_scars.uvm.hits import HitCurve
+from recd_scars.uvm.kernel_bytes import SLOTS_PER_SET, KernelBytes
+
+__all__ = ["Choice", "HostTable", "Kernel", "choose", "pays"]
+
+Kernel = Literal["fused", "fused_uvm_caching", "fused_uvm"]
+
+CACHE_TAKES = 1 / 30
+"""What a look-up in a cache takes, of a fetch from the host that it saves: by the bandwidths that
+TorchRec's planner has for these kernels on an A100, (10/897 - 1/897) / (10/32 - 10/897)."""
+SKEW = 0.05
+"""Misses must be fewer by so much than if rows were all alike: 1 - hits <= (1 - SKEW) (1 - f).
+Nobody has measured where a cache begins to pay."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostTable:
+    """What there is to choose by."""
+
+    name: str
+    bytes: KernelBytes
+    curve: HitCurve
+    rows: float
+    """Different rows of a step, over all ranks, that replicas do not answer."""
+    accessed: float
+    """Rows of a rank that are ever among them."""
+
+    @property
+    def most_slots(self) -> int:
+        """That are of use, and leave TorchRec a load factor below 1; 0: no cache can be had."""
+        sets = -(-self.accessed // SLOTS_PER_SET)
+        return int(min(sets, (self.bytes.num_rows - 1) // SLOTS_PER_SET)) * SLOTS_PER_SET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How a table is served."""
+
+    kernel: Kernel
+    slots: int
+    """Of each rank's cache."""
+    load_factor: float | None
+    """The same, of the rows of a rank: as TorchRec has it."""
+    hit_rate: float
+    """The share of the rows of a step, that replicas do not answer, which need no fetch."""
+    device_bytes: int
+    host_bytes: int
+
+
+class _Point(NamedTuple):
+    """A way to serve a table."""
+
+    cost: float
+    """Bytes of the device, beyond what is there anyway."""
+    saves: float
+    """Bytes of a step."""
+    kernel: Kernel
+    slots: int = 0
+
+
+NOTHING = _Point(0.0, 0.0, "fused_uvm")
+
+
+def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, Choice]:
+    """For each table, where the device has so many bytes for them beyond what is resident.
+
+    A table whose cache would not pay has none, the one with the least gain first; what others
+    make of its memory is then weighed anew.
+    """
+    cached = {table.name for table in tables if table.most_slots}
+    while True:
+        at = _knapsack(tables, capacity, cached)
+        chosen = {table.name: _choice(table, at[table.name]) for table in tables}
+        idle = [name for name, choice in chosen.items() if not pays(choice)]
+        if not idle:
+            return chosen
+        cached.remove(min(idle, key=lambda name: _lift(chosen[name])))
+
+
+def pays(choice: Choice) -> bool:
+    """Whether a cache finds more than as many rows at random would be found."""
+    return choice.kernel != "fused_uvm_caching" or _lift(choice) >= SKEW
+
+
+def _lift(choice: Choice) -> float:
+    """1 - (1 - hits) / (1 - f)."""
+    assert choice.load_factor is not None  # of a cache
+    return 1 - (1 - choice.hit_rate) / (1 - choice.load_factor)
+
+
+def _knapsack(
+    tables: Sequence[HostTable], capacity: float, cached: Collection[str]
+) -> Mapping[str, _Point]:
+    hulls = {table.name: _hull(_points(table, cached=table.name in cached)) for table in tables}
+    steps = sorted(
+        (
+            (-(to.saves - of.saves) / (to.cost - of.cost), name, of, to)
+            for name, hull in hulls.items()
+            for of, to in pairwise(hull)
+        ),
+        key=lambda step: step[0],
+    )
+    at = {table.name: NOTHING for table in tables}
+    left = max(capacity, 0.0)
+    by_name = {table.name: table for table in tables}
+    stopped: list[str] = []
+    for _, name, of, to in steps:
+        if name in stopped:
+            continue
+        point: _Point | None = to
+        if to.cost - of.cost > left:
+            stopped.append(name)
+            # Part of the way from one cache to a larger one saves as much per byte as all of it.
+            part = of.kernel == to.kernel
+            point = _within(by_name[name], of.cost + left) if part else None
+        if point is not None and point.saves > at[name].saves:
+            left -= point.cost - of.cost
+            at[name] = point
+    for name in stopped:
+        larger = _within(by_name[name], at[name].cost + left) if name in cached else None
+        if larger is not None and larger.saves > at[name].saves:
+            left -= larger.cost - at[name].cost
+            at[name] = larger
+    for table in sorted(tables, key=lambda table: table.bytes.whole):
+        whole = _whole(table)
+        if whole.cost - at[table.name].cost <= left:
+            left -= whole.cost - at[table.name].cost
+            at[table.name] = whole
+    return at
+
+
+def _points(table: HostTable, *, cached: bool) -> list[_Point]:
+    points = [NOTHING, _whole(table)]
+    if cached:
+        sets = np.unique(np.ceil(table.curve.slots / SLOTS_PER_SET)).astype(np.int64)
+        sizes = np.clip(sets * SLOTS_PER_SET, SLOTS_PER_SET, table.most_slots)
+        points += [_cache(table, slots) for slots in np.unique(sizes).tolist()]
+    return points
+
+
+def _whole(table: HostTable) -> _Point:
+    own = table.bytes
+    return _Point(own.whole - own.resident, table.rows * own.row * (1 + CACHE_TAKES), "fused")
+
+
+def _cache(table: HostTable, slots: int) -> _Point:
+    saves = table.curve.at(slots) * table.bytes.row
+    return _Point(table.bytes.cache(slots), saves, "fused_uvm_caching", slots)
+
+
+def _within(table: HostTable, capacity: float) -> _Point | None:
+    """The largest cache in so many bytes."""
+    own = table.bytes
+    sets = (capacity - own.cache(0)) // (own.slot * SLOTS_PER_SET)
+    slots = int(min(sets * SLOTS_PER_SET, table.most_slots))
+    return _cache(table, slots) if slots > 0 else None
+
+
+def _hull(points: Sequence[_Point]) -> list[_Point]:
+    """Those on the upper hull, by cost: each saves more than the one before, by less per byte."""
+    hull: list[_Point] = []
+    for point in sorted(points, key=lambda point: (point.cost, -point.saves)):
+        if hull and point.saves <= hull[-1].saves:
+            continue
+        while len(hull) > 1 and _slope(hull[-1], point) >= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _slope(of: _Point, to: _Point) -> float:
+    return (to.saves - of.saves) / (to.cost - of.cost)
+
+
+def _choice(table: HostTable, point: _Point) -> Choice:
+    own, kernel = table.bytes, point.kernel
+    hits = table.rows if kernel == "fused" else table.curve.at(point.slots)
+    return Choice(
+        kernel=kernel,
+        slots=point.slots,
+        load_factor=point.slots / own.num_rows if point.slots else None,
+        hit_rate=hits / table.rows if table.rows else float(kernel == "fused"),
+        device_bytes=int(own.resident + point.cost),
+        host_bytes=0 if kernel == "fused" else own.host,
+    )

@@ -1,0 +1,111 @@
+"""How many rows of a step a cache in front of a table in host memory has.
+
+A kernel fetches a row once a step, however many lookups of however many ranks need it. So the
+unit is a different row of a step: row e comes in it with the chance q_e = 1 - (1 - P(e))^(U b).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recd_plugins.planning.constraints import CacheAlgorithm
+from recd_plugins.planning.rows import Floats, RowDistribution, appears
+
+__all__ = ["HitCurve", "Shards", "hit_curve"]
+
+POINTS = 2048
+"""Of a curve; between them it is a little too low, as a chord of what is bent so."""
+TIMES = 512
+"""Of a curve of LRU."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shards:
+    """The rows that a rank's kernel is asked for: those that replicas do not answer."""
+
+    counts: Floats
+    """[U, R] rows of each rank in each run."""
+    q: Floats
+    """[R] the chance that such a row is in a step, falling."""
+
+    @classmethod
+    def of(
+        cls, rows: RowDistribution, *, replicated: int, world_size: int, samples: float
+    ) -> Shards:
+        """Of a row-wise table, its hottest rows replicated, in steps of so many samples.
+
+        Row e is on rank e // ceil(E / U), so that one rank may have most of what is hot. Where
+        ids are not known each rank has as many of a run.
+        """
+        known = np.empty(0, np.int64) if rows.ids is None else rows.ids[replicated:]
+        runs = np.arange(len(rows.counts))
+        counts = np.zeros((world_size, len(runs)))
+        if len(known):
+            run = np.repeat(runs, rows.counts)[replicated : replicated + len(known)]
+            rank = known // -(-rows.num_rows // world_size)
+            counts += np.bincount(rank * len(runs) + run, minlength=counts.size).reshape(
+                counts.shape
+            )
+        ends = np.cumsum(rows.counts)
+        first = np.maximum(ends - rows.counts, replicated + len(known))
+        counts += np.maximum(ends - first, 0) / world_size
+        q = appears(rows.presence, samples)
+        order = np.argsort(-q, kind="stable")
+        some = order[q[order] > 0]
+        return cls(counts=counts[:, some], q=q[some])
+
+    @property
+    def rows(self) -> float:
+        """Different rows of a step, over all ranks."""
+        return float((self.counts @ self.q).sum())
+
+    @property
+    def accessed(self) -> float:
+        """Rows that are ever asked for, of the rank with the most of them."""
+        return float(self.counts.sum(axis=1).max(initial=0.0))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HitCurve:
+    """Expected hits by size of the cache: rising, and bent down throughout."""
+
+    slots: Floats
+    """[n] rows that the cache of each rank has room for; from 0 on."""
+    hits: Floats
+    """[n] rows of a step that are found there, over all ranks."""
+
+    def at(self, slots: float) -> float:
+        return float(np.interp(slots, self.slots, self.hits))
+
+
+def hit_curve(shards: Shards, algorithm: CacheAlgorithm) -> HitCurve:
+    """Of rows that come independently of each other, as the caches are once they are warm.
+
+    lfu   a rank's h hottest rows: sum of their q_e
+    lru   Che's approximation: a row stays for T steps after its last, the same T for all, so
+          that h = sum 1 - (1 - q_e)^T, and hits are the sum of q_e (1 - (1 - q_e)^T)
+
+    It is too high for a cache that does not hold the rows of one step, which push each other
+    out. fbgemm's caches are sets of 32 rows, which is taken for one cache of all.
+    """
+    q, counts = shards.q, shards.counts
+    if not len(q):
+        return HitCurve(slots=np.zeros(1), hits=np.zeros(1))
+    if algorithm == "lfu":
+        sizes = _from_0(np.cumsum(counts, axis=1))
+        hits = _from_0(np.cumsum(counts * q, axis=1))
+    else:
+        times = np.geomspace(1e-4, 40 / q[-1], TIMES)
+        stays = np.stack([appears(q, time) for time in times], axis=1)  # [R, times]
+        sizes, hits = _from_0(counts @ stays), _from_0((counts * q) @ stays)
+    slots = np.unique(sizes.round(3))
+    if len(slots) > POINTS:
+        slots = slots[np.unique(np.linspace(0, len(slots) - 1, POINTS).astype(np.int64))]
+    found = [np.interp(slots, of, those) for of, those in zip(sizes, hits, strict=True)]
+    return HitCurve(slots=slots, hits=np.sum(found, axis=0))
+
+
+def _from_0(rising: Floats) -> Floats:
+    return np.pad(rising, ((0, 0), (1, 0)))

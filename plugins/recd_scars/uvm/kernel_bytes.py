@@ -1,0 +1,88 @@
+"""What TorchRec's kernels keep of a table in device and in host memory, in bytes of a rank.
+
+As fbgemm 1.8 lays it out: a row-wise optimizer state lies on the device whatever the kernel, any
+other with its rows; a cache has, beside room for rows, a table index of 4 bytes for each row of
+the table, an id of 8 for each slot, and 8 more for what to evict: of each slot (LRU), or of each
+row of the table (LFU). Slots are as wide as the widest row that the kernel serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recd_plugins.planning.constraints import CacheAlgorithm
+from recd_plugins.planning.replica_memory import state_bytes
+
+__all__ = ["SLOTS_PER_SET", "KernelBytes"]
+
+SLOTS_PER_SET = 32
+"""fbgemm's `DEFAULT_ASSOC`: the least that a cache has, and the step by which it grows."""
+TABLE_INDEX = 4
+SLOT_ID = TO_EVICT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelBytes:
+    """Of one table, row-wise."""
+
+    num_rows: int
+    """Of the rank with the most."""
+    row: int
+    """r."""
+    state: int
+    """Of the optimizer, for a row."""
+    state_on_device: bool
+    """Whatever the kernel."""
+    slot: int
+    """Of the cache, for each row that it has room for."""
+    index: int
+    """Of the cache, for each row of the table."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        num_rows: int,
+        dim: int,
+        widest: int,
+        element_bytes: int,
+        fused: Mapping[str, Any],
+        algorithm: CacheAlgorithm,
+    ) -> KernelBytes:
+        """`widest`: the numbers in a row of the widest table that shares the kernel."""
+        state = int(state_bytes(fused, dim))
+        lru = algorithm == "lru"
+        return cls(
+            num_rows=num_rows,
+            row=dim * element_bytes,
+            state=state,
+            state_on_device=row_wise_state(fused),
+            slot=widest * element_bytes + SLOT_ID + (TO_EVICT if lru else 0),
+            index=TABLE_INDEX + (0 if lru else TO_EVICT),
+        )
+
+    @property
+    def whole(self) -> int:
+        """`fused`: all on the device."""
+        return self.num_rows * (self.row + self.state)
+
+    @property
+    def resident(self) -> int:
+        """On the device with any kernel."""
+        return self.num_rows * self.state if self.state_on_device else 0
+
+    def cache(self, slots: int) -> int:
+        """`fused_uvm_caching`: on the device beside what is there anyway."""
+        return self.num_rows * self.index + slots * self.slot
+
+    @property
+    def host(self) -> int:
+        """`fused_uvm` and `fused_uvm_caching`: in host memory."""
+        return self.whole - self.resident
+
+
+def row_wise_state(fused: Mapping[str, Any]) -> bool:
+    """Whether the optimizer keeps one number for a row, which fbgemm has on the device."""
+    return getattr(fused.get("optimizer"), "name", "") == "EXACT_ROWWISE_ADAGRAD"
