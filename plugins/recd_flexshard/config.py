@@ -10,6 +10,7 @@ from recd_flexshard.policy.goals import Goal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.plan import TorchRecPlannerConfig
+from recd_plugins.planning.pricing import Pricing
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["BUDGETED", "FlexShardConfig"]
@@ -35,7 +36,12 @@ class FlexShardConfig(Config):
     the goal auto, which chooses itself."""
     k: Annotated[float, Range(ge=1)] | None = None
     """Bytes that a replicated row takes with all that goes with it, over its own; by default 1,
-    its optimizer state, and 0.64 for gradients under way. The paper's framework had 6.25."""
+    its optimizer state, and 0.64 for gradients under way; or 6.25, for the paper's prices."""
+    prices: Pricing = "ours"
+    """Whose prices: ours, or those of the paper, where a row is sent once per access, all replicas'
+    gradients are all-reduced in every step, and its framework has k = 6.25. With `goal:
+    memory_neutral` that is FlexShard as published, to compare with: training is as ours either
+    way."""
     tables: tuple[str, ...] = ("*",)
     """Names or globs of the tables that may have replicas; others are left to TorchRec."""
     profile: Path | None = None

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
 from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain import Frontier, PlanReport
 from recd_plugins.planning.ledger import SequenceTable
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.plan import build_torchrec_planner
+from recd_plugins.planning.pricing import PAPER_K, priced
 from recd_plugins.planning.replica_memory import replica_factor
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.slots import Context
@@ -56,10 +56,12 @@ class FlexShardPlanner(TierPlanner):
         world_size: int,
     ) -> Chosen:
         config = self._config
-        prices = Prices(
+        usual = PAPER_K if config.prices == "paper" else None
+        prices = priced(
+            config.prices,
             cluster=Cluster.of(topology, world_size),
             batch_size=self._context.batch_size,
-            k=config.k or replica_factor(tables.values(), self._context.fused),
+            k=config.k or usual or replica_factor(tables.values(), self._context.fused),
         )
         ledger = choose(
             tables,

@@ -126,3 +126,16 @@ def test_explain_prices_a_row_with_its_formulas(folder: Path) -> None:
         run(folder, "explain", "--p", "0.01", "--dedupe-factor", "4", "--json").stdout
     )
     assert fewer["RW"]["a2a_global"] == pytest.approx(said["RW"]["a2a_global"] / 4)
+
+
+def test_explain_has_the_papers_prices_too(folder: Path) -> None:
+    paper = json.loads(run(folder, "explain", "--prices", "paper", "--json").stdout)
+    assert paper["DP"]["ar_global"] == 256
+    assert paper["Flex"]["ar_cross"] == 256 / 2
+    assert paper["DP"]["static_memory"] == 6.25 * 256
+    ours = json.loads(run(folder, "explain", "--json").stdout)
+    assert ours["DP"]["ar_global"] == 0
+    # As the planner has it: gradients under way, and the state of row-wise Adagrad.
+    assert ours["DP"]["static_memory"] == pytest.approx((1.64 + 4 / 256) * 256)
+    refused = run(folder, "explain", "--k", "0")
+    assert refused.exit_code == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["explain", "plan"]
 
 DPI = 150
+FLOAT = 4
+"""Bytes of an element, where a row's bytes alone are known."""
 
 Ranks = Annotated[
     int | None, typer.Option("--ranks", help="World size to plan for; by default train.ranks.")
@@ -49,7 +51,21 @@ Factor = Annotated[
     float, typer.Option("--dedupe-factor", help="Of session dedup, which divides lookups.", min=1)
 ]
 Multiplier = Annotated[
-    float, typer.Option("--k", help="Bytes that a replica takes over the row's own.", min=0)
+    float | None,
+    typer.Option(
+        "--k",
+        help="Bytes that a replica takes over the row's own; by default as the planner has it.",
+        min=1,
+        show_default=False,
+    ),
+]
+Whose = Annotated[
+    Literal["ours", "paper"],
+    typer.Option(
+        "--prices",
+        help="ours: of what our tiers do; paper: FlexShard's, where a row is sent once per access, "
+        "all replicas' gradients are all-reduced in every step, and k is 6.25.",
+    ),
 ]
 
 
@@ -100,24 +116,34 @@ def explain(
     p: Lookups = 0.001,
     row_bytes: RowBytes = 256,
     dedupe_factor: Factor = 1.0,
-    k: Multiplier = 1.7,
+    k: Multiplier = None,
+    prices: Whose = "ours",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
     """Price one row in every tier, on the registry's cluster, with the formulas."""
     with reported(debug):
         from recd_plugins.planning.cluster import Cluster
-        from recd_plugins.planning.cost import Prices
         from recd_plugins.planning.price_list import PriceList
+        from recd_plugins.planning.pricing import PAPER_K, priced
+        from recd_plugins.planning.replica_memory import row_factor
         from recd_plugins.registry import Registry
 
         chosen = Registry.load(registry, _said(overrides, ranks))
-        prices = Prices(
-            cluster=Cluster.of(chosen.topology, chosen.train.ranks),
-            batch_size=chosen.train.batch_size,
-            k=k,
+        train, usual = chosen.train, PAPER_K if prices == "paper" else None
+        found = PriceList(
+            prices=priced(
+                prices,
+                cluster=Cluster.of(chosen.topology, train.ranks),
+                batch_size=train.batch_size,
+                k=k
+                or usual
+                or row_factor(train.optimizer.fused_params(), max(row_bytes // FLOAT, 1)),
+            ),
+            p=p,
+            width=row_bytes,
+            dedupe_factor=dedupe_factor,
         )
-        found = PriceList(prices=prices, p=p, width=row_bytes, dedupe_factor=dedupe_factor)
         print(json.dumps(found.values()) if as_json else "\n".join(found.lines()))
 
 

@@ -54,7 +54,8 @@ class PriceList:
         yield (
             f"a row of {self.width} bytes, {self.p:g} lookups a sample, deduplicated by a factor "
             f"of {self.dedupe_factor:g}; {nodes} nodes of {ranks} ranks, {prices.batch_size:,} "
-            f"samples a rank and step, k = {prices.k:g}"
+            f"samples a rank and step, k = {prices.k:.3g}, gradients of replicas reduced: "
+            f"{prices.reduce}"
         )
         ways = list(values)
         widths = [max(10, len(way)) for way in ways]
