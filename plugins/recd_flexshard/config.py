@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,12 +49,17 @@ class FlexShardConfig(Config):
     """A saved profile to plan with; by default the train split's first batches are counted."""
     profile_batches: Annotated[int, Range(ge=1)] = 100
     """How many batches to count."""
+    plan: Path | None = None
+    """A tier plan that `recd plan --save` wrote, to be taken as it is, for the same number of
+    ranks and nodes; nothing is counted or chosen then."""
     others: TorchRecPlannerConfig = field(default_factory=TorchRecPlannerConfig)
     """TorchRec's planner, for the tables that are left to it: those that its constraints do not
     let be row-wise among them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.plan is not None:
+            self._check_plan_alone()
         if self.budget_gb is not None and self.goal not in BUDGETED:
             raise RegistryError(
                 f"is for `goal: {' or '.join(BUDGETED)}`, but goal is {self.goal}.", "budget_gb"
@@ -64,3 +70,12 @@ class FlexShardConfig(Config):
                 "or say `goal: budget`.",
                 "coalesce",
             )
+
+    def _check_plan_alone(self) -> None:
+        """What sizes a plan says nothing beside one that is there."""
+        for option in dataclasses.fields(self):
+            sizes = option.name not in ("plan", "tables", "others")
+            if sizes and getattr(self, option.name) != option.default:
+                raise RegistryError(
+                    f"sizes a plan, but `plan: {self.plan}` is one. Leave out either.", option.name
+                )

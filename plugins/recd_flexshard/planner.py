@@ -37,6 +37,7 @@ class FlexShardPlanner(TierPlanner):
             build_torchrec_planner(config.others, context),
             profile=config.profile,
             profile_batches=config.profile_batches,
+            plan=config.plan,
         )
         self._config = config
 

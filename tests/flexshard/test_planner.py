@@ -159,6 +159,8 @@ def test_k_and_budgets_size_the_tiers() -> None:
         ({"coalesce": "node"}, "sharding.coalesce: is node, but goal auto chooses"),
         ({"coalesce": "none", "goal": "auto"}, "Leave it out, or say `goal: budget`"),
         ({"budget_gb": float("nan")}, "sharding.budget_gb: must be a finite number, but is nan"),
+        ({"plan": "p.arrow", "k": 2}, "sharding.k: sizes a plan, but `plan: p.arrow` is one"),
+        ({"plan": "p.arrow", "goal": "budget"}, "sharding.goal: sizes a plan"),
         ({"k": "inf"}, "sharding.k: must be a finite number, but is inf"),
     ],
 )
@@ -211,6 +213,27 @@ def test_a_saved_profile_takes_the_place_of_batches(tmp_path: Path) -> None:
     other.save(tmp_path / "other.arrow")
     with pytest.raises(CapabilityError, match="of 100 rows, but the model's has 500"):
         planner(none, profile=str(tmp_path / "other.arrow")).propose(Histories(), SLOW, 4)
+
+
+def test_a_saved_plan_is_taken_as_it_is(tmp_path: Path) -> None:
+    first = planner(goal="min_communication")
+    wanted = first.propose(Histories(2), SLOW, 4)
+    assert first.tier_plan is not None
+    path = tmp_path / "plan.arrow"
+    first.tier_plan.save(path)
+    made = planner(None, plan=str(path))  # nothing is read
+    assert made.propose(Histories(2), SLOW, 4).plan == wanted.plan
+    assert made.tier_plan == first.tier_plan
+    assert [type(one) for one in made.sharders()] == [type(one) for one in first.sharders()]
+    assert f"tier plan: as in {path}; 2 nodes of 2 ranks, 2 tables" in made.explain()
+    assert f"t1: {len(first.tier_plan.tables['t1'].replicated):,} rows in DP" in made.explain()
+    for model, options, world_size, says in (
+        (Histories(1), {}, 4, "of a table 't1', but the model has none"),
+        (Histories(2), {"tables": ["t0"]}, 4, "of a table 't1'"),
+        (Histories(2), {}, 8, "is for 2 nodes of 2 ranks, but here are 4 nodes of 2"),
+    ):
+        with pytest.raises(CapabilityError, match=f"sharding.plan: .*{says}"):
+            planner(None, plan=str(path), **options).propose(model, SLOW, world_size)
 
 
 def test_without_batches_or_sequences_it_says_so() -> None:

@@ -72,6 +72,23 @@ def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
         assert drift["stayed"] == 1
 
 
+def test_a_saved_plan_is_trained_by_and_compared(folder: Path) -> None:
+    saved, goal = folder / "again.arrow", "sharding.goal=min_communication"
+    run(folder, "plan", goal, "--save", str(saved))
+    by_file = f"{{use: flexshard, plan: {saved}, others: {{search: greedy}}}}"
+    result = run(folder, "plan", "--against", str(saved), sharding=by_file)
+    assert result.exit_code == 0, result.output
+    assert f"tier plan: as in {saved}; 2 nodes of 2 ranks" in result.stdout
+    assert f"against {saved}: the same rows in each tier" in result.stdout
+    fewer = run(folder, "plan", goal, "sharding.tiers=2", "--against", str(saved), "--json")
+    plan = TierPlan.load(saved)
+    for name, change in json.loads(fewer.stdout)["against"].items():
+        assert change["per_node"][:2] == [len(plan.tables[name].per_node), 0]
+    refused = run(folder, "plan", "--ranks", "8", sharding=by_file)
+    assert refused.exit_code == 2
+    assert f"sharding.plan: {saved} is for 2 nodes of 2 ranks, but here are 4" in refused.stderr
+
+
 PLANLESS = """
 from recd_plugins import hookimpl
 from recd_plugins.config import Config

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.plan_change import plan_changes
+from recd_plugins.planning.saved_plan import saved_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 
 
@@ -20,7 +24,7 @@ def plan() -> TierPlan:
     return TierPlan(
         tables={
             "a": TablePlan(table="a", replicated=rows(5, 1), per_node=rows(7), coalesce="rank"),
-            "b": TablePlan(table="b"),
+            "b": TablePlan(table="b", num_rows=9),
         },
         n_nodes=2,
         ranks_per_node=3,
@@ -39,8 +43,9 @@ def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_plans_are_equal_where_all_is() -> None:
     other = TablePlan(table="a", replicated=rows(1, 5), per_node=rows(7), coalesce="rank")
     assert plan().tables["a"] != other
-    assert plan().tables["b"] == TablePlan(table="b")
-    assert plan().tables["b"] != TablePlan(table="b", coalesce="node")
+    assert plan().tables["b"] == TablePlan(table="b", num_rows=9)
+    assert plan().tables["b"] != TablePlan(table="b", num_rows=9, coalesce="node")
+    assert plan().tables["b"] != TablePlan(table="b")
 
 
 @pytest.mark.parametrize(
@@ -68,3 +73,52 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     for name in ("cut.arrow", "gone.arrow"):
         with pytest.raises(DataError, match="is not a tier plan"):
             TierPlan.load(tmp_path / name)
+
+
+def model(**num_rows: int) -> dict[str, ModelTable]:
+    return {
+        name: ModelTable(
+            name=name,
+            module="",
+            pooled=False,
+            num_rows=rows,
+            dim=4,
+            element_bytes=4,
+            features=(name,),
+        )
+        for name, rows in num_rows.items()
+    }
+
+
+def test_a_saved_plan_is_held_to_the_model_and_the_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "plan.arrow"
+    plan().save(path)
+    here = Cluster(n_nodes=2, ranks_per_node=3)
+    assert saved_plan(path, model(a=8, b=9, c=1), here, where="sharding.plan") == plan()
+    for tables, cluster, says in (
+        (model(a=8, b=9), Cluster(n_nodes=3, ranks_per_node=2), "is for 2 nodes of 3 ranks, but h"),
+        (model(a=8, bb=9), here, "of a table 'b', but the model has none .* did you mean 'bb'"),
+        (model(a=8, b=8), here, "made of a table 'b' of 9 rows, but the model's has 8"),
+        (model(a=7, b=9), here, "names row 7 of table 'a', but the model's has 7 rows"),
+    ):
+        with pytest.raises(CapabilityError, match=f"sharding.plan: .*{says}"):
+            saved_plan(path, tables, cluster, where="sharding.plan")
+
+
+def test_two_plans_differ_by_rows_that_enter_and_leave() -> None:
+    other = TierPlan(
+        tables={
+            "a": TablePlan(table="a", replicated=rows(1, 5, 7), coalesce="rank"),
+            "c": TablePlan(table="c", coalesce="node"),
+        },
+        n_nodes=2,
+        ranks_per_node=3,
+    )
+    changed = plan_changes(plan(), other)
+    assert changed["a"].replicated == (2, 3, 1, 0)
+    assert changed["a"].per_node == (1, 0, 0, 1)
+    assert str(changed["a"]) == (
+        "DP 2 -> 3 rows (1 enter, 0 leave); Flex 1 -> 0 rows (0 enter, 1 leave)"
+    )
+    assert str(changed["b"]) == "the same rows in each tier"
+    assert str(changed["c"]) == "coalesced: none -> node"

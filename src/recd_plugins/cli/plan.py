@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +15,7 @@ from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, pro
 if TYPE_CHECKING:
     from recd_plugins.planning.drift import Drift
     from recd_plugins.planning.explain import PlanReport
+    from recd_plugins.planning.plan_change import TableChange
     from recd_plugins.slots import Planner
 
 __all__ = ["explain", "plan"]
@@ -40,6 +42,14 @@ Before = Annotated[
     typer.Option(
         "--drift",
         help="A profile of before: what the rows that were hot then would take now.",
+        metavar="FILE",
+    ),
+]
+Against = Annotated[
+    Path | None,
+    typer.Option(
+        "--against",
+        help="A tier plan that was saved: which rows enter or leave each tier since.",
         metavar="FILE",
     ),
 ]
@@ -77,6 +87,7 @@ def plan(
     save_profile: SaveProfile = None,
     figure: FigureFile = None,
     drift: Before = None,
+    against: Against = None,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -96,10 +107,14 @@ def plan(
         planner = stack.propose(stack.adapt(stack.model()), stack.registry.train.ranks)
         report = _write(planner, save, save_profile, figure)
         drifted = {} if drift is None else _drifted(planner, drift)
+        changed = {} if against is None else _changed(planner, against)
         if as_json:
             values = None if report is None else report.values()
-            said = {name: dataclasses.asdict(one) for name, one in drifted.items()}
-            print(json.dumps({"plan": planner.explain(), "tiers": values, "drift": said}))
+            said = {
+                what: {name: dataclasses.asdict(one) for name, one in each.items()}
+                for what, each in (("drift", drifted), ("against", changed))
+            }
+            print(json.dumps({"plan": planner.explain(), "tiers": values, **said}))
             return
         print(planner.explain())
         for name, one in drifted.items():
@@ -107,6 +122,8 @@ def plan(
                 f"{name}: the {one.rows:,} hottest rows of before took {one.then:.1%} of lookups "
                 f"then and take {one.now:.1%} now; re-tiering would give {one.best:.1%}"
             )
+        for name, change in changed.items():
+            print(f"{name}: against {against}: {change}")
 
 
 def explain(
@@ -174,7 +191,8 @@ def _write(
             if path is not None:
                 raise CapabilityError(
                     f"{option}: this planner weighed no tiers, so there is nothing to write. "
-                    "Choose `sharding: flexshard`, for a model with tables of sequences."
+                    "Choose `sharding: flexshard` without `plan`, for a model with tables of "
+                    "sequences."
                 )
         return None
     if plan is not None:
@@ -199,13 +217,27 @@ def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
     from recd_plugins.planning.proposal import Tiered
 
     if not isinstance(planner, Tiered) or planner.tier_plan is None or planner.profile is None:
-        raise CapabilityError("--drift: no row has a replica in this plan. `recd plan` says why.")
+        raise CapabilityError(
+            "--drift: no row has a replica in this plan, or nothing was counted for it. `recd "
+            "plan` says why."
+        )
     old, new = Profile.load(before), planner.profile
     sizes = {
         name: len(one.replicated) + len(one.per_node)
         for name, one in planner.tier_plan.tables.items()
     }
     return {name: drift(old[name], new[name], rows) for name, rows in sizes.items()}
+
+
+def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:
+    """By table of either plan; one without replicas has no tiers."""
+    from recd_plugins.planning.plan_change import plan_changes
+    from recd_plugins.planning.proposal import Tiered
+    from recd_plugins.planning.tier_plan import TierPlan
+
+    old = TierPlan.load(before)
+    new = planner.tier_plan if isinstance(planner, Tiered) else None
+    return plan_changes(old, new or dataclasses.replace(old, tables={}))
 
 
 def _draw(report: PlanReport, path: Path) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError
 
-__all__ = ["Coalesce", "TablePlan", "TierPlan"]
+__all__ = ["Coalesce", "Rows", "TablePlan", "TierPlan"]
 
 Coalesce = Literal["none", "rank", "node"]
 """How often an id crosses the network on its way to the table: once per access, once per rank
@@ -42,6 +42,8 @@ class TablePlan:
     per_node: Rows = field(default_factory=_no_rows)
     """[m] int64: rows with a copy in every node, spread over its ranks (Flex), hottest first."""
     coalesce: Coalesce = "none"
+    num_rows: int | None = None
+    """Of the table, where it is known: what a saved plan is held to."""
 
     def __post_init__(self) -> None:
         where = f"tier plan of table {self.table!r}"
@@ -64,6 +66,7 @@ class TablePlan:
         return (
             isinstance(other, TablePlan)
             and (self.table, self.coalesce) == (other.table, other.coalesce)
+            and self.num_rows == other.num_rows
             and np.array_equal(self.replicated, other.replicated)
             and np.array_equal(self.per_node, other.per_node)
         )
@@ -113,6 +116,7 @@ class TierPlan:
                 ("coalesce", pa.string()),
                 ("replicated", pa.large_list(pa.int64())),
                 ("per_node", pa.large_list(pa.int64())),
+                ("num_rows", pa.int64()),
             ],
             metadata={METADATA_KEY: json.dumps(cluster).encode()},
         )
@@ -122,6 +126,7 @@ class TierPlan:
             pa.array([plan.coalesce for plan in plans], pa.string()),
             pa.array([plan.replicated for plan in plans], pa.large_list(pa.int64())),
             pa.array([plan.per_node for plan in plans], pa.large_list(pa.int64())),
+            pa.array([plan.num_rows for plan in plans], pa.int64()),
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
@@ -143,6 +148,7 @@ class TierPlan:
                     coalesce=row["coalesce"].as_py(),
                     replicated=_rows(row["replicated"]),
                     per_node=_rows(row["per_node"]),
+                    num_rows=row["num_rows"].as_py(),
                 )
                 for row in (
                     {name: rows[name][i] for name in rows.column_names} for i in range(len(rows))

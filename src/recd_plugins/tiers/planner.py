@@ -18,6 +18,7 @@ from recd_plugins.planning.ledger import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.proposal import HoldsRowWise, PlansOthers
+from recd_plugins.planning.saved_plan import lines, saved_plan
 from recd_plugins.planning.tier_plan import TierPlan
 
 if TYPE_CHECKING:
@@ -63,12 +64,15 @@ class TierPlanner(ABC):
         *,
         profile: Path | None,
         profile_batches: int,
+        plan: Path | None = None,
     ) -> None:
-        """Tables are profiled on so many batches, unless a saved `profile` is named."""
+        """Tables are profiled on so many batches, unless a saved `profile` is named; a saved
+        tier `plan` is taken as it is."""
         self._context = context
         self._others = others
         self._saved = profile
         self._batches = profile_batches
+        self._plan = plan
         self.tier_plan: TierPlan | None = None
         """The last plan's replicas; none before, and where no table has tiers."""
         self.profile: Profile | None = None
@@ -111,7 +115,9 @@ class TierPlanner(ABC):
             if self._others.may_be_row_wise(name)
         }
         self.tier_plan = self.report = self._cluster = None
-        if not found:
+        if self._plan is not None:
+            said = self._planned(self._plan, Cluster.of(topology, world_size))
+        elif not found:
             said = f"{self.name}: the model has no {self.kind}: all is left to TorchRec's planner."
         elif self._saved is None and self._context.batches is None:
             said = (
@@ -167,6 +173,11 @@ class TierPlanner(ABC):
         self.tier_plan = tier_plan(tables, sizes, cluster) if sizes else None
         self.report = chosen.report
         return chosen.said
+
+    def _planned(self, path: Path, cluster: Cluster) -> str:
+        """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
+        self.tier_plan = saved_plan(path, self._found, cluster, where=f"{self.slot}.plan")
+        return "\n".join(lines(self.tier_plan, path))
 
     def _hotter(self, batches: Iterable[Batch]) -> TierPlan:
         """The last plan with other rows."""
