@@ -12,6 +12,7 @@ from recd_plugins.tiers.entries import Entries, HotGradients
 from recd_plugins.tiers.errand import Errand, Turns
 from recd_plugins.tiers.reduction import Reduction
 from recd_plugins.tiers.replica import PerNodeReplica
+from recd_plugins.tiers.side_stream import side_stream
 from recd_plugins.tiers.trip import GroupTrip, Trip
 
 __all__ = ["Update"]
@@ -20,13 +21,14 @@ __all__ = ["Update"]
 class Update:
     """The update of the replicas by one forward; two forwards make two, as with TorchRec.
 
-    Gradients are on their way as soon as backward has them, beside the rest of it. Rows
-    change at its end, one update after another.
+    Gradients are on their way as soon as backward has them, beside the rest of it: on CUDA on a
+    stream of their own. Rows change at its end, one update after another.
     """
 
     def __init__(self, trip: Trip, reduction: Reduction) -> None:
         self.trip = trip
         self._reduction = reduction
+        self._stream = side_stream(trip.ids.device)
         self._under_way: dict[int, list[Errand[None]]] = {}
         self.paid = False
         """Whether its backward has run: its graph may live on, but owes nothing."""
@@ -42,7 +44,10 @@ class Update:
             if not self.trip.replicas.filled:  # someone had the state dict since
                 self.trip.replicas.fill()
             at_end_of_backward(self._pay)
-        self._under_way[group] = list(self._errands(self.trip.groups[group], gradients))
+        entries = gradients.all_ranks
+        made = entries.places, entries.gradients, entries.sources, entries.weights
+        with self._stream.after(*made, gradients.per_node):
+            self._under_way[group] = list(self._errands(self.trip.groups[group], gradients))
 
     def _pay(self) -> None:
         """Every rank pays for every group, be it with nothing."""
@@ -50,9 +55,11 @@ class Update:
             if number not in self._under_way:
                 self.owe(number, trip.no_gradients())
         under_way, self._under_way = self._under_way, {}
-        for errands in under_way.values():
-            for errand in errands:
-                errand.finish()
+        with self._stream.after():
+            for errands in under_way.values():
+                for errand in errands:
+                    errand.finish()
+        self._stream.join()
         self.paid = True
 
     @torch.no_grad()
@@ -62,6 +69,7 @@ class Update:
         if (everywhere := trip.replicas.all_ranks_replica) is not None:
             assert answer.touched is not None
             touched = answer.touched.finish()
+            self._stream.keep(*touched)
             entries = gradients.all_ranks
             yield Errand(self._reduction.all_ranks(everywhere, entries, touched, rate))
         shared = trip.replicas.per_node_replica
