@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.harness import Figure, Report, main
 from benchmarks.scars.formulas import bytes_moved, forecast, growth, rows_moved
-from benchmarks.scars.kernels import classifying, coalescing
+from benchmarks.scars.kernels import classifying, coalescing, staging
 from benchmarks.scars.larger_than_memory import larger_than_memory
 from benchmarks.scars.link import MBIT, RANKS, over_the_link
 from benchmarks.scars.tables import LAWS, Columns, Law, Lookups, criteo
@@ -55,6 +55,7 @@ def compare(
         *(growth(name, num_rows, 2048, most, rounds) for name, most in GROWTH.items()),
         coalescing(ids, ids, rounds),
         classifying(samples, 1024, rounds),
+        staging(samples, 1024, rounds),
     ]
     settings = {
         "laws": f"{num_rows:,} rows, 10 lookups a sample; a scale of 0.1 of the rows",

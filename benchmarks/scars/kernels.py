@@ -1,10 +1,10 @@
-"""Processor time of what coalescing adds to a step, against what there was before."""
+"""Processor time of what coalescing and hot batches add, against what there was before."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -13,14 +13,19 @@ from benchmarks.harness import Figure, Round, alternate, spread
 from benchmarks.scars.tables import Law
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.rows.coalesce import coalesce
-from recd_plugins.stack import load
+from recd_plugins.stack import Stack, load
+from recd_scars.hot_batches import HotBatches
 from recd_scars.hot_batches.hot_rows import HotRows
 
-__all__ = ["classifying", "coalescing"]
+__all__ = ["classifying", "coalescing", "staging"]
 
-CRITEO_LIKE = {"use": "random", "lookups": 1, "num_ids": [100_000] * 26}
+FEATURES, NUM_IDS = 26, 100_000
+CRITEO_LIKE = {"use": "random", "lookups": 1, "num_ids": [NUM_IDS] * FEATURES}
 CACHED = 20_000
 """Rows of each table; they lie anywhere in it."""
+HALF_CACHED = 97_220
+"""With so many, about half of the samples have no row that is not cached."""
+WINDOW = 16
 
 
 def coalescing(num_rows: int, count: int, rounds: int) -> Figure:
@@ -52,24 +57,13 @@ def coalescing(num_rows: int, count: int, rounds: int) -> Figure:
 def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
     """Which samples are hot, against reading them from Parquet into batches."""
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
-        stack = load(
-            {
-                "plugins": ["recd_dlrm"],
-                "folder": folder,
-                "dataset": {**CRITEO_LIKE, "samples": samples},
-                "reader": {"use": "local", "prefetch": False},
-                "train": {"device": "cpu", "ranks": 1, "batch_size": batch_size},
-            }
-        )
+        stack = _stack(folder, samples, batch_size)
         batches = list(stack.loader(0, 1))
-        names = stack.schema.sparse_names
-        cached = np.random.default_rng(0).permutation(100_000)[:CACHED]
-        tables = {name: TablePlan(table=name, replicated=cached) for name in names}
-        plan = TierPlan(tables=tables, n_nodes=1, ranks_per_node=1)
-        rows = HotRows(plan, {name: (name,) for name in names})
+        planned = _Planned(stack.schema.sparse_names, CACHED)
+        rows = HotRows(planned.tier_plan, planned.features_of)
         sides: dict[str, Callable[[], object]] = {
             "classify": lambda: [rows.samples(batch) for batch in batches],
-            "read": lambda: sum(len(batch) for batch in stack.loader(0, 1)),
+            "read": lambda: sum(map(len, stack.loader(0, 1))),
         }
         measured = alternate(sides, rounds)
     pairs = zip(measured["classify"], measured["read"], strict=True)
@@ -81,9 +75,68 @@ def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
         target=10.0,
         at_most=True,
         spread=spread(shares),
-        note=f"{samples:,} samples of {len(names)} ids, processor ms: "
-        + ", ".join(f"{name} {_ms(side):.1f}" for name, side in measured.items())
-        + f"; {CACHED:,} of 100,000 rows cached in each table, B = {batch_size}",
+        note=_note(samples, CACHED, batch_size, measured),
+    )
+
+
+def staging(samples: int, batch_size: int, rounds: int) -> Figure:
+    """What it adds to reading to have the samples in hot batches and others."""
+    with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
+        stack = _stack(folder, samples, batch_size)
+        planned = _Planned(stack.schema.sparse_names, HALF_CACHED)
+        rows = HotRows(planned.tier_plan, planned.features_of)
+        hot = np.concatenate([rows.samples(batch) for batch in stack.loader(0, 1)]).mean()
+
+        def staged() -> int:
+            stage = HotBatches(stack.loader(0, 1), planned, rank=0, world_size=1, window=WINDOW)
+            return sum(map(len, stage))
+
+        sides: dict[str, Callable[[], object]] = {
+            "stage": staged,
+            "read": lambda: sum(map(len, stack.loader(0, 1))),
+        }
+        measured = alternate(sides, rounds)
+    pairs = zip(measured["stage"], measured["read"], strict=True)
+    shares = [100 * (ours.cpu / reading.cpu - 1) for ours, reading in pairs]
+    return Figure(
+        name="stage of hot batches, of the time to read",
+        value=statistics.median(shares),
+        unit="% more",
+        target=25.0,
+        at_most=True,
+        spread=spread([100 + share for share in shares]),
+        note=_note(samples, HALF_CACHED, batch_size, measured)
+        + f", windows of {WINDOW}; {hot:.0%} of the samples hot; the spread is of the whole",
+    )
+
+
+class _Planned:
+    """A tier plan of which rows are cached: as many of each table."""
+
+    def __init__(self, names: Sequence[str], cached: int) -> None:
+        rows = np.random.default_rng(0).permutation(NUM_IDS)[:cached]
+        tables = {name: TablePlan(table=name, replicated=rows) for name in names}
+        self.tier_plan = TierPlan(tables=tables, n_nodes=1, ranks_per_node=1)
+        self.features_of = {name: (name,) for name in names}
+
+
+def _stack(folder: str, samples: int, batch_size: int) -> Stack:
+    return load(
+        {
+            "plugins": ["recd_dlrm"],
+            "folder": folder,
+            "dataset": {**CRITEO_LIKE, "samples": samples},
+            "reader": {"use": "local", "prefetch": False},
+            "train": {"device": "cpu", "ranks": 1, "batch_size": batch_size},
+        }
+    )
+
+
+def _note(samples: int, cached: int, batch_size: int, measured: dict[str, list[Round]]) -> str:
+    times = ", ".join(f"{name} {_ms(side):.1f}" for name, side in measured.items())
+    return (
+        f"{samples:,} samples of {FEATURES} ids, processor ms: {times}; {cached:,} of {NUM_IDS:,} "
+        f"rows cached in each table, B = {batch_size}"
     )
 
 

@@ -73,7 +73,7 @@ class HotRows:
         hot = np.ones(features.stride(), np.uint8)
         lookups = self._lookups_of(tuple(features.keys()), tuple(keys))
         if len(lookups.keys):
-            lengths = features.lengths().numpy().reshape(len(features.keys()), -1)
+            lengths = features.lengths().numpy().reshape(len(features.keys()), len(hot))
             _and_all(features.values().numpy(), lengths, *lookups, self._bits, hot)
         return hot.view(np.bool_)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numba
@@ -19,8 +18,11 @@ from recd_plugins.errors import CapabilityError
 
 __all__ = ["Samples"]
 
+Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[Any]
+
+U64 = np.uint64
 
 
 class Samples:
@@ -41,64 +43,67 @@ class Samples:
         """Samples `samples` [B], in this order."""
         batch = dataclasses.replace(
             self._first,
-            dense=torch.from_numpy(self._dense[samples]),
+            dense=torch.from_numpy(self._dense.take(samples, axis=0)),
             features=self._features.take(samples),
-            labels=torch.from_numpy(self._labels[samples]),
-            weights=torch.from_numpy(self._weights[samples]),
+            labels=torch.from_numpy(self._labels.take(samples)),
+            weights=torch.from_numpy(self._weights.take(samples)),
             dedup=None if self._dedup is None else self._dedup.select(torch.from_numpy(samples)),
         )
         return batch.pin_memory() if self._pinned else batch
 
 
 class _Features:
-    """KJTs of the same keys, the rows of one after those of the other."""
+    """KJTs of the same keys, whose ids lie one KJT after another. Of keys with one id a row, which
+    most are, nothing is kept by row."""
 
     def __init__(self, kjts: Sequence[KeyedJaggedTensor]) -> None:
         self._keys: list[str] = kjts[0].keys()
-        lengths = [kjt.lengths().numpy().reshape(len(self._keys), -1) for kjt in kjts]
-        self._lengths = np.concatenate(lengths, axis=1)
-        bounds = [kjt.offset_per_key() for kjt in kjts]
-        self._values = _by_key([kjt.values() for kjt in kjts], bounds)
+        self._values = np.concatenate([kjt.values().numpy() for kjt in kjts])
         weights = [kjt.weights_or_none() for kjt in kjts]
-        given = [each for each in weights if each is not None]
-        self._weights = _by_key(given, bounds) if given else None
+        given = [each.numpy() for each in weights if each is not None]
+        self._weights = np.concatenate(given) if given else None
+        lengths = [kjt.lengths().numpy().reshape(len(self._keys), kjt.stride()) for kjt in kjts]
+        counts = np.empty((len(kjts), len(self._keys)), np.int64)
+        self._one_id = np.ones(len(self._keys), np.bool_)
+        """[K]: which keys have one id in each row."""
+        for part, count in zip(lengths, counts, strict=True):
+            _count(part, count, self._one_id)
+        ends = counts.ravel().cumsum().reshape(counts.shape)
+        self._starts = np.ascontiguousarray((ends - counts).T)
+        """[K, W]: where the ids of each key begin, of each KJT."""
+        sizes = [part.shape[1] for part in lengths]
+        self._part = np.repeat(np.arange(len(sizes)), sizes)
+        """[N]: which KJT each row is of, and the row that it is there."""
+        self._row = np.concatenate([np.arange(size) for size in sizes])
+        self._lengths = np.concatenate([part[~self._one_id] for part in lengths], axis=1)
+        """[G, N]: of the other keys."""
+        self._firsts = np.empty(self._lengths.shape, np.int64)
+        """[G, N]: where the ids of each row of these begin."""
+        _find_rows(self._lengths, self._starts[~self._one_id], self._part, self._firsts)
 
     def take(self, rows: I64) -> KeyedJaggedTensor:
-        lengths = np.empty((len(self._keys), len(rows)), self._lengths.dtype)
-        firsts = np.empty(lengths.shape, np.int64)
-        numel = _find_rows(self._lengths, self._offsets, rows, lengths, firsts)
+        lengths = np.ones((len(self._keys), len(rows)), self._lengths.dtype)
+        lengths[~self._one_id] = self._lengths[:, rows]
+        counts = np.full(len(self._keys), len(rows))
+        counts[~self._one_id] = lengths[~self._one_id].sum(axis=1)
+        offsets = [0, *counts.cumsum().tolist()]
+        places = self._part[rows], self._row[rows]
+        firsts = self._firsts[:, rows]
 
-        def spread(values: Numbers) -> Tensor:
-            out = np.empty(numel, values.dtype)
-            _copy_rows(values, firsts.ravel(), lengths.ravel(), out)
+        def copied(values: Numbers) -> Tensor:
+            out = np.empty(offsets[-1], values.dtype)
+            _copy(values, self._one_id, self._starts, *places, firsts, lengths, out)
             return torch.from_numpy(out)
 
         return KeyedJaggedTensor(
             keys=self._keys,
-            values=spread(self._values),
-            weights=None if self._weights is None else spread(self._weights),
+            values=copied(self._values),
+            weights=None if self._weights is None else copied(self._weights),
             lengths=torch.from_numpy(lengths.ravel()),
             stride=len(rows),
+            length_per_key=counts.tolist(),
+            offset_per_key=offsets,
         )
-
-    @cached_property
-    def _offsets(self) -> I64:
-        """[K, N]: where the ids of each row of each key begin."""
-        ends: I64 = self._lengths.ravel().cumsum(dtype=np.int64)
-        begins: I64 = ends.reshape(self._lengths.shape) - self._lengths
-        return begins
-
-
-def _by_key(parts: Sequence[Tensor], bounds: Sequence[Sequence[int]]) -> Numbers:
-    """What each part has between its `bounds` [K + 1], all parts' of a key together."""
-    arrays = [part.numpy() for part in parts]
-    count = len(bounds[0]) - 1
-    pieces = [
-        array[bound[key] : bound[key + 1]]
-        for key in range(count)
-        for array, bound in zip(arrays, bounds, strict=True)
-    ]
-    return np.concatenate(pieces) if pieces else arrays[0]
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -116,27 +121,55 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _find_rows(
-    lengths: Numbers, offsets: I64, rows: I64, out_lengths: Numbers, out_firsts: I64
-) -> int:
-    """The lengths of these rows of each key, and where their ids begin; how many they are."""
-    numel = 0
+def _count(lengths: Numbers, counts: I64, one_id: Bools) -> None:
+    """The ids of each key; a key that has others than one in a row is no key of one id."""
     for key in range(len(lengths)):
-        for place in range(len(rows)):
-            length = lengths[key, rows[place]]
-            out_lengths[key, place] = length
-            out_firsts[key, place] = offsets[key, rows[place]]
-            numel += length
-    return numel
+        count, ones = 0, True
+        for row in range(lengths.shape[1]):
+            count += lengths[key, row]
+            ones &= lengths[key, row] == 1
+        counts[key] = count
+        one_id[key] &= ones
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _copy_rows(values: Numbers, firsts: I64, lengths: Numbers, out: Numbers) -> None:
-    at = 0
-    for row in range(len(firsts)):
-        first, length = firsts[row], lengths[row]
-        if length == 1:  # most are: a copy of a slice would cost ten times as much
-            out[at] = values[first]
+def _find_rows(lengths: Numbers, starts: I64, parts: I64, out: I64) -> None:
+    """Where the ids of each row begin: at `starts` [G, W] in the first row of a part."""
+    for key in range(len(lengths)):
+        at, last = 0, -1
+        for row in range(len(parts)):
+            if parts[row] != last:
+                last = parts[row]
+                at = starts[key, last]
+            out[key, row] = at
+            at += lengths[key, row]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _copy(
+    values: Numbers,
+    one_id: Bools,
+    starts: I64,
+    parts: I64,
+    rows: I64,
+    firsts: I64,
+    lengths: Numbers,
+    out: Numbers,
+) -> None:
+    """Of each key, the ids of B rows: of row `rows[b]` of part `parts[b]`, where it has one, or
+    `lengths[key, b]` from `firsts` on, whose rows are those of the other keys."""
+    at, other = U64(0), 0
+    for key in range(len(one_id)):
+        if one_id[key]:
+            for place in range(len(rows)):
+                out[at + U64(place)] = values[
+                    U64(starts[key, U64(parts[place])]) + U64(rows[place])
+                ]
+            at += U64(len(rows))
         else:
-            out[at : at + length] = values[first : first + length]
-        at += length
+            for place in range(len(rows)):
+                first = U64(firsts[other, place])
+                for id_ in range(lengths[key, place]):
+                    out[at + U64(id_)] = values[first + U64(id_)]
+                at += U64(lengths[key, place])
+            other += 1
