@@ -56,7 +56,7 @@ def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> Non
         assert link is not None
         # Loopback on any machine: from a MB/s to a TB/s, and no call takes a second.
         assert 1e-3 < link.gbps < 1e3
-        assert 0 < link.latency_ms < 1000
+        assert 0 <= link.latency_ms < 1000
     assert found.a2a_global is not None
     assert found.inter_node_gbps == pytest.approx(found.a2a_global.gbps / 2)
     assert found.gather_gbps is not None

@@ -32,6 +32,10 @@ GROWTH = 4
 MOSTLY_BYTES = 16
 """Latencies of a call that tells of bandwidth."""
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
+BETWEEN = 1 << 14
+"""Rows that a rank looks up between two calls whose latency is measured. A call of ranks that
+come from work of their own waits for the slowest: by itself it would be two or three times as
+fast."""
 SMALL_OPERATIONS = 400
 
 
@@ -60,9 +64,10 @@ def measure_topology(
         "ar_cross": (across if world > w else None, _all_reduce),
     }
     found: dict[str, Any] = {}
+    work = _work(group, device)
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
-            found[name] = _measured(peers, group, device, call, largest)
+            found[name] = _measured(peers, group, device, call, largest, work)
     if "a2a_global" in found and world == w:
         found["a2a_intra"] = found["a2a_global"]
     found |= _own_work(group, device)
@@ -96,6 +101,7 @@ def _measured(
     device: torch.device,
     call: Callable[..., None],
     largest: int,
+    work: Callable[[], object],
 ) -> Link:
     seconds, payload = {}, SMALL
     while True:
@@ -104,8 +110,18 @@ def _measured(
         again = IN_A_ROW if payload == SMALL else 1
         seconds[buffer.nbytes] = _time(partial(call, buffer, other, peers), world, device, again)
         if payload >= largest or (payload > SMALL and seconds[buffer.nbytes] > LONG_ENOUGH):
-            return fit_link(seconds)
+            break
         payload *= GROWTH
+    small = torch.zeros(SMALL // 4 // peers.size() * peers.size(), device=device)
+    other = torch.empty_like(small)
+
+    def work_and_call() -> None:
+        work()
+        call(small, other, peers)
+
+    alone = _time(work, world, device, IN_A_ROW)
+    latency = max(_time(work_and_call, world, device, IN_A_ROW) - alone, 0.0)
+    return Link(gbps=fit_link(seconds).gbps, latency_ms=latency * 1000)
 
 
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
@@ -114,6 +130,14 @@ def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
 
 def _all_reduce(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
     dist.all_reduce(buffer, group=group)
+
+
+def _work(world: ProcessGroup, device: torch.device) -> Callable[[], object]:
+    """`BETWEEN` rows gathered at random places."""
+    draw = torch.Generator().manual_seed(world.rank())
+    table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
+    rows = torch.randint(0, TABLE_ROWS, (BETWEEN,), generator=draw).to(device)
+    return lambda: table.index_select(0, rows)
 
 
 def _own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:

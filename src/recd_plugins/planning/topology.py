@@ -25,7 +25,8 @@ class Link(Config):
     gbps: Annotated[float, Range(gt=0)]
     """GB of a rank's payload per second, what it keeps to itself included."""
     latency_ms: Annotated[float, Range(ge=0)] = 0.0
-    """Milliseconds of a call that carries next to nothing."""
+    """Milliseconds of a call that carries next to nothing, amid a step's work: ranks come to it
+    one after the other."""
 
     def ms(self, payload: Any) -> Any:
         """Milliseconds of one call with so many bytes: a number, or an array of them."""
