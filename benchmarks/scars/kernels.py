@@ -55,18 +55,25 @@ def coalescing(num_rows: int, count: int, rounds: int) -> Figure:
 
 
 def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
-    """Which samples are hot, against reading them from Parquet into batches."""
+    """Which samples are hot, against reading them from Parquet into batches.
+
+    The value is that of half of the samples hot: a sample is read up to its first row that is not
+    cached, so few hot ones take less.
+    """
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
         stack = _stack(folder, samples, batch_size)
         batches = list(stack.loader(0, 1))
-        planned = _Planned(stack.schema.sparse_names, CACHED)
-        rows = HotRows(planned.tier_plan, planned.features_of)
+        few, half = (
+            HotRows(planned.tier_plan, planned.features_of)
+            for planned in (_Planned(stack.schema.sparse_names, n) for n in (CACHED, HALF_CACHED))
+        )
         sides: dict[str, Callable[[], object]] = {
-            "classify": lambda: [rows.samples(batch) for batch in batches],
+            "few hot": lambda: [few.samples(batch) for batch in batches],
+            "half hot": lambda: [half.samples(batch) for batch in batches],
             "read": lambda: sum(map(len, stack.loader(0, 1))),
         }
         measured = alternate(sides, rounds)
-    pairs = zip(measured["classify"], measured["read"], strict=True)
+    pairs = zip(measured["half hot"], measured["read"], strict=True)
     shares = [100 * ours.cpu / reading.cpu for ours, reading in pairs]
     return Figure(
         name="classification of samples, of the time to read them",
@@ -75,7 +82,7 @@ def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
         target=10.0,
         at_most=True,
         spread=spread(shares),
-        note=_note(samples, CACHED, batch_size, measured),
+        note=_note(samples, f"{CACHED:,} or {HALF_CACHED:,}", batch_size, measured),
     )
 
 
@@ -105,7 +112,7 @@ def staging(samples: int, batch_size: int, rounds: int) -> Figure:
         target=25.0,
         at_most=True,
         spread=spread([100 + share for share in shares]),
-        note=_note(samples, HALF_CACHED, batch_size, measured)
+        note=_note(samples, f"{HALF_CACHED:,}", batch_size, measured)
         + f", windows of {WINDOW}; {hot:.0%} of the samples hot; the spread is of the whole",
     )
 
@@ -132,10 +139,10 @@ def _stack(folder: str, samples: int, batch_size: int) -> Stack:
     )
 
 
-def _note(samples: int, cached: int, batch_size: int, measured: dict[str, list[Round]]) -> str:
+def _note(samples: int, cached: str, batch_size: int, measured: dict[str, list[Round]]) -> str:
     times = ", ".join(f"{name} {_ms(side):.1f}" for name, side in measured.items())
     return (
-        f"{samples:,} samples of {FEATURES} ids, processor ms: {times}; {cached:,} of {NUM_IDS:,} "
+        f"{samples:,} samples of {FEATURES} ids, processor ms: {times}; {cached} of {NUM_IDS:,} "
         f"rows cached in each table, B = {batch_size}"
     )
 

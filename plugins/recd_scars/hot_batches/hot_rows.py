@@ -22,6 +22,7 @@ __all__ = ["HotRows"]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]
 U8: TypeAlias = npt.NDArray[np.uint8]
+U32: TypeAlias = npt.NDArray[np.uint32]
 
 U64 = np.uint64
 
@@ -119,8 +120,9 @@ def _and_all(
     hot: U8,
 ) -> None:
     """Lookup l is of the ids of key `keys[l]`. As in the router's kernel, no branch depends on
-    an id."""
-    first = U64(0)
+    an id. Of keys of one id a row, those of `left` alone are read: rows that may still be hot."""
+    left = np.arange(len(hot)).astype(np.uint32)
+    first, num_left = U64(0), U64(len(hot))
     lookup = 0
     for key in range(len(lengths)):
         count, ones = U64(0), True
@@ -132,13 +134,17 @@ def _and_all(
             if ones and every:
                 _ones_below(values, first, size, hot)
             elif ones:
-                _ones_among(values, first, start, size, bits, hot)
+                num_left = _ones_among(values, first, start, size, bits, left, num_left)
             else:
                 _rows_among(values, lengths[key], first, start, size, every, bits, hot)
             lookup += 1
         first += count
-    for row in range(len(hot)):
-        hot[row] &= np.uint8(1)
+        if num_left == 0:
+            break
+    found = hot & np.uint8(1)
+    hot[:] = 0
+    for row in left[:num_left]:
+        hot[row] = found[row]
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
@@ -155,11 +161,18 @@ def _ones_among(
     start: np.uint64,
     size: np.uint64,
     bits: U8,
-    hot: U8,
-) -> None:
-    """Of rows of one id each: nothing depends on the row before."""
-    for row in range(len(hot)):
-        hot[row] &= _holds(U64(values[first + U64(row)]), start, size, bits)
+    left: U32,
+    num_left: np.uint64,
+) -> Any:
+    """How many of `left` stay there, of rows of one id each: each is written, but only those that
+    do go on to the next place."""
+    kept = at = U64(0)
+    while at < num_left:
+        row = left[at]
+        left[kept] = row
+        kept += U64(_holds(U64(values[first + U64(row)]), start, size, bits) & np.uint8(1))
+        at += U64(1)
+    return kept
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
