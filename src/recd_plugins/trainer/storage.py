@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint on disk without pickle: its metadata as JSON.
 
 The stock `FileSystemWriter` pickles the file that says which tensor lies where. These
-two write and read it as JSON; the tensors themselves are loaded with `weights_only`.
+two write and read it as JSON; the tensors themselves are loaded with `weights_only`, in pieces.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -22,9 +23,18 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+)
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from recd_plugins.errors import DataError
+from recd_plugins.trainer.pieces import Part, alone, read_into
 
 __all__ = ["JsonReader", "JsonWriter"]
 
@@ -37,6 +47,9 @@ class JsonWriter(FileSystemWriter):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._folder = path
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        return super().write_data(plan, cast("SavePlanner", _Alone(planner)))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         stored = {item.index: item.storage_data for results_ in results for item in results_}
@@ -62,6 +75,18 @@ class JsonReader(FileSystemReader):
         super().__init__(path)
         self._folder = path
 
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            stored = self.storage_data[item.storage_index]
+            target = planner.resolve_tensor(item).detach()
+            with (self._folder / stored.relative_path).open("rb") as file:
+                part = Part(file, stored.offset, stored.length)
+                read_into(target, part, item.storage_offsets, item.lengths)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         file = self._folder / METADATA
         try:
@@ -78,6 +103,17 @@ class JsonReader(FileSystemReader):
                 f"{file}: cannot be read ({error}). The checkpoint is damaged: remove its folder, "
                 "and --resume takes the one before."
             ) from error
+
+
+class _Alone:
+    """Of a planner what a writer asks it for: the tensors, uncopied."""
+
+    def __init__(self, planner: SavePlanner) -> None:
+        self._planner = planner
+
+    def resolve_data(self, item: WriteItem) -> Any:
+        data = self._planner.resolve_data(item)
+        return alone(data.detach()) if isinstance(data, Tensor) else data
 
 
 def _tensor_to_json(name: str, value: object) -> dict[str, Any]:
