@@ -6,7 +6,6 @@ import os
 import subprocess
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 
 __all__ = ["DEVICE", "Network", "available", "bytes_sent"]
 
@@ -57,12 +56,7 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._remove()
 
     def _build(self) -> None:

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, TypeVar
 
 from benchmarks.cluster.network import DEVICE, Network
@@ -86,12 +85,7 @@ class ClusterRanks:
     def __enter__(self) -> ClusterRanks:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for process, connection in self._ranks:
             connection.close()
             process.kill()

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
 
 from benchmarks.cluster.network import Network
 from benchmarks.cluster.ranks import ClusterRanks
@@ -85,15 +84,10 @@ class EmulatedCluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         assert self._ranks is not None
-        self._ranks.__exit__(kind, error, trace)
-        self._network.__exit__(kind, error, trace)
+        self._ranks.__exit__(*error)
+        self._network.__exit__(*error)
 
     def cluster(self, mbit: int) -> Cluster:
         """At so many megabits a second between nodes, as measured; they are so from now on."""

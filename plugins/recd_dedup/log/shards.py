@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated
 
 import pyarrow as pa
@@ -110,12 +109,7 @@ class ZstdShards:
     def __enter__(self) -> ZstdShards:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _start_writing(self) -> None:

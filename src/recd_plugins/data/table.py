@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -146,13 +145,8 @@ class TableWriter:
     def __enter__(self) -> TableWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
             self.close()
         else:
             self.abort()
