@@ -185,8 +185,6 @@ class ScarsPlanner(TierPlanner):
             said.append("nothing is cached before train.retier_every sees which rows are hot")
             return Chosen(sizes=sizes, report=report, said="\n".join(said))
         said += lines(tables, sizes, batch_size=context.batch_size, k=k)
-        if config.coalesce == "none" and any(self._found[name].pooled for name in tables):
-            said.append("pooled rows are summed before they travel: they move less than is said")
         return Chosen(sizes=sizes, report=report, said="\n".join([*said, *report.lines()]))
 
     def _taken(

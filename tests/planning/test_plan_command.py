@@ -70,6 +70,13 @@ def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
     for drift in said.values():
         assert drift["now"] == pytest.approx(drift["best"])  # the same day
         assert drift["stayed"] == 1
+    other = folder / "other.arrow"
+    rows = Profile.load(before).rows
+    Profile(rows={name: one.part(0, one.num_rows - 1) for name, one in rows.items()}).save(other)
+    refused = run(folder, "plan", goal, "--drift", str(other))
+    assert refused.exit_code == 2
+    assert f"--drift: {other}: table " in refused.stderr
+    assert "these are not the same. Take profiles of one table" in refused.stderr
 
 
 def test_a_saved_plan_is_trained_by_and_compared(folder: Path) -> None:
@@ -134,7 +141,7 @@ def test_explain_prices_a_row_with_its_formulas(folder: Path) -> None:
         "a row of 128 bytes, 0.01 lookups a sample, deduplicated by a factor of 1; 2 nodes of"
         in result.stdout
     )
-    for formula in ("s (2 r + 8)", "k r / W", "appears(B W) N / 2"):
+    for formula in ("s (2 r + 8)", "k r / W", "appears(B W) N / 2", "U c f B s"):
         assert formula in result.stdout
     said = json.loads(run(folder, "explain", "--p", "0.01", "--json").stdout)
     assert said["RW"]["a2a_global"] == pytest.approx(0.01 * 64 * (2 * 256 + 8))

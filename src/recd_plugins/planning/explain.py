@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +16,9 @@ from recd_plugins.planning.ledger import (
     TableLedger,
     TableSizes,
     TierName,
+    home_cost,
 )
-from recd_plugins.planning.rows import Floats
+from recd_plugins.planning.rows import Floats, RowDistribution
 from recd_plugins.planning.step_time import marginal_ms
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Frontier", "PlanReport", "TierReport"]
 
-CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW"}
+CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW", "table_wise": "TW"}
 LINKS = {
     "a2a_global": "global all-to-all",
     "a2a_intra": "intra-node all-to-all",
@@ -198,19 +200,21 @@ class PlanReport:
         """Why the last tier that took rows did not take the next one."""
         sizes, rows = ledger.sizes, ledger.table.rows
         taken = sizes.replicated + sizes.per_node
+        if sizes.home == "table_wise":
+            return "left to TorchRec's planner, as if table-wise: rows would travel for longer"
         if taken >= rows.num_rows:
             return "every row has a replica"
         next_row = rows.part(taken, taken + 1)
         prices, width = self.ledger.prices, ledger.table.width
-        stays = prices.row_wise(next_row, width, sizes.coalesce).of(next_row.counts)
         flex = sizes.per_node or (not sizes.replicated and prices.cluster.n_nodes > 1)
         moves = (
             prices.per_node(next_row, width, sizes.coalesce)
             if flex
             else prices.replicated(next_row, width)
         ).of(next_row.counts)
-        gain = marginal_ms(stays, prices.cluster) - marginal_ms(moves, prices.cluster)
-        more = moves.memory - stays.memory
+        stays, memory = self._stays(ledger, next_row, taken)
+        gain = stays - float(marginal_ms(moves, prices.cluster))
+        more = moves.memory - memory
         said = (
             f"no more rows in {'Flex' if flex else 'DP'}: the next one, {next_row.p[0]:.3g} "
             f"lookups a sample, would "
@@ -218,6 +222,21 @@ class PlanReport:
         if gain <= 0:
             return f"{said}cost {_us(-gain)} more than it saves"
         return f"{said}save {_us(gain)} for {_bytes(more)} a rank: {self._limit(more)}"
+
+    def _stays(self, ledger: TableLedger, row: RowDistribution, taken: int) -> tuple[float, float]:
+        """Milliseconds and bytes that the table takes for the row, which follows on those taken."""
+        prices, table, sizes = self.ledger.prices, ledger.table, ledger.sizes
+        if not table.bags or sizes.coalesce != "none":
+            cost = home_cost(table, sizes, row, prices)
+            return float(marginal_ms(cost, prices.cluster)), cost.memory
+        # A bag's sum is spared with the last of its rows: this one may be that.
+        tiered = dataclasses.replace(sizes, replicated=max(sizes.replicated, 1))
+        home, left = (
+            home_cost(table, tiered, table.rows.part(first, table.rows.num_rows), prices)
+            for first in (taken, taken + 1)
+        )
+        before, after = (float(marginal_ms(cost, prices.cluster)) for cost in (home, left))
+        return before - after, home.memory - left.memory
 
     def _limit(self, more: float) -> str:
         """Why a row that pays by itself has no replica; it would take `more` bytes a rank."""
@@ -241,9 +260,8 @@ def _report(entry: Entry, ledger: Ledger) -> TierReport:
 
 def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, ...]:
     level = table.sizes.coalesce
-    named = (
-        CALLED[tier] if level == "none" or tier == "replicated" else f"{CALLED[tier]}, by {level}"
-    )
+    called = CALLED[table.sizes.home] if tier == "row_wise" else CALLED[tier]
+    named = called if level == "none" or tier == "replicated" else f"{called}, by {level}"
     return (
         named,
         f"{report.rows:,}",

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from recd_plugins.errors import DataError
+from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags, travelling
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.rows import RowDistribution
@@ -21,9 +22,11 @@ __all__ = [
     "TableLedger",
     "TableSizes",
     "TierName",
+    "home_cost",
     "tier_plan",
 ]
 
+Home = Literal["row_wise", "table_wise"]
 TierName = Literal["replicated", "per_node", "row_wise"]
 REPLICAS: tuple[TierName, ...] = ("replicated", "per_node")
 TINY = 1e-300
@@ -42,12 +45,14 @@ ROUTING = 50
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceTable:
-    """A table whose rows cross the network one by one, and how they are accessed."""
+    """A table, and how its rows are accessed."""
 
     name: str
     rows: RowDistribution
     dim: int
     element_bytes: int = 4
+    bags: int = 0
+    """f: bags of a sample, where they are pooled; 0 where rows are looked up one by one."""
 
     @property
     def width(self) -> int:
@@ -64,6 +69,8 @@ class TableSizes:
     per_node: int = 0
     """The next: a copy in every node (Flex)."""
     coalesce: Coalesce = "none"
+    home: Home = "row_wise"
+    """Of a pooled table without replicas or coalescing, what TorchRec makes of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +133,18 @@ class Ledger:
     @cached_property
     def home_calls(self) -> dict[str, int]:
         """The way to the canonical tables: splits, ids, rows, gradients. Node coalescing goes
-        there and back again, once for tables of one width."""
+        there and back again, once for tables of one width; parts of sums are all-reduced."""
         by_node = {
             one.table.width
             for one in self.tables.values()
             if one.sizes.coalesce == "node" and one.entries["row_wise"].rows
         }
-        calls = {"a2a_global": 4, "a2a_intra": 4 * len(by_node)}
+        summed = [_is_summed(one.table, one.sizes) for one in self.tables.values()]
+        calls = {
+            "a2a_global": 2 if summed and all(summed) else 4,
+            "a2a_intra": 4 * len(by_node),
+            "ar_global": int(any(summed)),
+        }
         return dict.fromkeys(COLLECTIVES, 0) | calls
 
     @cached_property
@@ -211,23 +223,53 @@ def tier_plan(
     return TierPlan(tables=plans, n_nodes=cluster.n_nodes, ranks_per_node=cluster.ranks_per_node)
 
 
+def home_cost(
+    table: SequenceTable, sizes: TableSizes, rows: RowDistribution, prices: Prices
+) -> Cost:
+    """What those rows of a table cost that have no replica."""
+    if not table.bags or sizes.coalesce != "none":
+        return prices.row_wise(rows, table.width, sizes.coalesce).of(rows.counts)
+    if sizes.home == "table_wise":
+        return table_wise_bags(prices, rows, bags=table.bags, dim=table.dim, width=table.width)
+    whole = not sizes.replicated and not sizes.per_node
+    return row_wise_bags(
+        prices,
+        rows,
+        bags=table.bags,
+        dim=table.dim,
+        width=table.width,
+        share=1.0 if whole else travelling(rows, table.bags),
+    )
+
+
+def _is_summed(table: SequenceTable, sizes: TableSizes) -> bool:
+    """Whether each rank sums its part of every bag."""
+    return bool(table.bags) and sizes.coalesce == "none" and sizes.home == "row_wise"
+
+
 def _table(table: SequenceTable, sizes: TableSizes, prices: Prices) -> TableLedger:
     rows, width = table.rows, table.width
     hot, warm, every = sizes.replicated, sizes.replicated + sizes.per_node, rows.num_rows
     replicated, per_node = rows.part(0, hot), rows.part(hot, warm)
     row_wise = rows.part(warm, every)
-    costs: dict[TierName, tuple[RowDistribution, Cost]] = {
-        "replicated": (replicated, prices.replicated(replicated, width)),
-        "per_node": (per_node, prices.per_node(per_node, width, sizes.coalesce)),
-        "row_wise": (row_wise, prices.row_wise(row_wise, width, sizes.coalesce)),
+    parts: dict[TierName, tuple[RowDistribution, Cost]] = {
+        "replicated": (
+            replicated,
+            prices.replicated(replicated, width).of(replicated.counts),
+        ),
+        "per_node": (
+            per_node,
+            prices.per_node(per_node, width, sizes.coalesce).of(per_node.counts),
+        ),
+        "row_wise": (row_wise, home_cost(table, sizes, row_wise, prices)),
     }
     entries = {
         tier: Entry(
             tier=tier,
             rows=part.num_rows,
             share=part.lookups / max(rows.lookups, TINY),
-            cost=price.of(part.counts),
+            cost=cost,
         )
-        for tier, (part, price) in costs.items()
+        for tier, (part, cost) in parts.items()
     }
     return TableLedger(table=table, sizes=sizes, entries=entries)

@@ -40,7 +40,11 @@ class ModelTable:
     def with_rows(self, rows: RowDistribution) -> SequenceTable:
         """As ledgers take it."""
         return SequenceTable(
-            name=self.name, rows=rows, dim=self.dim, element_bytes=self.element_bytes
+            name=self.name,
+            rows=rows,
+            dim=self.dim,
+            element_bytes=self.element_bytes,
+            bags=len(self.features) if self.pooled else 0,
         )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recd_plugins.planning import cost
+from recd_plugins.planning import bag_cost, cost
+from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.rows import RowDistribution
 from recd_plugins.planning.step_time import marginal_ms
@@ -24,6 +25,7 @@ class PriceList:
     width: int
     dedupe_factor: float = 1.0
     """Of session dedup, which divides p."""
+    element_bytes: int = 4
 
     def costs(self) -> Mapping[str, Cost]:
         """By the way that the row is placed."""
@@ -37,7 +39,11 @@ class PriceList:
             "DP": prices.replicated(rows, width),
             "Flex": prices.per_node(rows, width),
         }
-        return {way: price.of(rows.counts) for way, price in ways.items()}
+        dim = width // self.element_bytes
+        return {way: price.of(rows.counts) for way, price in ways.items()} | {
+            "RW bag": row_wise_bags(prices, rows, bags=1, dim=dim, width=width),
+            "TW bag": table_wise_bags(prices, rows, bags=1, dim=dim, width=width),
+        }
 
     def values(self) -> Mapping[str, Any]:
         """All numbers, for machines; `ms` is a step's, latencies aside."""
@@ -55,7 +61,7 @@ class PriceList:
             f"a row of {self.width} bytes, {self.p:g} lookups a sample, deduplicated by a factor "
             f"of {self.dedupe_factor:g}; {nodes} nodes of {ranks} ranks, {prices.batch_size:,} "
             f"samples a rank and step, k = {prices.k:.3g}, gradients of replicas reduced: "
-            f"{prices.reduce}"
+            f"{prices.reduce}; and a bag a sample of so many lookups, whose sum travels"
         )
         ways = list(values)
         widths = [max(10, len(way)) for way in ways]
@@ -68,3 +74,6 @@ class PriceList:
         for price in ("row_wise", "column_wise", "replicated", "per_node"):
             yield ""
             yield from (inspect.getdoc(getattr(Prices, price)) or "").splitlines()
+        for text in (bag_cost, row_wise_bags, table_wise_bags):
+            yield ""
+            yield from (inspect.getdoc(text) or "").splitlines()

@@ -1,0 +1,89 @@
+"""What pooled tables cost as TorchRec has them: sums travel there, not rows.
+
+A table has f bags a sample, one for each of its features, of p lookups in all; a row has r bytes,
+a sum s. Prices are those of the whole table, per rank and step, forward and backward together; B
+samples a rank, U ranks in all. Where ids are coalesced, rows travel as those of sequences do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
+from recd_plugins.planning.rows import RowDistribution
+
+__all__ = ["SUM_BYTES", "row_wise_bags", "table_wise_bags", "travelling"]
+
+SUM_BYTES = 4
+"""An element of a sum is a float32, whatever the table's are."""
+LENGTH_BYTES = 4
+"""int32, as TorchRec sends how many ids a bag has."""
+
+
+def travelling(rows: RowDistribution, bags: int) -> float:
+    """c: the chance that a bag has any of these rows: 1 - prod(1 - q / f), as if rows were drawn
+    independently."""
+    with np.errstate(divide="ignore"):
+        none = float(rows.counts @ np.log1p(-rows.presence / bags))
+    return float(-np.expm1(none))
+
+
+def row_wise_bags(
+    prices: Prices, rows: RowDistribution, *, bags: int, dim: int, width: int, share: float = 1.0
+) -> Cost:
+    """Row-wise: each rank sums what it has of every bag of every rank.
+
+    static_memory   r / U of each row
+    ids_sent        pB
+    rows_accessed   pB
+    dynamic_memory  (U + 1) c f B s
+    a2a_global      8 pB + 4 U c f B: ids, and how many each rank has of each bag
+    ar_global       U c f B s: parts of sums are reduced and scattered, their gradients gathered,
+                    which are the halves of an all-reduce
+    local           3 pB r + 2 U c f B s
+    with c = 1, for TorchRec sends all bags; behind replicas that share of bags which has a row
+    without one, 1 - prod(1 - q / f) over these.
+    """
+    n, u = prices.cluster.n_nodes, prices.cluster.world_size
+    lookups = rows.lookups * prices.batch_size
+    parts = u * share * bags * prices.batch_size
+    sums = parts * dim * SUM_BYTES
+    ids = lookups * ID_BYTES + parts * LENGTH_BYTES
+    return Cost(
+        static_memory=rows.num_rows * width / u,
+        ids_sent=lookups,
+        rows_accessed=lookups,
+        dynamic_memory=sums * (u + 1) / u,
+        a2a_global=ids,
+        ar_global=sums,
+        between_nodes=ids * u * (n - 1) / n + 2 * (n - 1) * sums,
+        local=3 * lookups * width + 2 * sums,
+    )
+
+
+def table_wise_bags(
+    prices: Prices, rows: RowDistribution, *, bags: int, dim: int, width: int
+) -> Cost:
+    """Table-wise: one rank has the table, and sums all bags. A rank's share, as if tables of a
+    kind were on all ranks: TorchRec's planner balances them as well as it can.
+
+    static_memory   r / U of each row
+    ids_sent        pB
+    rows_accessed   pB
+    dynamic_memory  2 f B s
+    a2a_global      8 pB + 4 f B + 2 f B s: ids and lengths, sums and their gradients
+    local           3 pB r + 2 f B s
+    """
+    n, u = prices.cluster.n_nodes, prices.cluster.world_size
+    lookups, each = rows.lookups * prices.batch_size, bags * prices.batch_size
+    sums = each * dim * SUM_BYTES
+    payload = lookups * ID_BYTES + each * LENGTH_BYTES + 2 * sums
+    return Cost(
+        static_memory=rows.num_rows * width / u,
+        ids_sent=lookups,
+        rows_accessed=lookups,
+        dynamic_memory=2 * sums,
+        a2a_global=payload,
+        between_nodes=payload * u * (n - 1) / n,
+        local=3 * lookups * width + 2 * sums,
+    )
