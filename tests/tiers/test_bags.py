@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiered import Bags, ByTiers, batch_of, odd_batches
+from tiered import Bags, ByTiers, all_meet, batch_of, drawn_batches, filled, tier_plan
 
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
@@ -25,11 +25,16 @@ def test_two_ranks_train_as_row_wise_torchrec(gloo_pool: GlooPool) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_rows_in_any_tier(gloo_pool: GlooPool, seed: int) -> None:
+    """Tiers and batches are drawn."""
+    arrange = ByTiers(ranks_per_node=2, seed=seed)
+    plan = tier_plan(arrange, n_nodes=2)
+    batches = drawn_batches(plan, 4, seed)
+    assert all_meet(batches, plan)
     check_parity(
         gloo_pool,
         Bags,
-        odd_batches(4),
-        arrange=ByTiers(ranks_per_node=2, seed=seed),
-        reference_batches=odd_batches(4, empty=False),
+        batches,
+        arrange=arrange,
+        reference_batches=filled(batches),
         tables=TABLE_OPTIMIZERS if seed == 0 else ["sgd"],
     )

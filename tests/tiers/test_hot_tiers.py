@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import NUM_IDS, Bags, ByTiers, Sequences, batch_of, tier_plan
-from torch import Tensor, nn
+from tiered import Bags, ByTiers, Sequences, batch_of, confined, filled, tier_plan
+from torch import nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
@@ -28,37 +26,19 @@ from recd_plugins.testing.trained import gather_table
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 from recd_plugins.trainer.traffic import TrafficCounter
 
-TABLES_OF = {"heard": ["songs"], "seen": ["songs", "artists"], "liked": ["artists"]}
 GROUPS = (("heard", "seen"),)
 Model = DistributedModelParallel
 
 
-def hot_ids(plan: TierPlan, feature: str) -> Tensor:
-    """Those that are replicated in all tables that look them up."""
-    ids = np.arange(NUM_IDS[feature])
-    for table in TABLES_OF[feature]:
-        ids = np.intersect1d(ids, plan.tables[table].replicated)
-    return torch.from_numpy(ids)
-
-
 def hot_batch(plan: TierPlan, seed: int, batch_size: int) -> Batch:
-    batch = batch_of(seed, batch_size)
-    lengths = batch.features.lengths().view(3, batch_size).clone()
-    values = []
-    for row, key in enumerate(batch.features.keys()):
-        hot = hot_ids(plan, key)
-        if not len(hot):
-            lengths[row] = 0
-            continue
-        values.append(hot[batch.features[key].values() % len(hot)])
-    features = KeyedJaggedTensor(
-        keys=batch.features.keys(), values=torch.cat(values), lengths=lengths.flatten()
-    )
-    return dataclasses.replace(batch, features=features, hot_under=plan.version)
+    """Of ids that are replicated in all tables that look them up."""
+    everywhere = {name: table.replicated for name, table in plan.tables.items()}
+    batch = confined(batch_of(seed, batch_size), everywhere)
+    return dataclasses.replace(batch, hot_under=plan.version)
 
 
 def mixed(
-    drawn: ByTiers, world_size: int, steps: int = 12, *, even: bool = False
+    drawn: ByTiers, world_size: int, steps: int = 20, *, even: bool = False
 ) -> list[Sequence[Batch]]:
     """By step and rank: hot and normal steps; unless even, of all sizes, some hot ones empty."""
     plan = tier_plan(drawn, world_size // drawn.ranks_per_node)
@@ -72,17 +52,6 @@ def mixed(
         else:
             found.append([hot_batch(plan, seed, size) for seed, size in both])
     return found
-
-
-def without_empty(batches: list[Sequence[Batch]]) -> list[Sequence[Batch]]:
-    """Plain TorchRec looks up no empty batch: a sample of weight 0 comes to the same."""
-
-    def filled(batch: Batch) -> Batch:
-        if len(batch):
-            return batch
-        return dataclasses.replace(batch_of(0, 1), weights=torch.zeros(1))
-
-    return [[filled(batch) for batch in step] for step in batches]
 
 
 @pytest.mark.parametrize(
@@ -102,13 +71,16 @@ def test_hot_and_normal_batches_train_as_torchrec(
     # Row-wise, TorchRec's EmbeddingBagCollection takes no ranks of uneven batches on gloo.
     even = model is Bags and world_size == 2
     batches = mixed(drawn, world_size, even=even)
+    sizes = [{len(batch) for batch in step} for step in batches if step[0].hot]
+    assert all(len(one) == 1 if even else len(one) > 1 for one in sizes)
+    assert even or any(0 in one for one in sizes)
     check_parity(
         gloo_pool,
         model,
         batches,
         arrange=drawn,
         reference=BySharding("row_wise") if even or model is Sequences else None,
-        reference_batches=without_empty(batches),
+        reference_batches=filled(batches),
         tables=("sgd", "rowwise_adagrad"),
     )
 
@@ -209,10 +181,10 @@ def retier_under_way() -> None:
         optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         stream: Iterator[Batch] = iter(
-            [hot_batch(plan, step * world_size + rank, 6) for step in range(9)]
+            [hot_batch(plan, step * world_size + rank, 6) for step in range(20)]
         )
-        for number in range(9):
-            if model is models[0] and number in (3, 6):
+        for number in range(20):
+            if model is models[0] and number in (3, 11):
                 # Marks of the first plan mean nothing under the second, and all again after it.
                 drawn_now = dataclasses.replace(drawn, seed=9 if number == 3 else 3)
                 model.sharders[0]._cluster.retier(tier_plan(drawn_now, n_nodes=1))

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from tiered import ByTiers, Sequences, batch_of, odd_batches
+from tiered import (
+    ByTiers,
+    Sequences,
+    all_meet,
+    batch_of,
+    drawn_batches,
+    filled,
+    odd_batches,
+    tier_plan,
+)
 
+from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, check_parity
@@ -23,20 +33,21 @@ def test_two_ranks_with_all_ranks_replicas_train_as_row_wise_torchrec(gloo_pool:
     )
 
 
-def check_odd_batches(pool: GlooPool, arrange: ByTiers, *, only_sgd: bool = True) -> None:
+@pytest.mark.parametrize(("seed", "coalesce"), [(0, "none"), (1, "none"), (2, "rank"), (4, "node")])
+def test_any_rows_in_any_tier(gloo_pool: GlooPool, seed: int, coalesce: Coalesce) -> None:
+    """Tiers and batches are drawn."""
+    arrange = ByTiers(ranks_per_node=2, seed=seed, coalesce=coalesce)
+    plan = tier_plan(arrange, n_nodes=2)
+    batches = drawn_batches(plan, 4, seed)
+    assert all_meet(batches, plan)
     check_parity(
-        pool,
+        gloo_pool,
         Sequences,
-        odd_batches(4),
+        batches,
         arrange=arrange,
-        reference_batches=odd_batches(4, empty=False),
-        tables=["sgd"] if only_sgd else TABLE_OPTIMIZERS,
+        reference_batches=filled(batches),
+        tables=TABLE_OPTIMIZERS if seed < 2 else ["sgd"],
     )
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_any_rows_in_any_tier(gloo_pool: GlooPool, seed: int) -> None:
-    check_odd_batches(gloo_pool, ByTiers(ranks_per_node=2, seed=seed), only_sgd=False)
 
 
 @pytest.mark.parametrize(
@@ -63,4 +74,11 @@ def test_any_rows_in_any_tier(gloo_pool: GlooPool, seed: int) -> None:
     ],
 )
 def test_each_way_to_the_rows(gloo_pool: GlooPool, arrange: ByTiers) -> None:
-    check_odd_batches(gloo_pool, arrange)
+    check_parity(
+        gloo_pool,
+        Sequences,
+        odd_batches(4),
+        arrange=arrange,
+        reference_batches=odd_batches(4, empty=False),
+        tables=["sgd"],
+    )

@@ -1,16 +1,21 @@
-"""What the tests of tiers train: small tables, tier plans drawn at random, odd batches."""
+"""What the tests of tiers train: small tables, tier plans and batches drawn at random."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -20,26 +25,34 @@ from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, BySharding
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
-ROWS = {"songs": 41, "artists": 13}
-"""Rows of the tables: no multiple of any world size."""
+ROWS = {"songs": 43, "artists": 15}
+"""Rows of the tables: no multiple of any world size, and some for each of eight ranks."""
 FEATURES = {"songs": ["heard", "seen"], "artists": ["seen", "liked"]}
 """Two features share a table, and two tables a feature."""
-NUM_IDS = {"heard": 41, "seen": 13, "liked": 13}
+NUM_IDS = {"heard": 43, "seen": 15, "liked": 15}
+TABLES_OF = {"heard": ["songs"], "seen": ["songs", "artists"], "liked": ["artists"]}
 OUTPUTS = ("heard", "seen@songs", "seen@artists", "liked")
 DIM = 8
 
 Tiers = Literal["all_ranks", "per_node", "both", "none"]
 
+IdsOf = Literal["tiers", "home", "both", "nothing"]
+"""Where the rows of a batch are: all in tiers, none, some; or the batch is empty."""
+
 
 class Sequences(nn.Module):
     """logit = w . [sum of the embeddings of each output] + b, of an EmbeddingCollection."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_type: DataType = DataType.FP32) -> None:
         super().__init__()
         self.sequences = EmbeddingCollection(
             tables=[
                 EmbeddingConfig(
-                    name=name, embedding_dim=DIM, num_embeddings=rows, feature_names=FEATURES[name]
+                    name=name,
+                    embedding_dim=DIM,
+                    num_embeddings=rows,
+                    feature_names=FEATURES[name],
+                    data_type=data_type,
                 )
                 for name, rows in ROWS.items()
             ],
@@ -62,7 +75,7 @@ class Sequences(nn.Module):
 class Bags(nn.Module):
     """The same of an EmbeddingBagCollection: tables of two dimensions, a sum and a mean."""
 
-    def __init__(self, weighted: bool = False) -> None:
+    def __init__(self, weighted: bool = False, data_type: DataType = DataType.FP32) -> None:
         super().__init__()
         self.bags = EmbeddingBagCollection(
             tables=[
@@ -72,6 +85,7 @@ class Bags(nn.Module):
                     num_embeddings=rows,
                     feature_names=FEATURES[name],
                     pooling=PoolingType.SUM if name == "songs" else PoolingType.MEAN,
+                    data_type=data_type,
                 )
                 for name, rows in ROWS.items()
             ],
@@ -180,3 +194,87 @@ def _odd_batch(step: int, rank: int, world_size: int, empty: bool) -> Batch:
     )
     weights = batch.weights if size else torch.zeros_like(batch.weights)
     return dataclasses.replace(batch, weights=weights)
+
+
+def filled(batches: Iterable[Sequence[Batch]]) -> list[Sequence[Batch]]:
+    """A sample of weight 0 for no samples: it comes to the same, and can be looked up plainly."""
+    one = dataclasses.replace(batch_of(0, 1), weights=torch.zeros(1))
+    return [[batch if len(batch) else one for batch in step] for step in batches]
+
+
+def in_every_table(feature: str, rows: Mapping[str, np.ndarray]) -> Tensor:
+    """The ids of a feature that are among the `rows` of all tables that look it up."""
+    ids = np.arange(NUM_IDS[feature])
+    for table in TABLES_OF[feature]:
+        ids = np.intersect1d(ids, rows[table])
+    return torch.from_numpy(ids)
+
+
+def confined(batch: Batch, rows: Mapping[str, np.ndarray]) -> Batch:
+    """The batch with other ids, of these rows alone; where a feature has none, it has no ids."""
+    features = batch.features
+    lengths = features.lengths().view(len(features.keys()), -1).clone()
+    values = []
+    for number, key in enumerate(features.keys()):
+        ids = in_every_table(key, rows)
+        if len(ids):
+            values.append(ids[features[key].values() % len(ids)])
+        else:
+            lengths[number] = 0
+    features = KeyedJaggedTensor(
+        keys=features.keys(), values=torch.cat(values), lengths=lengths.flatten()
+    )
+    return dataclasses.replace(batch, features=features)
+
+
+def drawn_batches(
+    plan: TierPlan, world_size: int, seed: int, steps: int = 20
+) -> list[Sequence[Batch]]:
+    """By step and rank, anew for each seed: sizes, ids, and where their rows are.
+
+    In every fourth step each kind is beside the others, on ranks that take turns.
+    """
+    draw = np.random.default_rng(seed)
+    kinds: list[IdsOf] = ["tiers", "home", "both", "nothing"]
+    tiers = {
+        name: np.concatenate([one.replicated, one.per_node]) for name, one in plan.tables.items()
+    }
+    home = {name: np.setdiff1d(np.arange(ROWS[name]), rows) for name, rows in tiers.items()}
+    found = []
+    for step in range(steps):
+        chosen = draw.choice(kinds, world_size)
+        if step % 4 == 3:
+            chosen[:4] = draw.permutation(kinds)[:world_size]
+            chosen = draw.permutation(chosen)
+        batches = []
+        for kind in chosen:
+            size = 0 if kind == "nothing" else int(draw.integers(1, 9))
+            batch = batch_of(int(draw.integers(1 << 31)), size)
+            if kind in ("tiers", "home"):
+                batch = confined(batch, tiers if kind == "tiers" else home)
+            batches.append(batch)
+        found.append(batches)
+    return found
+
+
+def ids_of(batch: Batch, plan: TierPlan) -> IdsOf:
+    """Looked up in the batch and the plan."""
+    hot = [
+        np.isin(
+            batch.features[key].values(),
+            np.concatenate([plan.tables[table].replicated, plan.tables[table].per_node]),
+        )
+        for key, tables in TABLES_OF.items()
+        for table in tables
+    ]
+    among = np.concatenate(hot)
+    if not len(among):
+        return "nothing"
+    return "tiers" if among.all() else "both" if among.any() else "home"
+
+
+def all_meet(batches: Sequence[Sequence[Batch]], plan: TierPlan) -> bool:
+    """Whether some step has batches of each kind, and sizes differ between ranks."""
+    kinds = [{ids_of(batch, plan) for batch in step} for step in batches]
+    uneven = any(len({len(batch) for batch in step}) > 1 for step in batches)
+    return uneven and {"tiers", "home", "both", "nothing"} in kinds

@@ -50,7 +50,11 @@ def canonical_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, Canonical
         shard = weight.local_shards()[0]
         rows = shard.tensor.detach()
         states = list(optimizer.state[weight].values())
-        state = states[0].local_shards()[0].tensor if states else rows.new_empty(len(rows), 0)
+        state = (
+            states[0].local_shards()[0].tensor
+            if states
+            else rows.new_empty(len(rows), 0, dtype=torch.float32)
+        )
         name = key.split(".")[1]  # embeddings.NAME.weight
         yield (
             name,

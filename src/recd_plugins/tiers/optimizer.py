@@ -32,17 +32,33 @@ class RowOptimizer:
         width = {"sgd": 0, "adagrad": rows.shape[1], "rowwise_adagrad": 1}[self.kind]
         return torch.zeros(len(rows), width, device=rows.device)
 
-    def step(self, rows: Tensor, state: Tensor, gradients: Tensor, learning_rate: float) -> None:
-        """Update `rows` and their `state` [n, 0 | 1 | D] in place."""
+    def step(
+        self,
+        rows: Tensor,
+        state: Tensor,
+        gradients: Tensor,
+        learning_rate: float,
+        table_type: torch.dtype = torch.float32,
+    ) -> None:
+        """Update `rows` and their `state` [n, 0 | 1 | D] in place, all float32.
+
+        On the CPU, fbgemm rounds the steps of SGD and Adagrad to the table's type, then the rows.
+        """
         match self.kind:
-            case "sgd":
+            case "sgd" if table_type == torch.float32:
                 rows.sub_(gradients, alpha=learning_rate)
                 return
+            case "sgd":
+                step = gradients * learning_rate
             case "adagrad":
                 state.addcmul_(gradients, gradients)
+                step = gradients * (learning_rate / (state.sqrt() + self.eps))
             case "rowwise_adagrad":
                 state += gradients.square().mean(dim=1, keepdim=True)
-        rows.sub_(gradients * (learning_rate / (state.sqrt() + self.eps)))
+                step = gradients * (learning_rate / (state.sqrt() + self.eps))
+        if self.kind != "rowwise_adagrad" and rows.device.type == "cpu":
+            step = step.to(table_type)
+        rows.sub_(step)
 
 
 class FlushingOptimizer(CombinedOptimizer):

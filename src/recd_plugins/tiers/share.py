@@ -50,7 +50,7 @@ class Share:
         # Stepped in float32, then rounded to the table's type: as fbgemm does.
         rows = self.rows.index_select(0, which).float()
         state = self.state.index_select(0, which)
-        self._optimizer.step(rows, state, gradients, learning_rate)
+        self._optimizer.step(rows, state, gradients, learning_rate, self.rows.dtype)
         stepped = rows.to(self.rows.dtype)
         self.rows.index_copy_(0, which, stepped)
         self.state.index_copy_(0, which, state)
