@@ -79,17 +79,17 @@ def assert_alike(left: Model, right: Model) -> None:
 
 
 def move_between(there: Arrangement, back: Arrangement) -> None:
-    """On a rank: two steps, move everything to the other arrangement, two more."""
+    """On a rank: ten steps, move everything to the other arrangement, ten more."""
     first, second, reference = build(there), build(back), build(PLAIN)
-    for number in range(2):
+    for number in range(10):
         step(first, number)
         step(reference, number)
-        step(second, number + 10)  # elsewhere
+        step(second, number + 20)  # elsewhere
     loaded = second.load_state_dict(first.state_dict())
     assert not loaded.missing_keys
     assert not loaded.unexpected_keys
     second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
-    for number in range(2, 4):
+    for number in range(10, 20):
         step(first, number)
         step(second, number)
         step(reference, number)
@@ -132,15 +132,15 @@ def retier_under_way() -> None:
     """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
 
     def batches() -> Iterator[Batch]:
-        return iter([batch(number) for number in range(10)])
+        return iter([batch(number) for number in range(20)])
 
     models = build(ROW_BAGS), build(PLAIN)
     for model in models:
         optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         stream = batches()
-        for number in range(10):
-            if model is models[0] and number in (4, 7):
+        for number in range(20):
+            if model is models[0] and number in (4, 11):
                 drawn = dataclasses.replace(ROW_BAGS, seed=number)
                 model.sharders[0]._cluster.retier(tier_plan(drawn, n_nodes=2))
             pipeline.progress(stream)

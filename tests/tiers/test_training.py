@@ -83,19 +83,19 @@ def both(train: Callable[[Model], None], kind: str = "rowwise_adagrad") -> None:
 
 
 def change_learning_rates(model: Model) -> None:
-    for number in range(6):
+    for number in range(20):
         for group in model.fused_optimizer.param_groups:
-            group["lr"] = 0.1 / (number + 1)
+            group["lr"] = 0.1 / (number % 7 + 1)
         step(model, number)
 
 
 def forward_twice(model: Model) -> None:
-    for number in range(0, 10, 2):
+    for number in range(0, 40, 2):
         (model(batch(number))[0] + model(batch(number + 1))[0]).backward()
 
 
 def forward_without_backward(model: Model) -> None:
-    for number in range(0, 10, 2):
+    for number in range(0, 40, 2):
         with torch.no_grad():
             model(batch(number))
         model(batch(number))  # a loss that nobody asks the gradient of
@@ -127,19 +127,19 @@ def test_replicas_are_equal_bit_by_bit(gloo_pool: GlooPool) -> None:
 
 
 def move_between(there: Arrangement, back: Arrangement, through_optimizer_first: bool) -> None:
-    """On a rank: three steps, move everything to the other arrangement, three more."""
+    """On a rank: ten steps, move everything to the other arrangement, ten more."""
     first, second, reference = build(there), build(back), build(BySharding("row_wise"))
-    for number in range(3):
+    for number in range(10):
         step(first, number)
         step(reference, number)
-        step(second, number + 10)  # elsewhere
+        step(second, number + 20)  # elsewhere
     if through_optimizer_first:
         second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
         second.load_state_dict(first.state_dict())
     else:
         second.load_state_dict(first.state_dict())
         second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
-    for number in range(3, 6):
+    for number in range(10, 20):
         step(first, number)
         step(second, number)
         step(reference, number)
@@ -173,15 +173,15 @@ def retier_under_way() -> None:
     """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
 
     def batches() -> Iterator[Batch]:
-        return iter([batch(number) for number in range(12)])
+        return iter([batch(number) for number in range(20)])
 
     models = build(DRAWN), build(BySharding("row_wise"))
     for model in models:
         optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         stream = batches()
-        for number in range(12):
-            if model is models[0] and number in (4, 5, 8):
+        for number in range(20):
+            if model is models[0] and number in (4, 5, 12):
                 drawn = dataclasses.replace(DRAWN, seed=number)
                 cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
             pipeline.progress(stream)
