@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from jobs import REGISTRY, metrics
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError, RecdError, RegistryError
+from recd_plugins.planning.proposal import Tiered
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.assemble import assemble
+from recd_plugins.trainer.checkpoint import Checkpoints
 from recd_plugins.trainer.reshard import reshard, resumed_position
 
 SHORT = ["train.eval_every=0", "train.checkpoint_every=0", "train.log_every=1"]
@@ -68,6 +74,86 @@ def test_what_was_trained_is_the_same_on_other_ranks(
     last = folder / name / f"checkpoints/step-00000005/rank-{ranks - 1}.json"
     position = json.loads(last.read_text())["loader"]
     assert (position["epoch"], position["batches"]) == (1, 2)
+
+
+TIERS = [
+    "plugins=[recd_dlrm, recd_flexshard, recd_scars]",
+    "sharding={use: flexshard, goal: memory_neutral}",
+    "topology={ranks_per_node: 1, inter_node_gbps: 0.01}",
+]
+CACHE = [
+    *TIERS[::2],
+    "sharding={use: torchrec, search: greedy}",
+    "cache={use: scars, size: hit_rate, hit_rate: 0.5, hot_batches: false}",
+]
+
+
+def loaded(folder: str, name: str, overrides: list[str]) -> tuple[dict[str, Tensor], int]:
+    """On a rank: weights and optimizer states of a run's checkpoint, in full, and how many rows
+    have replicas."""
+    stack = load(Path(folder) / "registry.yaml", [f"folder={folder}/data", *SHORT, *overrides])
+    job = assemble(stack, torch.device("cpu"))
+    registry = stack.registry.source.values
+    checkpoints = Checkpoints(Path(folder) / name / "checkpoints", keep=1, registry=registry)
+    checkpoints.load(job, checkpoints.latest())
+    held = dict(job.model.state_dict())
+    for parameter, states in job.optimizer.state_dict()["state"].items():
+        held |= {f"{parameter}/{key}": value for key, value in states.items()}
+    planner = stack._planner
+    plan = planner.tier_plan if isinstance(planner, Tiered) else None
+    tables = [] if plan is None else plan.tables.values()
+    return whole(held), sum(len(table.replicated) + len(table.per_node) for table in tables)
+
+
+def whole(held: dict[str, Tensor | ShardedTensor]) -> dict[str, Tensor]:
+    """Of what ranks hold of tensors by the row, be it nothing, the tensors."""
+    parts = {
+        name: {s.metadata.shard_offsets[0]: s.tensor for s in value.local_shards()}
+        if isinstance(value, ShardedTensor)
+        else {0: value}
+        for name, value in held.items()
+    }
+    everyones: list[dict[str, dict[int, Tensor]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyones, parts)
+    names = sorted({name for one in everyones for name in one})
+    rows = {
+        name: {k: v for one in everyones for k, v in one.get(name, {}).items()} for name in names
+    }
+    return {
+        name: torch.cat([part for _, part in sorted(of.items())])
+        if len(of) > 1
+        else of.popitem()[1]
+        for name, of in rows.items()
+    }
+
+
+def test_tiers_are_saved_for_other_ranks_and_other_plans(folder: Path, gloo_pool: GlooPool) -> None:
+    gloo_pool.run(run, str(folder), "tiers", [*SHORT, *TIERS, "train.steps=3"])
+    saved, hot = gloo_pool.run(loaded, str(folder), "tiers", TIERS)[0]
+    assert hot > 0
+    assert any("/" in name for name in saved)
+    for name, ranks, way in (
+        ("tiers-1", 1, []),
+        ("tiers-4", 4, TIERS),
+        ("cache-4", 4, CACHE),
+        ("plain-4", 4, []),
+    ):
+        reshard(folder / "tiers", folder / name, ranks)
+        found, hot = gloo_pool.run(loaded, str(folder), name, way, world_size=ranks)[0]
+        assert (hot > 0) == bool(way)
+        assert found.keys() == saved.keys()
+        for key, tensor in found.items():
+            torch.testing.assert_close(tensor, saved[key], atol=0, rtol=0)
+    after = []
+    for name, way in (("tiers-4", TIERS), ("cache-4", CACHE), ("plain-4", [])):
+        options = [*SHORT, *way, "train.steps=6"]
+        gloo_pool.run(run, str(folder), name, options, True, world_size=4)
+        after.append(gloo_pool.run(loaded, str(folder), name, way, world_size=4)[0][0])
+    *ours, plain = after
+    for found in ours:
+        for key, tensor in found.items():
+            torch.testing.assert_close(tensor, plain[key], atol=TOLERANCE, rtol=0)
+    assert any(not torch.equal(tensor, saved[key]) for key, tensor in plain.items())
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 64), (4, 16)])

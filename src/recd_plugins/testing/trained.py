@@ -50,7 +50,7 @@ class Trained:
 
 
 def gather_table(value: Tensor | ShardedTensor) -> Tensor:
-    """A table in full, [num_rows, D], on every rank, from the shards of all ranks."""
+    """A table, or a state of its optimizer, in full on every rank, from the shards of all ranks."""
     if not isinstance(value, ShardedTensor):
         return value.detach().clone()
     mine = [
@@ -61,8 +61,9 @@ def gather_table(value: Tensor | ShardedTensor) -> Tensor:
     dist.all_gather_object(everyones, mine)
     full = torch.full(tuple(value.size()), torch.nan)
     for shards in everyones:
-        for (row, column), part in shards:
-            full[row : row + part.shape[0], column : column + part.shape[1]] = part
+        for offsets, part in shards:
+            place = zip(offsets, part.shape, strict=True)
+            full[tuple(slice(first, first + count) for first, count in place)] = part
     if full.isnan().any():
         raise AssertionError("the shards of all ranks leave rows out, or hold a NaN")
     return full
