@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hot_table import ALL, SOME, Plans, open_stage, plan_of, write
+from hot_table import ALL, SOME, Plans, open_stage, plan_of, rows_of, write
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -96,14 +96,17 @@ def tables_of(model: DistributedModelParallel) -> dict[str, Tensor]:
     }
 
 
-def train(folder: str, kind: str, coalesce: str) -> list[str | None]:
-    """On a rank: train through TorchRec's pipeline, re-cache in an epoch; the same plainly."""
+def train(folder: str, kind: str, coalesce: str) -> list[list[tuple[str | None, list[int]]]]:
+    """On a rank: train through TorchRec's pipeline, re-cache in an epoch; the same plainly.
+
+    By epoch and batch, what it was marked by and its rows of the table.
+    """
     first, second = (
         on_two_ranks(plan, coalesce) for plan in (SOME, plan_of(range(6, 20), [0, 1, 2, 3]))
     )
     cluster, plans = TierCluster(first), Plans(first)
     stage = open_stage(
-        Table.open(Path(folder)), plans, rank=dist.get_rank(), world_size=2, window=3
+        Table.open(Path(folder)), plans, rank=dist.get_rank(), world_size=2, window=3, tail="pad"
     )
     seen: list[Batch] = []
 
@@ -126,7 +129,8 @@ def train(folder: str, kind: str, coalesce: str) -> list[str | None]:
     plain = tables_of(theirs)
     for name, table in tables_of(ours).items():
         torch.testing.assert_close(table, plain[name], atol=1e-6, rtol=0)
-    return [batch.hot_under for batch in seen]
+    found = [(batch.hot_under, rows_of(batch)) for batch in seen]
+    return [found[first : first + len(stage)] for first in range(0, steps, len(stage))]
 
 
 @pytest.mark.parametrize(
@@ -135,10 +139,15 @@ def train(folder: str, kind: str, coalesce: str) -> list[str | None]:
 def test_hot_batches_train_as_torchrec_on_the_same_batches(
     gloo_pool: GlooPool, tmp_path: Path, kind: str, coalesce: str
 ) -> None:
-    write(tmp_path / "table", 100)
+    write(tmp_path / "table", 99)
     ranks = gloo_pool.run(train, str(tmp_path / "table"), kind, coalesce)
-    assert ranks[0] == ranks[1]
-    assert len(set(ranks[0])) == 3  # normal, hot under the first plan, hot under the second
+    first, second = ([[hot for hot, _ in epoch] for epoch in rank] for rank in ranks)
+    assert first == second
+    assert [len(set(epoch)) for epoch in first] == [2, 3, 2]  # normal, hot under a plan or both
+    for epochs in zip(*ranks, strict=True):
+        rows = [row for epoch in epochs for _, rows in epoch for row in rows]
+        assert sorted(rows) == list(range(99))
+        assert len({sum(len(rows) for _, rows in epoch) for epoch in epochs}) == 2  # uneven
 
 
 def all_to_all_of_steps(folder: str) -> list[tuple[bool, bool]]:
