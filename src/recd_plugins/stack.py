@@ -101,13 +101,13 @@ class Stack:
 
         Those of the train split may come in an order of the planner's.
         """
-        loader = self._read(rank, world_size, split)
+        loader = self.read(rank, world_size, split)
         if split == "train" and isinstance(self._planner, OrdersBatches):
             return self._planner.order(loader, rank, world_size)
         return loader
 
-    def _read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
-        """As the reader has them."""
+    def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
+        """The batches of a rank in the reader's own order: what planners count."""
         self.check()
         tables = self.prepare()
         reader: Reader = self.registry.one("reader").build(self._context("reader"))
@@ -291,7 +291,7 @@ class Stack:
             batch_size=train.batch_size,
             fused=train.optimizer.fused_params(),
             schema=schema,
-            batches=(lambda: self._read(0, train.ranks)) if profiles else None,
+            batches=(lambda: self.read(0, train.ranks)) if profiles else None,
             neighbours=self._neighbours(slot, schema),
         )
 

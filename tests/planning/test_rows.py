@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.errors import DataError
+from recd_plugins.planning.counters import counters
 from recd_plugins.planning.counting import RowCounter
 from recd_plugins.planning.drift import drift
 from recd_plugins.planning.parametric import (
@@ -20,7 +21,7 @@ from recd_plugins.planning.parametric import (
     uniform,
     zipf,
 )
-from recd_plugins.planning.profile import Counted, Profile, profile_batches, profile_trace
+from recd_plugins.planning.profile import Counted, Profile, profile_batches
 from recd_plugins.planning.rows import RowDistribution
 from recd_plugins.planning.sketch import RowSketch
 from recd_plugins.testing.batches import random_batches
@@ -164,6 +165,12 @@ def test_half_normal_and_exponential_fall_off_at_their_scale(formula: object) ->
     assert np.abs(rows.coverage(rank) - share).max() < 1e-5
 
 
+def test_no_formula_rises() -> None:
+    for formula, parameter in ((zipf, -1), (zipf, np.nan), (half_normal, 0), (exponential, np.inf)):
+        with pytest.raises(DataError, match=f"not {parameter}"):
+            formula(100, 1.0, parameter)
+
+
 def test_uniform_rows_are_one_run() -> None:
     assert uniform(1000, 10).p.tolist() == [0.01]
 
@@ -198,6 +205,8 @@ def test_drift_is_what_yesterdays_rows_take_today() -> None:
     gone = drift(counted([6, 7]), today, 2)
     assert (gone.now, gone.stayed) == (0, 0)
     assert drift(yesterday, today, 0).now == 0
+    with pytest.raises(DataError, match="had 8 rows before and has 9 now"):
+        drift(yesterday, counted([0], num_rows=9), 1)
 
 
 @given(
@@ -258,8 +267,10 @@ def test_a_profile_is_per_table_or_per_feature_and_comes_back_from_its_file(
     with pytest.raises(DataError, match="batches have no feature 'shoe'; did you mean 'shop'"):
         profile_batches(batches, {"t": Counted(num_rows=9, features=("shoe",))})
     (tmp_path / "broken.arrow").write_bytes(b"ARROW1 and then nothing")
-    with pytest.raises(DataError, match="is not a profile"):
+    with pytest.raises(DataError, match=r"is no Arrow file, or damaged\. A profile is"):
         Profile.load(tmp_path / "broken.arrow")
+    with pytest.raises(DataError, match=r"there is no such file\. A profile is meant"):
+        Profile.load(tmp_path / "gone.arrow")
     Profile(rows={"t": zipf(10, 1)}).save(tmp_path / "formula.arrow")
     assert Profile.load(tmp_path / "formula.arrow")["t"].ids is None
 
@@ -272,19 +283,30 @@ def test_tables_too_large_to_count_are_sketched() -> None:
     assert np.array_equal(exact.coverage(np.arange(31)), sketched.coverage(np.arange(31)))
 
 
-def test_traces_in_fbgemms_format_by_offsets_or_lengths() -> None:
-    lengths = torch.tensor([[2, 0, 1, 1], [1, 1, 1, 1]])
-    indices = torch.tensor([3, 3, 1, 3, 0, 0, 0, 1])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
-    for told in (offsets, lengths):
-        found = profile_trace(indices, told, [4, 2], batch_size=2)
-        assert found.samples == 4
-        assert found["0"].p.tolist() == [3 / 4, 1 / 4, 0]
-        assert found["0"].hottest(2).tolist() == [3, 1]
-        assert found["1"].p.tolist() == [3 / 4, 1 / 4]
-    sketched = profile_trace(indices, offsets, [4, 2], batch_size=2, counters=4)
-    assert sketched["0"].p.tolist() == [3 / 4, 1 / 4, 0]
-    whole = profile_trace(indices, offsets, [4, 2], batch_size=3)
-    assert whole.samples == 3
-    with pytest.raises(DataError, match="no whole batch of 3 tables"):
-        profile_trace(indices, offsets, [4, 2, 9], batch_size=2)
+def test_all_tables_together_are_counted_within_one_bound_of_memory() -> None:
+    rows = {"large": 60, "small": 10, "other": 20, "middle": 30}
+    exact = {
+        name
+        for name, counter in counters(rows, exact_rows=60).items()
+        if isinstance(counter, RowCounter)
+    }
+    assert exact == {"small", "other", "middle"}  # 60 rows; the largest are sketched first
+    assert all(isinstance(one, RowSketch) for one in counters(rows, exact_rows=9).values())
+
+
+def test_a_billion_rows_of_a_hundred_tables_are_counted_in_four_gigabytes() -> None:
+    tables = {str(n): Counted(num_rows=10**7, features=("item",)) for n in range(100)}
+    batches = [step[0] for step in random_batches(SCHEMA, steps=2)]
+    tracemalloc.start()
+    try:
+        profile = profile_batches(batches, tables)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 2**30  # not 12 bytes of each row: 12 GB
+    assert all(profile[name].num_rows == 10**7 for name in tables)
+    sketches = [
+        c for c in counters(dict.fromkeys(tables, 10**7)).values() if isinstance(c, RowSketch)
+    ]
+    # 16 bytes of a counter, and 8 of each lookup that waits to be counted.
+    assert sum(24 * sketch.capacity for sketch in sketches) < 2 * 2**30

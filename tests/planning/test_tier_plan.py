@@ -11,7 +11,9 @@ import pytest
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.parametric import uniform
 from recd_plugins.planning.plan_change import plan_changes
+from recd_plugins.planning.profile import Profile
 from recd_plugins.planning.saved_plan import saved_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 
@@ -70,8 +72,14 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="are no cluster"):
         TierPlan(tables={}, n_nodes=0, ranks_per_node=1)
     (tmp_path / "cut.arrow").write_bytes(b"ARROW1")
-    for name in ("cut.arrow", "gone.arrow"):
-        with pytest.raises(DataError, match="is not a tier plan"):
+    Profile(rows={"t": uniform(9, 1)}).save(tmp_path / "profile.arrow")
+    for name, says in (
+        ("cut.arrow", "is no Arrow file, or damaged. A tier plan is meant: `recd plan --save`"),
+        ("gone.arrow", "there is no such file. A tier plan is meant"),
+        (".", "is a folder, not a file"),
+        ("profile.arrow", "of another kind: its columns are name, error, counts, p, "),
+    ):
+        with pytest.raises(DataError, match=says):
             TierPlan.load(tmp_path / name)
 
 

@@ -16,12 +16,14 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
+from recd_plugins.cli.profile import profile
 from recd_plugins.cli.stats import stats
 
 __all__ = ["data"]
 
 data = typer.Typer(help="Prepare and look at tables.", no_args_is_help=True)
 data.command()(stats)
+data.command()(profile)
 
 
 @data.command()

@@ -211,7 +211,7 @@ def _write(
 
 def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
     """By table: as many rows as it has replicas."""
-    from recd_plugins.errors import CapabilityError
+    from recd_plugins.errors import CapabilityError, DataError
     from recd_plugins.planning.drift import drift
     from recd_plugins.planning.profile import Profile
     from recd_plugins.planning.proposal import Tiered
@@ -226,7 +226,13 @@ def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
         name: len(one.replicated) + len(one.per_node)
         for name, one in planner.tier_plan.tables.items()
     }
-    return {name: drift(old[name], new[name], rows) for name, rows in sizes.items()}
+    found = {}
+    for name, rows in sizes.items():
+        try:
+            found[name] = drift(old[name], new[name], rows)
+        except DataError as error:
+            raise DataError(f"--drift: {before}: table {name!r} {error}") from error
+    return found
 
 
 def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:

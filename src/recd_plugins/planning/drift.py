@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recd_plugins.errors import DataError
 from recd_plugins.planning.rows import Integers, RowDistribution
 
 __all__ = ["Drift", "drift"]
@@ -32,7 +33,12 @@ class Drift:
 
 
 def drift(before: RowDistribution, after: RowDistribution, rows: int) -> Drift:
-    """Both need the ids of as many rows as are asked for."""
+    """Of one table, on two days; both need the ids of as many rows as are asked for."""
+    if before.num_rows != after.num_rows:
+        raise DataError(
+            f"had {before.num_rows:,} rows before and has {after.num_rows:,} now: these are not "
+            "the same. Take profiles of one table."
+        )
     old = before.hottest(rows)
     return Drift(
         rows=rows,

@@ -1,9 +1,9 @@
-"""The access distributions of a model's tables: measured on batches or traces, saved as Arrow."""
+"""The access distributions of a model's tables: measured on batches, saved as Arrow."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,23 +13,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.planning.counting import RowCounter
+from recd_plugins.planning.arrow_file import read_arrow
+from recd_plugins.planning.counters import EXACT_ROWS, counters, distribution
 from recd_plugins.planning.rows import Integers, RowDistribution
-from recd_plugins.planning.sketch import RowSketch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from recd_plugins.data.batch import Batch
 
-__all__ = ["Counted", "Profile", "profile_batches", "profile_trace"]
+__all__ = ["Counted", "Profile", "profile_batches"]
 
 METADATA_KEY = b"recd.profile"
 
-EXACT_ROWS = 1 << 27
-"""Exact counts take 12 bytes a row: 1.6 GB for so many."""
-COUNTERS = 1 << 22
-"""Of a sketch, in their place: 64 MB, and counts too low by 1 / 2^22 of all lookups at most."""
 NONE = np.empty(0, np.int64)
 
 
@@ -85,10 +79,10 @@ class Profile:
     @classmethod
     def load(cls, path: Path) -> Profile:
         """What `save` wrote; anything else raises `DataError`."""
+        table = read_arrow(
+            path, METADATA_KEY, "A profile is meant: `recd data profile` writes one."
+        )
         try:
-            with pa.OSFile(str(path), "rb") as file:
-                table = pa.ipc.open_file(file).read_all()
-            table.validate(full=True)
             said = json.loads(table.schema.metadata[METADATA_KEY])
             rows = {
                 table["name"][at].as_py(): RowDistribution(
@@ -103,26 +97,25 @@ class Profile:
             return cls(rows=rows, samples=int(said["samples"]))
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"{path}: is not a profile ({error}). `recd plan --save-profile` writes one."
+                f"{path}: is not a profile as this version writes it ({error}). `recd data "
+                "profile` writes one."
             ) from error
 
 
 def profile_batches(
     batches: Iterable[Batch], counted: Mapping[str, Counted], *, exact_rows: int = EXACT_ROWS
 ) -> Profile:
-    """Count the lookups that a rank's batches bring, after dedup and every transform.
+    """Count the lookups that batches bring, of one rank or several, after every transform.
 
     A deduplicated feature brings those of its unique samples, as a model that takes them looks
     up; p is per sample of the batch all the same. Batches of another size than the first are
     left out: they would blur `presence`. Rows that these batches lack get their part of the
-    lookups to come (`RowCounter`). Tables of more than `exact_rows` rows are sketched.
+    lookups to come (`RowCounter`). Tables beyond `exact_rows` rows in all are sketched, from
+    the largest on.
     """
-    counters = {
-        name: RowCounter(part.num_rows) if part.num_rows <= exact_rows else RowSketch(COUNTERS)
-        for name, part in counted.items()
-    }
+    each = counters({name: part.num_rows for name, part in counted.items()}, exact_rows=exact_rows)
     size = samples = 0
     for batch in batches:
         size = size or len(batch)
@@ -132,50 +125,14 @@ def profile_batches(
         looked_up = _lookups(batch)
         for name, part in counted.items():
             ids = [_named(looked_up, feature) for feature in part.features]
-            counters[name].add(np.concatenate([NONE, *ids]), size)
+            each[name].add(np.concatenate([NONE, *ids]), size)
     if not size:
         raise DataError("profile: there are no batches to count: the train split is empty.")
     rows = {
-        name: _counted(counters[name], part.num_rows, sample=True) for name, part in counted.items()
+        name: distribution(each.pop(name), part.num_rows, sample=True)
+        for name, part in counted.items()
     }
     return Profile(rows=rows, samples=samples)
-
-
-def profile_trace(
-    indices: Tensor,
-    offsets: Tensor,
-    num_rows: Sequence[int],
-    *,
-    batch_size: int,
-    counters: int = 0,
-) -> Profile:
-    """From fbgemm's index format: T tables of B samples, one after the other.
-
-    `indices` [N], `offsets` [T * B + 1] (or `lengths` [T, B], told by its shape), `num_rows` [T].
-    Tables are named by their place. `counters` > 0 counts with a sketch of so many, for
-    tables that exact counts do not fit; `batch_size` samples are a batch, what is left over is
-    left out.
-    """
-    bounds = _bounds(offsets, len(num_rows), len(indices))
-    ids = indices.numpy().astype(np.int64, copy=False)
-    samples = (len(bounds) - 1) // len(num_rows)
-    size = min(batch_size, samples)
-    whole = samples - samples % size
-    found = {}
-    for table, rows in enumerate(num_rows):
-        counter = RowSketch(counters) if counters else RowCounter(rows)
-        for start in range(table * samples, table * samples + whole, size):
-            counter.add(ids[bounds[start] : bounds[start + size]], size)
-        found[str(table)] = _counted(counter, rows)
-    return Profile(rows=found, samples=whole)
-
-
-def _counted(
-    counter: RowCounter | RowSketch, num_rows: int, *, sample: bool = False
-) -> RowDistribution:
-    if isinstance(counter, RowSketch):
-        return counter.distribution(num_rows)
-    return counter.distribution(sample=sample)
 
 
 def _lookups(batch: Batch) -> dict[str, Integers]:
@@ -197,19 +154,6 @@ def _named(looked_up: Mapping[str, Integers], feature: str) -> Integers:
             f"profile: the batches have no feature {feature!r}; {nearest(feature, looked_up)}"
         )
     return looked_up[feature]
-
-
-def _bounds(offsets: Tensor, tables: int, indices: int) -> Integers:
-    bounds: Integers = offsets.numpy().astype(np.int64)
-    if bounds.ndim == 2:
-        bounds = np.concatenate([[0], np.cumsum(bounds.reshape(-1))])
-    per_table, over = divmod(len(bounds) - 1, tables)
-    if over or per_table < 1 or bounds[0] or bounds[-1] != indices or np.any(np.diff(bounds) < 0):
-        raise DataError(
-            f"trace: {len(bounds) - 1} lists of {indices} ids are no whole batch of {tables} "
-            "tables. Give offsets [T * B + 1] or lengths [T, B], and num_rows of every table."
-        )
-    return bounds
 
 
 def _array(scalar: pa.LargeListScalar) -> NDArray[Any]:

@@ -9,8 +9,8 @@ from recd_plugins.planning.rows import Integers, RowDistribution
 
 __all__ = ["RowSketch"]
 
-BUFFER = 1 << 22
-"""Lookups that wait to be counted together."""
+BUFFER = 1 << 18
+"""Lookups that wait to be counted together; or as many as there are counters."""
 
 
 class RowSketch:

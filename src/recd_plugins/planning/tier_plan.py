@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError
+from recd_plugins.planning.arrow_file import read_arrow
 
 __all__ = ["Coalesce", "Rows", "TablePlan", "TierPlan"]
 
@@ -137,10 +138,10 @@ class TierPlan:
     @classmethod
     def load(cls, path: Path) -> TierPlan:
         """What `save` wrote; anything else raises `DataError`."""
+        rows = read_arrow(
+            path, METADATA_KEY, "A tier plan is meant: `recd plan --save` writes one."
+        )
         try:
-            with pa.OSFile(str(path), "rb") as file:
-                rows = pa.ipc.open_file(file).read_all()
-            rows.validate(full=True)
             cluster = json.loads(rows.schema.metadata[METADATA_KEY])
             plans = [
                 TablePlan(
@@ -161,9 +162,10 @@ class TierPlan:
             )
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"{path}: is not a tier plan ({error}). `recd plan --save` writes one."
+                f"{path}: is not a tier plan as this version writes it ({error}). `recd plan "
+                "--save` writes one."
             ) from error
 
 

@@ -1,0 +1,187 @@
+"""`recd data profile`: which rows are looked up how often, from a registry's data or a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.planning.profile import Profile
+    from recd_plugins.stack import Stack
+
+__all__ = ["profile"]
+
+Save = Annotated[
+    Path,
+    typer.Option(
+        "--save",
+        help="The file that `profile` of a planner, `recd plan --drift` and others take (Arrow).",
+        metavar="FILE",
+    ),
+]
+Batches = Annotated[
+    int, typer.Option("--batches", help="Of each rank's share of the train split.", min=1)
+]
+Rank = Annotated[
+    int | None, typer.Option("--rank", help="Count this rank's share alone; by default all.", min=0)
+]
+PerFeature = Annotated[
+    bool, typer.Option("--per-feature", help="A distribution of each feature, not of each table.")
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        help="Count this index trace in fbgemm's format instead: .npz, .pt or .pt.gz.",
+        metavar="FILE",
+    ),
+]
+Places = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--table",
+        help="A table of the model and its number in the trace, from 0; by default the model's "
+        "tables in order are all of the trace's.",
+        metavar="NAME=NUMBER",
+    ),
+]
+
+
+def profile(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    save: Save = Path("profile.arrow"),
+    batches: Batches = 100,
+    rank: Rank = None,
+    per_feature: PerFeature = False,
+    trace: TraceFile = None,
+    places: Places = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count which rows of the model's tables are looked up how often, and save that.
+
+    On the train split, of every rank's share, as the model looks up; or on a trace.
+    """
+    with reported(debug):
+        from recd_plugins.errors import RegistryError
+        from recd_plugins.planning.model_tables import model_tables
+        from recd_plugins.stack import load
+
+        if trace is None and places:
+            raise RegistryError("--table: says where a trace has a table. Name one by --trace.")
+        if trace is not None and (per_feature or rank is not None):
+            option = "--per-feature" if per_feature else "--rank"
+            raise RegistryError(f"{option}: a trace tells tables alone. Leave it out.")
+        stack = load(registry, overrides or ())
+        for slot in ("dataset", "model"):
+            stack.registry.one(slot)
+        with progress() as show:
+            stack.prepare(show)
+        tables = model_tables(stack.model())
+        if not tables:
+            raise RegistryError("the model has no embedding table, so there is nothing to count.")
+        if trace is None:
+            found = _of_batches(stack, tables, batches, rank, per_feature)
+        else:
+            found = _of_trace(stack, tables, trace, places or ())
+        found.save(save)
+    said = {
+        name: {
+            "rows": rows.num_rows,
+            "looked_up": 0 if rows.ids is None else len(rows.ids),
+            "lookups": rows.lookups,
+            "hottest_percent": rows.coverage(rows.num_rows / 100),
+            "error": rows.error,
+        }
+        for name, rows in found.rows.items()
+    }
+    if as_json:
+        print(json.dumps({"path": str(save), "samples": found.samples, "rows": said}))
+        return
+    for name, one in said.items():
+        print(
+            f"{name}: {one['rows']:,} rows, of which {one['looked_up']:,} were seen; "
+            f"{one['lookups']:,.3g} lookups a sample, {one['hottest_percent']:.1%} of them of the "
+            "hottest 1% of rows"
+        )
+    print(f"{save}: {found.samples:,} samples")
+
+
+def _of_batches(
+    stack: Stack,
+    tables: Mapping[str, ModelTable],
+    batches: int,
+    rank: int | None,
+    per_feature: bool,
+) -> Profile:
+    from recd_plugins.errors import RegistryError
+    from recd_plugins.planning.profile import Counted, profile_batches
+
+    ranks = stack.registry.train.ranks
+    if rank is not None and rank >= ranks:
+        raise RegistryError(f"--rank: there is no rank {rank} of {ranks}. Set train.ranks.")
+
+    def shares() -> Iterator[Batch]:
+        for one in range(ranks) if rank is None else (rank,):
+            yield from islice(stack.read(one, ranks), batches)
+
+    counted = {name: table.counted for name, table in tables.items()}
+    if per_feature:
+        counted = {
+            feature: Counted(num_rows=table.num_rows, features=(feature,))
+            for table in tables.values()
+            for feature in table.features
+        }
+    return profile_batches(shares(), counted)
+
+
+def _of_trace(
+    stack: Stack, tables: Mapping[str, ModelTable], path: Path, places: Sequence[str]
+) -> Profile:
+    from recd_plugins.planning.trace import Trace, profile_trace
+
+    trace = Trace.load(path)
+    at = {
+        name: (place, tables[name].num_rows)
+        for name, place in _placed(tables, trace.num_tables, places).items()
+    }
+    return profile_trace(trace, at, batch_size=stack.registry.train.batch_size)
+
+
+def _placed(
+    tables: Mapping[str, ModelTable], num_tables: int, places: Sequence[str]
+) -> dict[str, int]:
+    """Each table's number in the trace."""
+    from recd_plugins.errors import RegistryError, nearest
+
+    if not places:
+        if len(tables) != num_tables:
+            raise RegistryError(
+                f"--trace: has {num_tables} tables, but the model has {len(tables)}: "
+                f"{', '.join(tables)}. Say which is which by --table NAME=NUMBER, once for each."
+            )
+        return {name: place for place, name in enumerate(tables)}
+    found = {}
+    for said in places:
+        name, _, number = said.rpartition("=")
+        if name not in tables:
+            raise RegistryError(
+                f"--table: the model has no table {name or said!r}; {nearest(name, tables)} Say "
+                "NAME=NUMBER."
+            )
+        if not number.isdecimal() or int(number) >= num_tables:
+            raise RegistryError(
+                f"--table: {said!r}: the trace has {num_tables} tables, numbered from 0."
+            )
+        found[name] = int(number)
+    return found

@@ -1,0 +1,33 @@
+"""Arrow files that say in their metadata what they hold: opened, or refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from recd_plugins.errors import DataError
+
+__all__ = ["read_arrow"]
+
+
+def read_arrow(path: Path, key: bytes, what: str) -> pa.Table:
+    """The table of an Arrow IPC file whose metadata has `key`; `what` says what that makes it."""
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file. {what}")
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder, not a file. {what}")
+    try:
+        with pa.OSFile(str(path), "rb") as file:
+            table = pa.ipc.open_file(file).read_all()
+        table.validate(full=True)
+    except PermissionError:
+        raise DataError(f"{path}: may not be read by you. {what}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: is no Arrow file, or damaged. {what}") from error
+    if key not in (table.schema.metadata or {}):
+        raise DataError(
+            f"{path}: is an Arrow file of another kind: its columns are "
+            f"{', '.join(table.schema.names)}. {what}"
+        )
+    return table

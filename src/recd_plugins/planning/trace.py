@@ -1,0 +1,140 @@
+"""Index traces in fbgemm's format: which rows the samples of a day looked up, table after table."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugins.errors import DataError
+from recd_plugins.planning.counters import EXACT_ROWS, counters, distribution
+from recd_plugins.planning.profile import Profile
+from recd_plugins.planning.rows import Integers
+
+__all__ = ["Trace", "profile_trace"]
+
+FORM = (
+    "A trace is a .npz of `indices` [N] and `lengths` [T, B] (or `offsets` [T * B + 1], for one "
+    "table), or a .pt or .pt.gz of the tensors (indices, offsets, lengths)."
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """T tables of B samples each, one table after the other."""
+
+    indices: Integers
+    """[N] row ids."""
+    lengths: Integers
+    """[T, B] how many of them each sample has."""
+
+    def __post_init__(self) -> None:
+        if self.lengths.ndim != 2 or self.indices.ndim != 1 or not self.lengths.size:
+            shapes = f"{list(self.indices.shape)} and {list(self.lengths.shape)}"
+            raise DataError(f"trace: indices and lengths are {shapes}. {FORM}")
+        if np.any(self.lengths < 0) or self.lengths.sum() != len(self.indices):
+            raise DataError(
+                f"trace: lengths of {self.lengths.sum():,} ids in all are not those of "
+                f"{len(self.indices):,} indices. {FORM}"
+            )
+
+    @property
+    def num_tables(self) -> int:
+        """T."""
+        return len(self.lengths)
+
+    @property
+    def samples(self) -> int:
+        """B."""
+        return int(self.lengths.shape[1])
+
+    @classmethod
+    def load(cls, path: Path) -> Trace:
+        """From a .npz, .pt or .pt.gz; anything else raises `DataError`."""
+        try:
+            if path.suffix == ".npz":
+                with np.load(path, allow_pickle=False) as file:
+                    said = {name: file[name] for name in file.files}
+            else:
+                with _opened(path) as file:
+                    said = _tensors(file)
+        except FileNotFoundError:
+            raise DataError(f"{path}: there is no such file.") from None
+        except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: cannot be read as a trace. {FORM}") from error
+        try:
+            return cls._of(said)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+
+    @classmethod
+    def _of(cls, said: Mapping[str, NDArray[Any]]) -> Trace:
+        """Lengths tell the number of tables; offsets alone are those of one."""
+        if "indices" not in said or not {"lengths", "offsets"} & said.keys():
+            raise DataError(f"trace: has {', '.join(sorted(said)) or 'nothing'}. {FORM}")
+        wrong = [name for name, array in said.items() if array.dtype.kind not in "iu"]
+        if wrong:
+            raise DataError(f"trace: {wrong[0]} are no integers. {FORM}")
+        lengths = said.get("lengths")
+        if lengths is None:
+            lengths = np.diff(said["offsets"])[None]
+        return cls(
+            indices=said["indices"].astype(np.int64, copy=False),
+            lengths=lengths.astype(np.int64, copy=False),
+        )
+
+
+def profile_trace(
+    trace: Trace,
+    tables: Mapping[str, tuple[int, int]],
+    *,
+    batch_size: int,
+    exact_rows: int = EXACT_ROWS,
+) -> Profile:
+    """The distributions of tables, of which `tables` says (place in the trace, rows).
+
+    `batch_size` samples are a batch; what is left over is left out.
+    """
+    size = min(batch_size, trace.samples)
+    whole = trace.samples - trace.samples % size
+    starts = np.concatenate([[0], np.cumsum(trace.lengths.sum(axis=1))])
+    counted = counters({name: rows for name, (_, rows) in tables.items()}, exact_rows=exact_rows)
+    found = {}
+    for name, (place, rows) in tables.items():
+        ends = starts[place] + np.concatenate([[0], np.cumsum(trace.lengths[place])])
+        try:
+            for start in range(0, whole, size):
+                counted[name].add(trace.indices[ends[start] : ends[start + size]], size)
+            found[name] = distribution(counted.pop(name), rows, sample=False)
+        except DataError as error:
+            raise DataError(
+                f"table {name!r}, the trace's number {place}: {error} Tables are numbered from 0 "
+                "in the trace's order."
+            ) from error
+    return Profile(rows=found, samples=whole)
+
+
+def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _tensors(file: Any) -> dict[str, NDArray[Any]]:
+    """Of a file that torch saved, without running what it may hold."""
+    import pickle
+
+    import torch
+
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError("holds more than tensors") from error
+    names = ("indices", "offsets", "lengths")
+    if not isinstance(found, tuple | list) or not all(isinstance(t, torch.Tensor) for t in found):
+        raise ValueError("holds no tuple of tensors")
+    return {name: tensor.numpy() for name, tensor in zip(names, found, strict=False)}
