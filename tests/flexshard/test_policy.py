@@ -220,7 +220,8 @@ def test_a_negative_budget_is_saved_or_refused() -> None:
     half = choose(tables, prices, goal="budget", budget=-most / 2)
     assert extra(half) <= -most / 2
     for goal in ("budget", "auto"):
-        with pytest.raises(CapabilityError, match="Raise the budget"):
+        says = r"[1-9][\d,]* bytes a rank can be saved at most, but 1,000,000,000 must be\. Raise"
+        with pytest.raises(CapabilityError, match=says):
             choose(tables, prices, goal=goal, budget=-1e9)  # type: ignore[arg-type]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.topology import PRESETS, Topology
@@ -56,3 +59,11 @@ def test_a_topology_from_a_mapping() -> None:
 def test_what_no_cluster_has_is_refused(said: dict[str, object], says: str) -> None:
     with pytest.raises(RegistryError, match=says):
         parse(Topology, said, "topology")
+
+
+def test_a_measured_topology_is_saved_where_there_is_a_folder(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    result = CliRunner().invoke(app, ["topology", "measure", "--save", str(gone / "t.yaml")])
+    assert result.exit_code == 2
+    assert f"--save: there is no folder {gone}. Make it first." in result.stderr
+    assert not gone.exists()

@@ -145,7 +145,13 @@ def test_a_registrys_tables_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("law", "why"),
-    [("zpf", "there is no law 'zpf'; did you mean 'zipf'?"), ("zipf:x", "'zipf:x' is no law with")],
+    [
+        ("zpf", "there is no law 'zpf'; did you mean 'zipf'?"),
+        ("zipf:x", "'zipf:x' is no law with"),
+        ("zipf:-1", "'zipf:-1' is no law with"),
+        ("exponential:0", "'exponential:0' is no law"),
+        ("zipf:nan", "'zipf:nan' is no law with"),
+    ],
 )
 def test_a_wrong_law_is_told(law: str, why: str) -> None:
     result = recd("--law", law)

@@ -120,6 +120,8 @@ class _Best:
     def __init__(self, plain: Ledger, budget: float) -> None:
         self.plain = plain
         self.budget = budget
+        self.least = 0.0
+        """Extra bytes a rank of what takes the least memory, of all that was weighed."""
         self._found: Ledger | None = None
         self.meet(plain)
 
@@ -132,8 +134,8 @@ class _Best:
     def found(self) -> Ledger:
         if self._found is None:
             raise CapabilityError(
-                f"flexshard: no coalescing and no replicas save {-self.budget:,.0f} bytes a rank. "
-                "Raise the budget."
+                f"flexshard: {-self.least:,.0f} bytes a rank can be saved at most, but "
+                f"{-self.budget:,.0f} must be. Raise the budget."
             )
         return self._found
 
@@ -159,6 +161,7 @@ def _candidates(
         offers = Offers.of(merged, weighed, levels)
         for allowed in sets:
             optimum = Optimum.of(merged, offers, allowed, base)
+            best.least = min(best.least, float(optimum.memory[0]))
             if optimum.memory[0] <= best.budget:
                 found = optimum.at(best.budget, cluster.world_size)
                 yield Ledger.of(tables, merged.sizes(*found, levels), prices)

@@ -47,8 +47,11 @@ def measure(
     one rank of the running cluster.
     """
     with reported(debug):
+        from recd_plugins.errors import RegistryError
         from recd_plugins.stack import load
 
+        if not save.parent.is_dir():
+            raise RegistryError(f"--save: there is no folder {save.parent}. Make it first.")
         node = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
         stack = load({"train": {"ranks": ranks, "device": device}, "topology": node})
         if "RANK" in os.environ:

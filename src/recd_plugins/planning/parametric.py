@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,19 +26,21 @@ def uniform(num_rows: int, lookups: float) -> RowDistribution:
 
 
 def zipf(num_rows: int, lookups: float, exponent: float = 1.0) -> RowDistribution:
-    """p of the row of rank i (from 1) is in proportion to i^-exponent."""
+    """p of the row of rank i (from 1) is in proportion to i^-exponent, 0 or more."""
+    if not 0 <= exponent < math.inf:
+        raise DataError(f"rows: Zipf's exponent is 0 or more, not {exponent}.")
     return _by_density(num_rows, lookups, lambda rank: rank**-exponent)
 
 
 def half_normal(num_rows: int, lookups: float, scale: float = 0.1) -> RowDistribution:
     """p is in proportion to exp(-(i / s)^2 / 2), s = scale * num_rows."""
-    deviation = scale * num_rows
+    deviation = _length(scale, num_rows)
     return _by_density(num_rows, lookups, lambda rank: np.exp(-0.5 * (rank / deviation) ** 2))
 
 
 def exponential(num_rows: int, lookups: float, scale: float = 0.1) -> RowDistribution:
     """p is in proportion to exp(-i / s), s = scale * num_rows."""
-    length = scale * num_rows
+    length = _length(scale, num_rows)
     return _by_density(num_rows, lookups, lambda rank: np.exp(-rank / length))
 
 
@@ -61,6 +64,13 @@ def through_points(
     ends = np.cumsum(counts)
     share = np.exp(_monotone_cubic(np.log(rows), np.log(shares), np.log(ends)))
     return RowDistribution.of(counts, lookups * _levelled(counts, np.diff(share, prepend=0.0)))
+
+
+def _length(scale: float, num_rows: int) -> float:
+    """A share of the rows, as a number of them."""
+    if not 0 < scale < math.inf:
+        raise DataError(f"rows: a scale is more than 0, not {scale}.")
+    return scale * num_rows
 
 
 def _by_density(
