@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["scars"]
 
-scars = typer.Typer(help="SCARS: how much to cache.", no_args_is_help=True)
+scars = typer.Typer(help="SCARS: how much to cache.", no_args_is_help=True, add_completion=False)
 
 SHOWN = 12
 """Cache sizes in the table."""

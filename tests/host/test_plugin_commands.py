@@ -60,11 +60,21 @@ def test_an_app_and_a_function_are_commands(site: Path) -> None:
 def test_help_lists_them_and_imports_none(site: Path) -> None:
     bring(site, "pkg-silent", "silent = silent_plugin:app", "silent_plugin")
     shown = recd("--help").stdout
-    assert "A command of pkg-silent 1.5." in shown
+    assert "Says things. From pkg-silent 1.5." in shown
     assert shown.index(" doctor ") < shown.index(" silent ")  # the host's come first
     assert "silent_plugin" not in sys.modules
     assert recd("doctor", "--help").exit_code == 0
     assert "silent_plugin" not in sys.modules
+
+
+def test_what_a_command_says_of_itself_is_read_from_its_source(site: Path) -> None:
+    bring(site, "pkg-shout", "shout = says:shout", "says")
+    bring(site, "pkg-dark", "dark = nowhere.deep:app")
+    shown = recd("--help").stdout
+    assert "Shouts. From pkg-shout 1.5." in shown
+    assert "A command. From pkg-dark 1.5." in shown
+    assert "SCARS: how much to cache. From recd-plugins" in shown
+    assert "completion" not in recd("scars", "--help").stdout
 
 
 def test_a_misspelt_one_is_suggested(site: Path) -> None:

@@ -1,4 +1,4 @@
-"""Commands that plugins bring: found by name alone, imported when called."""
+"""Commands that plugins bring: found by name and source alone, imported when called."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from recd_plugins.cli.command_help import help_text
 from recd_plugins.cli.options import reported
 from recd_plugins.errors import PluginError
 
@@ -33,12 +34,13 @@ class WithPlugins(TyperGroup):
 
 
 class PluginCommand(TyperCommand):
-    """A name and who brings it; the command itself once it is called."""
+    """A name, what it says of itself and who brings it; the command itself once it is called."""
 
     def __init__(self, name: str, points: list[EntryPoint]) -> None:
         self._points = points
         self._owners = " and ".join(sorted(map(_owner, points)))
-        super().__init__(name, help=f"A command of {self._owners}.")
+        said = help_text(points[0]) if len(points) == 1 else None
+        super().__init__(name, help=f"{said or 'A command.'} From {self._owners}.")
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with reported(debug=False):
