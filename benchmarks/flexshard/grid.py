@@ -108,7 +108,8 @@ def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
 
 def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     """Each way of coalescing, with no replicas, DP, or DP and Flex, of the best sizes within
-    `BUDGET`; the paper's sizes; and half the choice's replicas. The choice itself comes last.
+    `BUDGET`; the paper's sizes; and half the choice's replicas, or of others where it has none. The
+    choice itself comes last.
 
     Each once: where every row has a replica, coalescing changes nothing."""
     every = []
@@ -123,9 +124,11 @@ def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
             every.append(Side(name=f"{name}, {level}", sizes=ledger.tables[TABLE].sizes))
     paper = choose(tables(workload), prices)
     every.append(Side(name="memory-neutral", sizes=paper.tables[TABLE].sizes))
-    halved = {tier: getattr(choice.sizes, tier) // 2 for tier in ("replicated", "per_node")}
-    half = dataclasses.replace(choice.sizes, **halved)
-    every.append(Side(name="half the choice", sizes=half))
+    replicas = choice.sizes.replicated + choice.sizes.per_node
+    whole = choice if replicas else next((one for one in every if one.sizes.replicated), choice)
+    halved = {tier: getattr(whole.sizes, tier) // 2 for tier in ("replicated", "per_node")}
+    half = dataclasses.replace(whole.sizes, **halved)
+    every.append(Side(name=f"half of {whole.name}", sizes=half))
     distinct = {_done(side, workload): side for side in reversed([*every, choice])}
     del distinct[_done(choice, workload)]
     return [*reversed(distinct.values()), choice]
