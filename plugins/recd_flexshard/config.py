@@ -44,7 +44,9 @@ class FlexShardConfig(Config):
     memory_neutral` that is FlexShard as published, to compare with: training is as ours either
     way."""
     tables: tuple[str, ...] = ("*",)
-    """Names or globs of the tables that may have replicas; others are left to TorchRec."""
+    """Names or globs of the tables that may have replicas; others are left to TorchRec. `*` means
+    those of sequences; pooled tables are named, all of a collection, with `coalesce: rank` or
+    `node`."""
     profile: Path | None = None
     """A saved profile to plan with; by default the train split's first batches are counted."""
     profile_batches: Annotated[int, Range(ge=1)] = 100

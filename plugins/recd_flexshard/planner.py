@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from recd_flexshard.config import BUDGETED, FlexShardConfig
@@ -10,10 +11,11 @@ from recd_flexshard.policy.goals import choose, frontier
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.explain import Frontier, PlanReport
 from recd_plugins.planning.ledger import SequenceTable
-from recd_plugins.planning.model_tables import ModelTable, model_tables
+from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
 from recd_plugins.planning.plan import build_torchrec_planner
 from recd_plugins.planning.pricing import PAPER_K, priced
 from recd_plugins.planning.replica_memory import replica_factor
+from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.slots import Context
 from recd_plugins.tiers.planner import Chosen, TierPlanner
@@ -25,7 +27,7 @@ __all__ = ["FlexShardPlanner", "build_flexshard"]
 
 
 class FlexShardPlanner(TierPlanner):
-    """Two or three tiers in front of tables of sequences, by expected time and memory."""
+    """Two or three tiers in front of tables, by expected time and memory."""
 
     name = "flexshard"
     slot = "sharding"
@@ -42,12 +44,23 @@ class FlexShardPlanner(TierPlanner):
         self._config = config
 
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """Those of an EmbeddingCollection.
+        """Those of sequences; and where ids are coalesced, those pooled ones that are named. All,
+        where a plan says which.
 
-        Rows of an EmbeddingBagCollection are summed before they travel, so a replica spares no
-        traffic unless all of a bag's rows have one.
+        Otherwise rows of an EmbeddingBagCollection are summed before they travel, so that a
+        replica spares no traffic unless all of a bag's rows have one.
         """
-        return model_tables(model, self._config.tables, pooled=False, where="sharding.tables")
+        coalesced, chosen = self._level != "none", self._config.tables
+        pooled = coalesced or self._config.plan is not None
+        found = model_tables(model, chosen, pooled=pooled, where="sharding.tables")
+        if self._config.plan is not None:
+            return found
+        named = [pattern for pattern in chosen if pattern != "*"]
+        return {
+            name: table
+            for name, table in found.items()
+            if not table.pooled or any(fnmatchcase(name, pattern) for pattern in named)
+        }
 
     def choose(
         self,
@@ -57,6 +70,8 @@ class FlexShardPlanner(TierPlanner):
         world_size: int,
     ) -> Chosen:
         config = self._config
+        if self._level != "none":
+            check_collections(model_tables(model), tables, slot=self.slot)
         usual = PAPER_K if config.prices == "paper" else None
         prices = priced(
             config.prices,
@@ -70,7 +85,7 @@ class FlexShardPlanner(TierPlanner):
             goal=config.goal,
             tiers=config.tiers,
             budget=(config.budget_gb or 0.0) * GB,
-            coalesce=config.coalesce or "none",
+            coalesce=self._level,
         )
         sizes = {name: one.sizes for name, one in ledger.tables.items()}
         curve = frontier(
@@ -86,6 +101,11 @@ class FlexShardPlanner(TierPlanner):
             frontier=Frontier(memory=curve.memory, ms=curve.ms),
         )
         return Chosen(sizes=sizes, report=report, said="\n".join(report.lines()))
+
+    @property
+    def _level(self) -> Coalesce:
+        """How ids travel, where that is given."""
+        return self._config.coalesce or "none"
 
     def _budget(self) -> float | None:
         """Extra bytes that the goal allows; none where it does not ask."""

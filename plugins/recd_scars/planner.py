@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain import PlanReport
 from recd_plugins.planning.ledger import Ledger, SequenceTable, tier_plan
 from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.model_tables import ModelTable, model_tables
+from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
 from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.proposal import HoldsRowWise, Tiered
 from recd_plugins.planning.replica_memory import replica_factor
@@ -116,7 +116,7 @@ class ScarsPlanner(TierPlanner):
     ) -> Chosen:
         self._every = model_tables(model)
         if self._config.coalesce != "none":
-            _check_collections(self._every, tables)
+            check_collections(self._every, tables, slot=self.slot)
         self._on = Cluster.of(topology, world_size)
         self._memory = DeviceMemory.of(
             model,
@@ -268,16 +268,3 @@ def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
             "`sharding: {use: torchrec}`."
         )
     return ScarsPlanner(config, context, others)
-
-
-def _check_collections(every: Mapping[str, ModelTable], planned: Collection[str]) -> None:
-    """Bags of one collection are coalesced together, or not at all."""
-    modules = {every[name].module for name in planned if every[name].pooled}
-    left = [t.name for t in every.values() if t.module in modules and t.name not in planned]
-    if left:
-        raise RegistryError(
-            f"cache: tables {', '.join(left)} are left out, by cache.tables or by "
-            "sharding.constraints, but others of their EmbeddingBagCollection are coalesced, "
-            "which all of one collection are or none. Name all of them, or set "
-            "`coalesce: none`."
-        )

@@ -264,3 +264,35 @@ def test_the_record_keeps_its_contract(gloo_pool: GlooPool) -> None:
         context=dataclasses.replace(base, batches=partial(probed)),
         pool=gloo_pool,
     )
+
+
+def test_pooled_tables_are_planned_where_they_are_named_and_coalesced(gloo_pool: GlooPool) -> None:
+    """Weights equal unsharded ones: rows travel once, and are summed where they are asked for."""
+    (record,) = recd_flexshard.recd_sharding()
+    context = Context(schema=SCHEMA, batch_size=16, batches=partial(probed))
+    options = {
+        "others": {"search": "greedy"},
+        "goal": "min_communication",
+        "coalesce": "rank",
+        "tables": ["item", "shop", "history"],
+    }
+    made = FlexShardPlanner(parse(FlexShardConfig, options, "sharding"), context)
+    made.propose(Probe(), SLOW, 4)
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == {"item", "shop", "history"}
+    assert made.report is not None
+    assert made.report.row_wise.cost.ar_global > 0  # of sums
+    check_record(record, options=options, context=context, pool=gloo_pool)
+
+
+def test_a_collection_of_bags_is_coalesced_as_a_whole() -> None:
+    def tables(*names: str, **options: Any) -> set[str]:
+        made = planner(probed, goal="min_communication", tables=names, **options)
+        made.propose(Probe(), SLOW, 4)
+        return set(made.tier_plan.tables) if made.tier_plan else set()
+
+    assert tables("*", coalesce="rank") == {"history"}
+    with pytest.raises(RegistryError, match="sharding: tables shop are left out"):
+        tables("item", "history", coalesce="rank")
+    with pytest.raises(RegistryError, match="no table of sequences is named 'item'"):
+        tables("item")

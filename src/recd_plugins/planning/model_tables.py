@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from recd_plugins.planning.rows import RowDistribution
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ModelTable", "model_tables"]
+__all__ = ["ModelTable", "check_collections", "model_tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +87,18 @@ def model_tables(
         for name, table in found.items()
         if any(fnmatchcase(name, pattern) for pattern in chosen)
     }
+
+
+def check_collections(
+    every: Mapping[str, ModelTable], planned: Collection[str], *, slot: str
+) -> None:
+    """Bags of one collection are coalesced together, or not at all."""
+    modules = {every[name].module for name in planned if every[name].pooled}
+    left = [t.name for t in every.values() if t.module in modules and t.name not in planned]
+    if left:
+        raise RegistryError(
+            f"{slot}: tables {', '.join(left)} are left out, by {slot}.tables or by "
+            "sharding.constraints, but others of their EmbeddingBagCollection are coalesced, "
+            "which all of one collection are or none. Name all of them, or set "
+            "`coalesce: none`."
+        )
