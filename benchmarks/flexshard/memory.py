@@ -17,7 +17,7 @@ from recd_plugins.tiers.errand import Errand
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.optimizer import RowOptimizer
 from recd_plugins.tiers.reduction import Reduction
-from recd_plugins.tiers.replica import AllRanksReplica, HotRows
+from recd_plugins.tiers.replica import AllRanksReplica, TierRows
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.share import Layout
 from recd_plugins.tiers.tiers import CHUNK_ROWS
@@ -73,7 +73,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     rows = torch.arange(num_rows)
     kept = Router([num_rows], [rows], [rows[:0]])
     optimizer = RowOptimizer("rowwise_adagrad", 1e-8)
-    replica = AllRanksReplica([HotRows(home, rows)], home.rows, optimizer, layout, nodes)
+    replica = AllRanksReplica([TierRows(home, rows)], home.rows, optimizer, layout, nodes)
     mine = torch.ones(ranks_per_node, layout.share_rows, dtype=torch.bool)
     touched = Errand(touched_everywhere(mine, nodes)).finish()
     entries = Entries(layout.place(rows), gradients)

@@ -17,15 +17,15 @@ from recd_plugins.planning.tier_plan import Coalesce
 from recd_scars.theory.cache_size import CacheSize, optimal_cache
 from recd_scars.theory.memory import Memory
 
-__all__ = ["Optimum", "covering", "optimum", "within", "worth"]
+__all__ = ["HotSet", "covering", "optimum", "within", "worth"]
 
 TIE = 1.05
 """A replica may take so much of the time that its row's way to the table takes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Optimum:
-    """The paper's, in bytes."""
+class HotSet:
+    """The rows of the paper's optimum, in bytes."""
 
     taken: Integers
     """[R] rows."""
@@ -52,7 +52,7 @@ def covering(merged: Merged, share: float) -> Integers:
     return taken
 
 
-def optimum(merged: Merged, memory: Memory) -> Optimum:
+def optimum(merged: Merged, memory: Memory) -> HotSet:
     """The |C| of least traffic per sample, of rows that are looked up at all.
 
     Memory counts bytes, and so does the cache: a row of r bytes is r rows of one, each with the
@@ -62,7 +62,7 @@ def optimum(merged: Merged, memory: Memory) -> Optimum:
     width = merged.width[: len(seen.counts)]
     each = RowDistribution(counts=seen.counts * width, p=seen.p, presence=seen.presence)
     size = optimal_cache(each, memory)
-    return Optimum(taken=within(merged, size.cached), size=size)
+    return HotSet(taken=within(merged, size.cached), size=size)
 
 
 def worth(merged: Merged, taken: Integers, prices: Prices, coalesce: Coalesce) -> Integers:

@@ -13,14 +13,14 @@ from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.optimizer import RowOptimizer
 from recd_plugins.tiers.share import Layout, Share
 
-__all__ = ["AllRanksReplica", "HotRows", "PerNodeReplica", "Replica"]
+__all__ = ["AllRanksReplica", "PerNodeReplica", "Replica", "TierRows"]
 
 CHUNK_ROWS = 1 << 15
 """Rows that move at a time between replicas and their home."""
 
 
 @dataclass(frozen=True)
-class HotRows:
+class TierRows:
     """A table's rows of a tier; the tables of a tier follow each other in its positions."""
 
     home: CanonicalTable
@@ -35,7 +35,7 @@ class Replica:
     """
 
     def __init__(
-        self, tables: Sequence[HotRows], share: Share, layout: Layout, nodes: Nodes
+        self, tables: Sequence[TierRows], share: Share, layout: Layout, nodes: Nodes
     ) -> None:
         self._tables = tables
         self._nodes = nodes
@@ -94,7 +94,7 @@ class PerNodeReplica(Replica):
 
     def __init__(
         self,
-        tables: Sequence[HotRows],
+        tables: Sequence[TierRows],
         like: Tensor,
         optimizer: RowOptimizer,
         layout: Layout,
@@ -110,7 +110,7 @@ class AllRanksReplica(Replica):
 
     def __init__(
         self,
-        tables: Sequence[HotRows],
+        tables: Sequence[TierRows],
         like: Tensor,
         optimizer: RowOptimizer,
         layout: Layout,

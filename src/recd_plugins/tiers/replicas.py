@@ -11,7 +11,7 @@ import torch
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.tiers.group import TableGroup
 from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.replica import AllRanksReplica, HotRows, PerNodeReplica, Replica
+from recd_plugins.tiers.replica import AllRanksReplica, PerNodeReplica, Replica, TierRows
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.share import Layout
 
@@ -24,9 +24,9 @@ class GroupReplicas:
 
     group: TableGroup
     router: Router
-    replicated: tuple[HotRows, ...]
+    replicated: tuple[TierRows, ...]
     """The rows of the all-ranks tier, by table."""
-    per_node: tuple[HotRows, ...]
+    per_node: tuple[TierRows, ...]
     """The rows of the per-node tier, by table."""
     all_ranks_layout: Layout
     per_node_layout: Layout
@@ -84,7 +84,7 @@ def _group(group: TableGroup, plan: TierPlan, ranks_per_node: int) -> GroupRepli
     plans = [plan.tables.get(name, TablePlan(table=name)) for name in group.tables]
     replicated, per_node = (
         tuple(
-            HotRows(home, torch.from_numpy(np.sort(rows)).to(device))
+            TierRows(home, torch.from_numpy(np.sort(rows)).to(device))
             for home, rows in zip(group.homes, tier, strict=True)
         )
         for tier in ([one.replicated for one in plans], [one.per_node for one in plans])
