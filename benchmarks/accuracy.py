@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import statistics
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 from benchmarks.harness import Figure, Report, main, spread
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.training import train_quietly
 
 __all__ = ["Curve", "Run", "compare", "draw"]
 
@@ -114,16 +114,6 @@ class Curve:
 
 Curves = Mapping[Run, tuple[Curve, Curve]]
 """Of each run what it said in training and on the test split."""
-
-
-def train_quietly(registry: dict[str, Any]) -> None:
-    """On a rank: what `recd train` does, without its lines."""
-    import torch
-
-    from recd_plugins.trainer.run import train
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        train(load(registry), torch.device("cpu"))
 
 
 def measure(quick: bool, figure: Path | None = None) -> Report:

@@ -3,19 +3,16 @@
 Four gloo ranks stand for two nodes with a slow link between: on one machine, see the bytes.
 """
 
-import contextlib
-import io
 import sys
 import tempfile
 import warnings
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 import recd_plugins as rp
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.run import train
+from recd_plugins.testing.training import train_quietly
 
 item = {"name": "item", "num_ids": 50_000, "table": "items", "skew": 1.2}
 history = item | {"name": "history", "kind": "user", "sequence": True, "length": 20}
@@ -32,11 +29,6 @@ SIDES = {
 }
 
 
-def on_a_rank(registry):
-    with contextlib.redirect_stdout(io.StringIO()):
-        return train(rp.load(registry), torch.device("cpu"))
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # TorchRec's own
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 24
@@ -49,7 +41,7 @@ if __name__ == "__main__":
             stack = rp.load(registry)
             planner = stack.propose(stack.model(), world_size=4)  # as `recd plan` does
             print(side, stack.explain(), "", sep="\n")
-            said, *_ = ranks.run(on_a_rank, registry, world_size=4)
+            said, *_ = ranks.run(train_quietly, registry, world_size=4)
             losses = [f"{said[split]['loss']:.6f}" for split in ("train", "test")]
             sent = {to: sum(of.values()) / 1e6 for to, of in said["cost"]["traffic"].items()}
             shown = [said["cost"]["step_ms"], sent.pop("all_to_all"), sum(sent.values())]

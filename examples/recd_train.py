@@ -3,17 +3,13 @@
 The table is clustered by session and both sides train the same batches, so losses agree.
 """
 
-import contextlib
-import io
 import tempfile
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-import recd_plugins as rp
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.run import train
+from recd_plugins.testing.training import train_quietly
 
 user = {"kind": "user", "num_ids": 20_000, "stay": 0.95}
 history = user | {"sequence": True, "shift": True, "length": 20, "max_length": 40}
@@ -36,11 +32,6 @@ REGISTRY = {
 SIDES = {"plain KJT": {}, "RecD": {"dedup": {"use": "exact", "groups": "auto"}}}  # O5 to O7
 
 
-def on_a_rank(registry):
-    with contextlib.redirect_stdout(io.StringIO()):
-        return train(rp.load(registry), torch.device("cpu"))
-
-
 if __name__ == "__main__":
     caption = "a step's time and bytes through all-to-alls on a rank, its peak memory"
     table = Table("", "ms", "sent MB", "MiB", "train loss", "test loss", "AUC", caption=caption)
@@ -48,7 +39,7 @@ if __name__ == "__main__":
         for side, dedup in SIDES.items():
             run = {"train": REGISTRY["train"] | {"run": f"{folder}/{side}"}, "folder": folder}
             with GlooPool(deadline=300) as ranks:
-                said, _ = ranks.run(on_a_rank, REGISTRY | dedup | run, world_size=2)
+                said, _ = ranks.run(train_quietly, REGISTRY | dedup | run, world_size=2)
             cost, losses = said["cost"], [said[split]["loss"] for split in ("train", "test")]
             sent = sum(cost["traffic"]["all_to_all"].values()) / 1e6
             shown = [f"{cost['step_ms']:,.0f}", f"{sent:.1f}", f"{cost['peak_memory_mib']:,.0f}"]

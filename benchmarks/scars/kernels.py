@@ -109,7 +109,6 @@ def staging(samples: int, batch_size: int, rounds: int) -> Figure:
         name="stage of hot batches, of the time to read",
         value=statistics.median(shares),
         unit="% more",
-        target=25.0,
         at_most=True,
         spread=spread([100 + share for share in shares]),
         note=_note(samples, f"{HALF_CACHED:,}", batch_size, measured)

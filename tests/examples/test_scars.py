@@ -39,4 +39,4 @@ def test_a_cache_sends_less_and_learns_alike(
 
 
 def test_it_stays_thin() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 70
+    assert len(EXAMPLE.read_text().splitlines()) < 60
