@@ -25,7 +25,7 @@ from benchmarks.flexshard.router import router
 from benchmarks.flexshard.sides import ROW_WISE
 from benchmarks.flexshard.tables import K, billion_rows, k_of_ours, table_5, table_6
 from benchmarks.harness import Figure, Report, main
-from recd_plugins.planning.observed import Observed, draw_observed
+from recd_plugins.planning.prices.observed import Observed, draw_observed
 
 __all__ = ["measure"]
 

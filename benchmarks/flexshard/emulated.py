@@ -15,7 +15,7 @@ from benchmarks.flexshard.workload import Workload
 from benchmarks.harness import spread
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.observed import Observed
+from recd_plugins.planning.prices.observed import Observed
 
 __all__ = ["EmulatedCluster", "Measured"]
 

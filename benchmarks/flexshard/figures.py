@@ -12,7 +12,7 @@ from benchmarks.flexshard.grid import BUDGET, Setting, candidates, chosen
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
 from benchmarks.harness import Figure
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.observed import Observed
+from recd_plugins.planning.prices.observed import Observed
 
 __all__ = ["Bench"]
 

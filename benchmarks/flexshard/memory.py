@@ -11,17 +11,17 @@ from benchmarks.flexshard.paper import PRICES
 from benchmarks.harness import Figure, spread
 from benchmarks.recd_train.memory import give_back
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.canonical import CanonicalTable
-from recd_plugins.tiers.entries import Entries
 from recd_plugins.tiers.errand import Errand
+from recd_plugins.tiers.home.canonical import CanonicalTable
 from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.optimizer import RowOptimizer
-from recd_plugins.tiers.reduction import Reduction
 from recd_plugins.tiers.replica import AllRanksReplica, TierRows
 from recd_plugins.tiers.router import Router
-from recd_plugins.tiers.share import Layout
 from recd_plugins.tiers.tiers import CHUNK_ROWS
-from recd_plugins.tiers.touched import touched_everywhere
+from recd_plugins.tiers.updates.entries import Entries
+from recd_plugins.tiers.updates.optimizer import RowOptimizer
+from recd_plugins.tiers.updates.reduction import Reduction
+from recd_plugins.tiers.updates.share import Layout
+from recd_plugins.tiers.updates.touched import touched_everywhere
 from recd_plugins.trainer.memory import PeakMemory
 
 __all__ = ["k_of_replicas", "memory_multiplier"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from recd_plugins.planning.access.parametric import through_points
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.ledger import SequenceTable, TableSizes
-from recd_plugins.planning.parametric import through_points
-from recd_plugins.planning.pricing import PAPER_K, priced
+from recd_plugins.planning.prices.pricing import PAPER_K, priced
 from recd_plugins.planning.topology import PRESETS
 
 __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]

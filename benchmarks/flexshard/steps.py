@@ -20,7 +20,7 @@ from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.sides import Side
 from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
 from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.measure import measure_topology
+from recd_plugins.planning.network.measure import measure_topology
 from recd_plugins.planning.topology import Topology
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.tiers.nodes import Nodes

@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.flexshard.paper import DESIGNS, MODELS, PRICES, PaperModel
 from benchmarks.harness import Figure, Report, main
 from recd_flexshard.policy.goals import choose
+from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.ledger import Ledger, SequenceTable
-from recd_plugins.planning.parametric import zipf
 
 __all__ = ["K", "billion_rows", "k_of_ours", "table_5", "table_6"]
 

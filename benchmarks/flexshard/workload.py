@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recd_plugins.planning.parametric import uniform, zipf
+from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.rows import RowDistribution
 
 __all__ = ["TABLE", "Features", "Sequences", "Workload"]

@@ -11,7 +11,7 @@ from recd_flexshard.policy.goals import Goal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.plan import TorchRecPlannerConfig
-from recd_plugins.planning.pricing import Pricing
+from recd_plugins.planning.prices.pricing import Pricing
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["BUDGETED", "FlexShardConfig"]

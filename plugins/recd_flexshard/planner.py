@@ -13,8 +13,8 @@ from recd_plugins.planning.explain import Frontier, PlanReport
 from recd_plugins.planning.ledger import SequenceTable
 from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
 from recd_plugins.planning.plan import build_torchrec_planner
-from recd_plugins.planning.pricing import PAPER_K, priced
-from recd_plugins.planning.replica_memory import replica_factor
+from recd_plugins.planning.prices.pricing import PAPER_K, priced
+from recd_plugins.planning.prices.replica_memory import replica_factor
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.slots import Context

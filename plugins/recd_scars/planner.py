@@ -16,9 +16,9 @@ from recd_plugins.planning.explain import PlanReport
 from recd_plugins.planning.ledger import Ledger, SequenceTable, tier_plan
 from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
+from recd_plugins.planning.prices.replica_memory import replica_factor
 from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.proposal import HoldsRowWise, Tiered
-from recd_plugins.planning.replica_memory import replica_factor
 from recd_plugins.planning.rows import Integers, RowDistribution
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.topology import GB, Topology
@@ -79,7 +79,7 @@ class ScarsPlanner(TierPlanner):
         sharders = super().sharders()
         if self._config.home != "mapped":
             return sharders
-        from recd_plugins.tiers.mapped import mapped
+        from recd_plugins.tiers.home.mapped import mapped
 
         folder = self._config.mapped_folder or self._context.folder / "mapped"
         folder.mkdir(parents=True, exist_ok=True)

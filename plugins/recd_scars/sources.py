@@ -11,8 +11,8 @@ import numpy as np
 
 import recd_plugins
 from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
 from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.planning.parametric import exponential, half_normal, uniform, zipf
 from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.rows import RowDistribution
 

@@ -14,13 +14,13 @@ from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_flexshard.policy.goals import auto, choose, frontier
 from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
 from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.parametric import uniform, zipf
+from recd_plugins.planning.prices.step_time import marginal_ms
 from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.step_time import marginal_ms
 from recd_plugins.planning.topology import Link, Topology
 
 LINKS = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)

@@ -22,12 +22,12 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.planning.bag_cost import travelling
+from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.explain import PlanReport
 from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
-from recd_plugins.planning.parametric import zipf
+from recd_plugins.planning.prices.bag_cost import travelling
 from recd_plugins.planning.rows import RowDistribution
 from recd_plugins.planning.topology import Topology
 from recd_plugins.settings import OptimizerSettings

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_plugins.errors import DataError
+from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.ledger import (
@@ -17,9 +18,8 @@ from recd_plugins.planning.ledger import (
     TableSizes,
     tier_plan,
 )
-from recd_plugins.planning.parametric import zipf
+from recd_plugins.planning.prices.step_time import Lane, marginal_ms, milliseconds
 from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.step_time import Lane, marginal_ms, milliseconds
 from recd_plugins.planning.topology import Link, Topology
 
 N, W = 2, 4

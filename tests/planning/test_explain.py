@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain import Frontier, PlanReport
 from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
-from recd_plugins.planning.parametric import uniform, zipf
 from recd_plugins.planning.topology import Topology
 
 PRICES = Prices(

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.counters import counters
-from recd_plugins.planning.counting import RowCounter
-from recd_plugins.planning.drift import drift
-from recd_plugins.planning.parametric import (
+from recd_plugins.planning.access.counters import counters
+from recd_plugins.planning.access.counting import RowCounter
+from recd_plugins.planning.access.drift import drift
+from recd_plugins.planning.access.parametric import (
     exponential,
     half_normal,
     through_points,
     uniform,
     zipf,
 )
+from recd_plugins.planning.access.sketch import RowSketch
 from recd_plugins.planning.profile import Counted, Profile, profile_batches
 from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.sketch import RowSketch
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.probe import SCHEMA
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.planning.access.parametric import uniform
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.parametric import uniform
-from recd_plugins.planning.plan_change import plan_changes
 from recd_plugins.planning.profile import Profile
-from recd_plugins.planning.saved_plan import saved_plan
+from recd_plugins.planning.saved.plan_change import plan_changes
+from recd_plugins.planning.saved.saved_plan import saved_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 
 

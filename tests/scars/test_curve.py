@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.parametric import half_normal, zipf
+from recd_plugins.planning.access.parametric import half_normal, zipf
 from recd_plugins.planning.profile import Profile
 from recd_plugins.planning.rows import RowDistribution
 from recd_scars.curve import Curve

@@ -18,11 +18,11 @@ import recd_scars
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import SequenceTable
 from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.planning.proposal import OrdersBatches, Retiers, Tiered
 from recd_plugins.planning.rows import RowDistribution

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugins.planning.parametric import uniform, zipf
+from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.rows import RowDistribution, appears
 from recd_plugins.settings import OptimizerSettings
 from recd_scars.uvm.choice import CACHE_TAKES, Choice, HostTable, choose, pays

@@ -16,7 +16,7 @@ from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.departure import Departure, Sent
+from recd_plugins.tiers.ids.departure import Departure, Sent
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 

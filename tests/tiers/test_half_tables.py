@@ -23,8 +23,8 @@ from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, train_on
-from recd_plugins.tiers.optimizer import OptimizerKind, RowOptimizer
-from recd_plugins.tiers.share import Share
+from recd_plugins.tiers.updates.optimizer import OptimizerKind, RowOptimizer
+from recd_plugins.tiers.updates.share import Share
 
 UNIT = 2.0**-11
 """Of the last place of an FP16 number from ½ to 1: all weights are below 1."""

@@ -23,8 +23,8 @@ from torchrec.distributed import DistributedModelParallel
 from recd_plugins.data.batch import Batch
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.mapped import mapped
-from recd_plugins.tiers.mapped_file import IN_MEMORY, file_system
+from recd_plugins.tiers.home.mapped import mapped
+from recd_plugins.tiers.home.mapped_file import IN_MEMORY, file_system
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.tiers.bitmap import RankedBitmap
+from recd_plugins.tiers.ids.bitmap import RankedBitmap
 from recd_plugins.tiers.router import Landed, Routed, Router, Segments
 
 Route = Callable[[Router, Tensor, Segments], Routed]

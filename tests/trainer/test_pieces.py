@@ -23,8 +23,8 @@ from recd_plugins.errors import DataError
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
-from recd_plugins.tiers.mapped import mapped
-from recd_plugins.tiers.mapped_file import IN_MEMORY, file_system
+from recd_plugins.tiers.home.mapped import mapped
+from recd_plugins.tiers.home.mapped_file import IN_MEMORY, file_system
 from recd_plugins.trainer import pieces
 from recd_plugins.trainer.pieces import Part, alone, read_into
 from recd_plugins.trainer.storage import JsonReader, JsonWriter

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recd_plugins.planning.constraints import CacheAlgorithm
-from recd_plugins.planning.replica_memory import state_bytes
+from recd_plugins.planning.prices.replica_memory import state_bytes
 
 __all__ = ["SLOTS_PER_SET", "KernelBytes"]
 

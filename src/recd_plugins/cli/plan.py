@@ -13,9 +13,9 @@ import typer
 from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.drift import Drift
+    from recd_plugins.planning.access.drift import Drift
     from recd_plugins.planning.explain import PlanReport
-    from recd_plugins.planning.plan_change import TableChange
+    from recd_plugins.planning.saved.plan_change import TableChange
     from recd_plugins.slots import Planner
 
 __all__ = ["explain", "plan"]
@@ -141,9 +141,9 @@ def explain(
     """Price one row in every tier, on the registry's cluster, with the formulas."""
     with reported(debug):
         from recd_plugins.planning.cluster import Cluster
-        from recd_plugins.planning.price_list import PriceList
-        from recd_plugins.planning.pricing import PAPER_K, priced
-        from recd_plugins.planning.replica_memory import row_factor
+        from recd_plugins.planning.prices.price_list import PriceList
+        from recd_plugins.planning.prices.pricing import PAPER_K, priced
+        from recd_plugins.planning.prices.replica_memory import row_factor
         from recd_plugins.registry import Registry
 
         chosen = Registry.load(registry, _said(overrides, ranks))
@@ -212,7 +212,7 @@ def _write(
 def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
     """By table: as many rows as it has replicas."""
     from recd_plugins.errors import CapabilityError, DataError
-    from recd_plugins.planning.drift import drift
+    from recd_plugins.planning.access.drift import drift
     from recd_plugins.planning.profile import Profile
     from recd_plugins.planning.proposal import Tiered
 
@@ -237,8 +237,8 @@ def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
 
 def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:
     """By table of either plan; one without replicas has no tiers."""
-    from recd_plugins.planning.plan_change import plan_changes
     from recd_plugins.planning.proposal import Tiered
+    from recd_plugins.planning.saved.plan_change import plan_changes
     from recd_plugins.planning.tier_plan import TierPlan
 
     old = TierPlan.load(before)

@@ -148,7 +148,7 @@ def _of_batches(
 def _of_trace(
     stack: Stack, tables: Mapping[str, ModelTable], path: Path, places: Sequence[str]
 ) -> Profile:
-    from recd_plugins.planning.trace import Trace, profile_trace
+    from recd_plugins.planning.access.trace import Trace, profile_trace
 
     trace = Trace.load(path)
     at = {

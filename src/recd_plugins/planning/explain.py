@@ -18,8 +18,8 @@ from recd_plugins.planning.ledger import (
     TierName,
     home_cost,
 )
+from recd_plugins.planning.prices.step_time import marginal_ms
 from recd_plugins.planning.rows import Floats, RowDistribution
-from recd_plugins.planning.step_time import marginal_ms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

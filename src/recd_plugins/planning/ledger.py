@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Literal
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags, travelling
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.prices.bag_cost import row_wise_bags, table_wise_bags, travelling
+from recd_plugins.planning.prices.step_time import COLLECTIVES, Lane, milliseconds, overlapped
 from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.step_time import COLLECTIVES, Lane, milliseconds, overlapped
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 
 __all__ = [

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
+from recd_plugins.planning.network.torchrec_topology import torchrec_topology
 from recd_plugins.planning.row_wise import make_row_wise, offers_row_wise
 from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.planning.torchrec_topology import torchrec_topology
 
 if TYPE_CHECKING:
     from torch import nn

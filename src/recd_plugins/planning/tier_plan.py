@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.arrow_file import read_arrow
+from recd_plugins.planning.saved.arrow_file import read_arrow
 
 __all__ = ["Coalesce", "Rows", "TablePlan", "TierPlan"]
 

@@ -23,12 +23,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from recd_plugins.compat.torchrec import leave_means, pooled_columns
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.tiers.bag_awaitable import BagsAwaitable
 from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.packing import PackedBags
+from recd_plugins.tiers.rows.bag_awaitable import BagsAwaitable
+from recd_plugins.tiers.rows.packing import PackedBags
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 from recd_plugins.tiers.trip import Trip
-from recd_plugins.tiers.update import Update
+from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["TierBagContext", "TierEmbeddingBagCollection"]
 

@@ -18,12 +18,12 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.tiers.awaitable import SequencesAwaitable
-from recd_plugins.tiers.departure import Departing, Departure
+from recd_plugins.tiers.ids.departure import Departing, Departure
 from recd_plugins.tiers.nodes import Nodes
+from recd_plugins.tiers.rows.awaitable import SequencesAwaitable
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 from recd_plugins.tiers.trip import Trip
-from recd_plugins.tiers.update import Update
+from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["TierEmbeddingCollection", "TierSequenceContext"]
 

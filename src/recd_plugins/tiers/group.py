@@ -14,8 +14,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from recd_plugins.compat.torchrec import fused_arithmetic, slot_names
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
-from recd_plugins.tiers.canonical import CanonicalTable, canonical_tables
-from recd_plugins.tiers.optimizer import OptimizerKind, RowOptimizer
+from recd_plugins.tiers.home.canonical import CanonicalTable, canonical_tables
+from recd_plugins.tiers.updates.optimizer import OptimizerKind, RowOptimizer
 
 __all__ = ["Slot", "TableGroup", "arrange"]
 

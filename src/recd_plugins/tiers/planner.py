@@ -18,7 +18,7 @@ from recd_plugins.planning.ledger import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.proposal import HoldsRowWise, PlansOthers
-from recd_plugins.planning.saved_plan import lines, saved_plan
+from recd_plugins.planning.saved.saved_plan import lines, saved_plan
 from recd_plugins.planning.tier_plan import TierPlan
 
 if TYPE_CHECKING:

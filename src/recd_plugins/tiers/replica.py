@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.canonical import CanonicalTable
+from recd_plugins.tiers.home.canonical import CanonicalTable
 from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.optimizer import RowOptimizer
-from recd_plugins.tiers.share import Layout, Share
+from recd_plugins.tiers.updates.optimizer import RowOptimizer
+from recd_plugins.tiers.updates.share import Layout, Share
 
 __all__ = ["AllRanksReplica", "PerNodeReplica", "Replica", "TierRows"]
 

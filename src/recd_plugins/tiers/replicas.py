@@ -13,7 +13,7 @@ from recd_plugins.tiers.group import TableGroup
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.replica import AllRanksReplica, PerNodeReplica, Replica, TierRows
 from recd_plugins.tiers.router import Router
-from recd_plugins.tiers.share import Layout
+from recd_plugins.tiers.updates.share import Layout
 
 __all__ = ["GroupReplicas", "Replicas"]
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from recd_plugins.sparse.rows.prefetch import prefetch
-from recd_plugins.tiers.bitmap import RankedBitmap, has_bit, members_before, place_of, word_of
+from recd_plugins.tiers.ids.bitmap import RankedBitmap, has_bit, members_before, place_of, word_of
 
 __all__ = ["Landed", "Routed", "Router", "Segments"]
 

@@ -35,7 +35,7 @@ from torchrec.streamable import Multistreamable
 from recd_plugins.compat.torchrec import OfParts, sequences_of, sharding_types
 from recd_plugins.tiers.collection import TierEmbeddingCollection, TierSequenceContext
 from recd_plugins.tiers.group import Slot
-from recd_plugins.tiers.row_bags_awaitable import PooledRows, RowBagsAwaitable
+from recd_plugins.tiers.rows.row_bags_awaitable import PooledRows, RowBagsAwaitable
 
 __all__ = ["RowBagContext", "TierRowBagCollection"]
 

@@ -27,17 +27,17 @@ from recd_plugins.compat.torchrec import (
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.hot import mark_of
-from recd_plugins.tiers.departure import Departure
 from recd_plugins.tiers.group import Slot, arrange
 from recd_plugins.tiers.hot import check_hot
+from recd_plugins.tiers.ids.departure import Departure
+from recd_plugins.tiers.ids.request import Request
 from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.optimizer import FlushingOptimizer
-from recd_plugins.tiers.reduction import Reduction
 from recd_plugins.tiers.replicas import Replicas
-from recd_plugins.tiers.request import Request
 from recd_plugins.tiers.router import Segments
 from recd_plugins.tiers.trip import GroupTrip, Trip
-from recd_plugins.tiers.update import Update
+from recd_plugins.tiers.updates.optimizer import FlushingOptimizer
+from recd_plugins.tiers.updates.reduction import Reduction
+from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["CHUNK_ROWS", "Tiers"]
 

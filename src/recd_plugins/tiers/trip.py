@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.tiers.entries import Entries, HotGradients
 from recd_plugins.tiers.errand import Errand
-from recd_plugins.tiers.exchange import Asked
+from recd_plugins.tiers.ids.exchange import Asked
+from recd_plugins.tiers.ids.passage import Passage
+from recd_plugins.tiers.ids.request import Answer, Request
 from recd_plugins.tiers.nodes import Arriving, Nodes
-from recd_plugins.tiers.passage import Passage
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
-from recd_plugins.tiers.request import Answer, Request
 from recd_plugins.tiers.router import Routed, Segments
+from recd_plugins.tiers.updates.entries import Entries, HotGradients
 
 __all__ = ["GroupTrip", "Trip"]
 

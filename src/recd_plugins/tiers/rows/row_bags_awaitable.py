@@ -12,12 +12,12 @@ from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.compat.torchrec import LazyKeyedTensor
-from recd_plugins.tiers.bag_awaitable import TINY
 from recd_plugins.tiers.group import Slot
-from recd_plugins.tiers.row_pool import Lookups, RowPool, pool_rows
+from recd_plugins.tiers.rows.bag_awaitable import TINY
+from recd_plugins.tiers.rows.row_pool import Lookups, RowPool, pool_rows
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.trip import GroupTrip
-from recd_plugins.tiers.update import Update
+from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["PooledRows", "RowBagsAwaitable"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from recd_plugins.planning.counting import RowCounter
+from recd_plugins.planning.access.counting import RowCounter
+from recd_plugins.planning.access.sketch import RowSketch
 from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.sketch import RowSketch
 
 __all__ = ["COUNTERS", "EXACT_ROWS", "Counter", "counters", "distribution"]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.tiers.different import Different, different, of_keys, to_keys
 from recd_plugins.tiers.errand import Turns
-from recd_plugins.tiers.exchange import Asked, NodeIds, ask_node
 from recd_plugins.tiers.group import TableGroup
+from recd_plugins.tiers.ids.different import Different, different, of_keys, to_keys
+from recd_plugins.tiers.ids.exchange import Asked, NodeIds, ask_node
 from recd_plugins.tiers.nodes import Nodes, Peers
 from recd_plugins.tiers.router import Segments
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.counters import EXACT_ROWS, counters, distribution
+from recd_plugins.planning.access.counters import EXACT_ROWS, counters, distribution
 from recd_plugins.planning.profile import Profile
 from recd_plugins.planning.rows import Integers
 

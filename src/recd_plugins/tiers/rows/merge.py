@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from recd_plugins.tiers.entries import Entries, HotGradients
 from recd_plugins.tiers.router import Routed
-from recd_plugins.tiers.share import Layout
+from recd_plugins.tiers.updates.entries import Entries, HotGradients
+from recd_plugins.tiers.updates.share import Layout
 
 __all__ = ["Sources", "merge_sequences"]
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.chunks import Chunks
-from recd_plugins.tiers.entries import Entries
 from recd_plugins.tiers.errand import Turns, in_flight
 from recd_plugins.tiers.nodes import Arriving, Nodes
 from recd_plugins.tiers.replica import AllRanksReplica, PerNodeReplica
-from recd_plugins.tiers.touched import Touched
+from recd_plugins.tiers.updates.chunks import Chunks
+from recd_plugins.tiers.updates.entries import Entries
+from recd_plugins.tiers.updates.touched import Touched
 
 __all__ = ["Reduction"]
 

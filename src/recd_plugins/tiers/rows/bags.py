@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from recd_plugins.tiers.entries import Entries, HotGradients
-from recd_plugins.tiers.packing import PackedBags
+from recd_plugins.tiers.rows.packing import PackedBags
 from recd_plugins.tiers.trip import GroupTrip
+from recd_plugins.tiers.updates.entries import Entries, HotGradients
 
 __all__ = ["BagSlot", "GroupBags", "add_bags"]
 

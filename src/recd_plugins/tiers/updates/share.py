@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from recd_plugins.tiers.optimizer import RowOptimizer
+from recd_plugins.tiers.updates.optimizer import RowOptimizer
 
 __all__ = ["Layout", "Share"]
 

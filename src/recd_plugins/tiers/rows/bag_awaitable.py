@@ -9,11 +9,11 @@ from torch import Tensor
 from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recd_plugins.tiers.bags import BagSlot, GroupBags, add_bags
-from recd_plugins.tiers.packing import PackedBags
+from recd_plugins.tiers.rows.bags import BagSlot, GroupBags, add_bags
+from recd_plugins.tiers.rows.packing import PackedBags
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.trip import GroupTrip, Trip
-from recd_plugins.tiers.update import Update
+from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["BagsAwaitable"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from recd_plugins.tiers.entries import Entries, HotGradients
+from recd_plugins.tiers.updates.entries import Entries, HotGradients
 
 __all__ = ["Lookups", "RowPool", "pool_rows"]
 

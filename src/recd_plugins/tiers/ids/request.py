@@ -14,10 +14,10 @@ from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.tiers.errand import Errand
-from recd_plugins.tiers.exchange import Asked, NodeIds, ask_node
+from recd_plugins.tiers.ids.exchange import Asked, NodeIds, ask_node
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.replicas import GroupReplicas
-from recd_plugins.tiers.touched import Touched, touched_everywhere, touched_in_nodes
+from recd_plugins.tiers.updates.touched import Touched, touched_everywhere, touched_in_nodes
 
 __all__ = ["Answer", "Request"]
 

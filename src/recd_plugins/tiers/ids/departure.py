@@ -16,7 +16,7 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.tiers.errand import Errand
-from recd_plugins.tiers.passage import Passage
+from recd_plugins.tiers.ids.passage import Passage
 
 __all__ = ["Departing", "Departure"]
 

@@ -26,7 +26,7 @@ from recd_plugins.compat.host_buffers import (
     state_width,
 )
 from recd_plugins.errors import CapabilityError
-from recd_plugins.tiers.mapped_file import MappedFile, check_folder
+from recd_plugins.tiers.home.mapped_file import MappedFile, check_folder
 
 __all__ = ["MappedSharder", "mapped"]
 

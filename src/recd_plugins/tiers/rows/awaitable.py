@@ -10,10 +10,10 @@ from torch import Tensor
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.tiers.merge import Sources, merge_sequences
+from recd_plugins.tiers.rows.merge import Sources, merge_sequences
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.trip import GroupTrip
-from recd_plugins.tiers.update import Update
+from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["SequencesAwaitable"]
 

@@ -10,7 +10,7 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.tiers.errand import Turns
 from recd_plugins.tiers.nodes import Arriving, Peers
-from recd_plugins.tiers.share import Layout
+from recd_plugins.tiers.updates.share import Layout
 
 __all__ = ["Asked", "NodeIds", "ask_node"]
 

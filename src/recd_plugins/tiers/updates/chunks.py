@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.entries import Entries
-from recd_plugins.tiers.touched import Touched
+from recd_plugins.tiers.updates.entries import Entries
+from recd_plugins.tiers.updates.touched import Touched
 
 __all__ = ["Chunks"]
 

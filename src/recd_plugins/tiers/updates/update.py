@@ -8,12 +8,12 @@ import torch
 
 from recd_plugins.compat.autograd import at_end_of_backward
 from recd_plugins.errors import CapabilityError
-from recd_plugins.tiers.entries import Entries, HotGradients
 from recd_plugins.tiers.errand import Errand, Turns
-from recd_plugins.tiers.reduction import Reduction
 from recd_plugins.tiers.replica import PerNodeReplica
-from recd_plugins.tiers.side_stream import side_stream
 from recd_plugins.tiers.trip import GroupTrip, Trip
+from recd_plugins.tiers.updates.entries import Entries, HotGradients
+from recd_plugins.tiers.updates.reduction import Reduction
+from recd_plugins.tiers.updates.side_stream import side_stream
 
 __all__ = ["Update"]
 

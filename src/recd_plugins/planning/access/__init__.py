@@ -1,0 +1,1 @@
+"""Where access distributions come from: batches, traces, formulas; and how two differ."""

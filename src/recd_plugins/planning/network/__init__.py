@@ -1,0 +1,1 @@
+"""What the network is worth: measured, and told to TorchRec."""

@@ -1,0 +1,1 @@
+"""Plans and profiles in files, and what changed between two."""

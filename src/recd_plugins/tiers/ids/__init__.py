@@ -1,0 +1,1 @@
+"""On the way there: which ids pass on, each once, and in whose hands."""

@@ -1,0 +1,1 @@
+"""After backward: gradients of replicas are summed over ranks and applied once."""
