@@ -108,8 +108,8 @@ def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
 
 def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     """Each way of coalescing, with no replicas, DP, or DP and Flex, of the best sizes within
-    `BUDGET`; the paper's sizes; and half the choice's replicas, or of others where it has none. The
-    choice itself comes last.
+    `BUDGET`; the paper's sizes; and half the replicas of the choice, of the first that has some if
+    it has none, of all rows if none has. The choice itself comes last.
 
     Each once: where every row has a replica, coalescing changes nothing."""
     every = []
@@ -125,7 +125,9 @@ def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     paper = choose(tables(workload), prices)
     every.append(Side(name="memory-neutral", sizes=paper.tables[TABLE].sizes))
     replicas = choice.sizes.replicated + choice.sizes.per_node
-    whole = choice if replicas else next((one for one in every if one.sizes.replicated), choice)
+    with_replicas = (one for one in every if one.sizes.replicated + one.sizes.per_node)
+    all_rows = Side(name="all rows", sizes=TableSizes(replicated=workload.num_rows))
+    whole = choice if replicas else next(with_replicas, all_rows)
     halved = {tier: getattr(whole.sizes, tier) // 2 for tier in ("replicated", "per_node")}
     half = dataclasses.replace(whole.sizes, **halved)
     every.append(Side(name=f"half of {whole.name}", sizes=half))

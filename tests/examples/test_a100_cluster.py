@@ -41,6 +41,7 @@ def test_a_plan_is_made_of_it(tmp_path: Path) -> None:
         "folder": str(tmp_path),
         "topology": "a100_dgx",
     }
+    del values["sharding"]["budget_gb"]  # of another goal
     values["sharding"] |= {"goal": "min_communication", "others": {"search": "greedy"}}
     stack = load(values, ["train.device=cpu", "train.batch_size=32"])
     stack.check()
