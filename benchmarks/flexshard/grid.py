@@ -85,7 +85,7 @@ GRID = [
     _setting(4, 2, 200, 0.8, 256),
     _setting(4, 2, 100, 1.05, 256),
 ]
-QUICK_GRID = GRID[3:5]
+QUICK_GRID = GRID[3:4]
 
 SATURATED = Setting(
     n_nodes=2,
