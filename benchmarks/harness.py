@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["ALLOCATOR", "Figure", "Report", "Round", "alternate", "main", "spread"]
+__all__ = ["ALLOCATOR", "Figure", "Report", "Round", "alternate", "dropped", "main", "spread"]
 
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
@@ -99,6 +99,16 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
         names.reverse()
         _say(f"round {number} of {rounds}")
     return measured
+
+
+def dropped(call: Callable[[], object]) -> Callable[[], None]:
+    """A side for `alternate` whose result is not kept: otherwise each round has new memory, whose
+    first use takes long. A step's memory is that of the steps before."""
+
+    def run() -> None:
+        call()
+
+    return run
 
 
 def spread(values: Sequence[float]) -> float:

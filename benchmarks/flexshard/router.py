@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.harness import Figure, alternate, spread
+from benchmarks.harness import Figure, alternate, dropped, spread
 from recd_plugins.tiers.router import Router, Segments
 
 __all__ = ["router"]
@@ -29,12 +29,7 @@ def router(rounds: int, num_rows: int, hot: int, ids: int) -> Iterator[Figure]:
     asked[some] = rows[torch.randint(0, hot, (int(some.sum()),), generator=draw)]
     segments = Segments((ids,), (0,))
 
-    def route() -> None:
-        """Nothing is handed back, for it would be kept: each round would have new memory, whose
-        first use costs as much as half of the routing. A step's is that of the steps before."""
-        made.route(asked, segments)
-
-    (times,) = alternate({"route": route}, rounds).values()
+    (times,) = alternate({"route": dropped(lambda: made.route(asked, segments))}, rounds).values()
     each = [one.cpu / ids * 1e9 for one in times]
     note = f"{num_rows:,} rows, {hot:,} hot"
     yield Figure(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from benchmarks.harness import Figure, Round, alternate, spread
+from benchmarks.harness import Figure, Round, alternate, dropped, spread
 from benchmarks.scars.tables import Law
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.rows.coalesce import coalesce
@@ -33,9 +33,9 @@ def coalescing(num_rows: int, count: int, rounds: int) -> Figure:
     drawn = Law("Zipf 1.05", num_rows, 1).draw(count, seed=0)["table"]
     ids = torch.randperm(num_rows, generator=torch.Generator().manual_seed(1))[drawn]
     sides: dict[str, Callable[[], object]] = {
-        "ours": _dropped(lambda: coalesce(ids)),
-        "sorted": _dropped(lambda: torch.unique(ids, return_inverse=True)),
-        "unsorted": _dropped(lambda: torch.unique(ids, sorted=False, return_inverse=True)),
+        "ours": dropped(lambda: coalesce(ids)),
+        "sorted": dropped(lambda: torch.unique(ids, return_inverse=True)),
+        "unsorted": dropped(lambda: torch.unique(ids, sorted=False, return_inverse=True)),
     }
     measured = alternate(sides, rounds)
     cpu = {name: [one.cpu for one in side] for name, side in measured.items()}
@@ -109,21 +109,10 @@ def staging(samples: int, batch_size: int, rounds: int) -> Figure:
         name="stage of hot batches, of the time to read",
         value=statistics.median(shares),
         unit="% more",
-        at_most=True,
         spread=spread([100 + share for share in shares]),
         note=_note(samples, f"{HALF_CACHED:,}", batch_size, measured)
         + f", windows of {WINDOW}; {hot:.0%} of the samples hot; the spread is of the whole",
     )
-
-
-def _dropped(call: Callable[[], object]) -> Callable[[], None]:
-    """The call, nothing of which is handed back: it would be kept, so that each round had new
-    memory, whose first use takes long. A step's memory is that of the steps before."""
-
-    def run() -> None:
-        call()
-
-    return run
 
 
 class _Planned:

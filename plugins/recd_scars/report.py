@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from recd_plugins.planning.explain import aligned
 from recd_plugins.planning.ledger import SequenceTable, TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_scars.theory.communication import coalesced, plain
@@ -52,9 +53,7 @@ def lines(
             total + rows * table.width
             for total, rows in zip((before, once, after), moved, strict=True)
         )
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        yield "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+    yield from aligned(shown, named=1)
     yield (
         f"rows that come to a rank in a step of {batch_size:,} samples: {before / 1e6:.3g} MB, "
         f"each once {once / 1e6:.3g} MB, cached ones left out {after / 1e6:.3g} MB; as much goes "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from recd_plugins.planning.constraints import CacheAlgorithm
+from recd_plugins.planning.explain import aligned
 from recd_plugins.planning.ledger import SequenceTable, TableSizes
 from recd_plugins.planning.topology import GB
 from recd_scars.uvm.choice import Choice
@@ -50,7 +51,4 @@ def lines(
                 f"{choice.host_bytes / 1e6:.3g}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        named = map(str.ljust, row[:2], widths[:2])
-        yield "  ".join([*named, *map(str.rjust, row[2:], widths[2:])])
+    yield from aligned(shown)

@@ -24,7 +24,7 @@ from recd_plugins.planning.rows import Floats, RowDistribution
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Frontier", "PlanReport", "TierReport"]
+__all__ = ["Frontier", "PlanReport", "TierReport", "aligned"]
 
 CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW", "table_wise": "TW"}
 LINKS = {
@@ -131,7 +131,7 @@ class PlanReport:
             for tier, report in self.tiers(name).items():
                 if report.rows or tier == "row_wise":
                     rows.append((name, *_row(tier, table, report)))
-        yield from _aligned(rows)
+        yield from aligned(rows)
         yield from self._totals()
         for name, table in self.ledger.tables.items():
             ms = self._ms(name)
@@ -271,11 +271,12 @@ def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, .
     )
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]], *, named: int = 2) -> Iterator[str]:
+    """A line for each, the first `named` columns to the left and numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        named = "  ".join(map(str.ljust, row[:2], widths[:2]))
-        yield "  ".join([named, *map(str.rjust, row[2:], widths[2:])])
+        left = map(str.ljust, row[:named], widths[:named])
+        yield "  ".join([*left, *map(str.rjust, row[named:], widths[named:])])
 
 
 def _bytes(count: float, *, sign: bool = False) -> str:

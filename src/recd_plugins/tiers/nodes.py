@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.network.groups import own_group
 
 __all__ = ["Arriving", "Nodes", "Peers"]
 
@@ -117,9 +118,9 @@ class Nodes:
             )
         ranks = torch.tensor(dist.get_process_group_ranks(world)).view(-1, ranks_per_node)
         self.world = Peers(world)
-        self.node = Peers(_own_group(ranks))
+        self.node = Peers(own_group(ranks))
         """The ranks of this node."""
-        self.across = Peers(_own_group(ranks.T))
+        self.across = Peers(own_group(ranks.T))
         """The ranks of all nodes whose place in their node is this one's."""
 
     @property
@@ -129,15 +130,3 @@ class Nodes:
     @property
     def ranks_per_node(self) -> int:
         return self.node.size
-
-
-def _own_group(groups: Tensor) -> ProcessGroup | None:
-    """Make all `groups` [n, size] of ranks, and return that of this rank; none if it is alone."""
-    if groups.shape[1] == 1:
-        return None
-    own = None
-    for ranks in groups.tolist():
-        group = dist.new_group(ranks)
-        if dist.get_rank() in ranks:
-            own = group
-    return own

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from recd_plugins.planning.cluster import ranks_per_node
+from recd_plugins.planning.network.groups import own_group
 from recd_plugins.planning.topology import GB, Link, Topology
 
 __all__ = ["fit_link", "measure_topology"]
@@ -56,7 +57,10 @@ def measure_topology(
     known = topology or Topology()
     w = ranks_per_node(known, world)
     ranks = torch.tensor(dist.get_process_group_ranks(group)).view(-1, w)
-    node, across = _own(ranks, group), _own(ranks.T, group)
+    node, across = (
+        group if each.shape == (1, world) and world > 1 else own_group(each)
+        for each in (ranks, ranks.T)
+    )
     collectives: Mapping[str, tuple[ProcessGroup | None, Callable[..., None]]] = {
         "a2a_global": (group, _all_to_all),
         "a2a_intra": (node if world > w > 1 else None, _all_to_all),
@@ -190,17 +194,3 @@ def _time(
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=world)
         taken.append(float(slowest))
     return statistics.median(taken[1:])
-
-
-def _own(groups: Tensor, world: ProcessGroup) -> ProcessGroup | None:
-    """Make all `groups` [n, size] of ranks; that of this rank, none where it is alone."""
-    if groups.shape[1] == 1:
-        return None
-    if len(groups) == 1:
-        return world
-    own = None
-    for ranks in groups.tolist():
-        group = dist.new_group(ranks)
-        if dist.get_rank() in ranks:
-            own = group
-    return own
