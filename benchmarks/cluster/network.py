@@ -16,6 +16,14 @@ BURST = "256kb"
 """As large as a segment that a virtual link carries whole (64 KB), a few times over."""
 QUEUE = "64mb"
 """Room for what all peers send at once: a full queue drops, and TCP sends again."""
+TCP = {
+    "tcp_congestion_control": "reno",
+    "tcp_slow_start_after_idle": 0,
+    "tcp_limit_output_bytes": 1 << 17,
+}
+"""Senders that keep a link busy as long as there is something to send, and queue little before it,
+where what others send waits. BBR, the default of some machines, paces each connection by what it
+got before: steps then take up to 1.5 times what their bytes need, and never twice the same."""
 
 NUMBERS = count()
 
@@ -72,6 +80,9 @@ class Network:
             _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
             _ip("-n", name, "addr", "add", f"{self.address(node)}/24", "dev", DEVICE)
             _ip("-n", name, "link", "set", DEVICE, "up")
+            for setting, value in TCP.items():
+                write = f"echo {value} > /proc/sys/net/ipv4/{setting}"
+                _ip("netns", "exec", name, "sh", "-c", write)
             _ip("-n", name, "link", "set", "lo", "up")
         self.shape(self.mbit)
 

@@ -40,6 +40,10 @@ def all_reduce(count: int) -> tuple[int, float, float]:
     return bytes_sent() - sent, time.perf_counter() - begun, float(numbers.mean())
 
 
+def congestion_control() -> str:
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+
+
 def fail_on_rank_1() -> None:
     if dist.get_rank() == 1:
         raise ValueError("rank 1 says no")
@@ -61,6 +65,8 @@ def test_links_count_what_crosses_and_take_their_time(network: Network) -> None:
         network.shape(MBIT // 2)
         for _, seconds, _ in ranks.run(all_reduce, SIZE // 4):
             assert seconds > SIZE * 8 / (MBIT / 2 * 1e6) * 0.9
+        # Whatever the machine's own: BBR would leave links idle.
+        assert ranks.run(congestion_control) == ["reno", "reno"]
         with pytest.raises(ClusterFailed, match="rank 1 says no"):
             ranks.run(fail_on_rank_1)
 

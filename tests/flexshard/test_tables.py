@@ -15,7 +15,8 @@ def test_table_5_is_met_and_table_6_but_for_one_time() -> None:
 def test_less_overhead_covers_more_at_no_more_memory() -> None:
     for figure in k_of_ours(K):
         assert figure.baseline is not None
-        assert figure.value > figure.baseline + 10
+        # Of the lookups that the paper's replicas leave to all-to-alls, two fifths at most.
+        assert 100 - figure.value < 0.4 * (100 - figure.baseline)
 
 
 def test_many_large_tables_are_planned_together() -> None:

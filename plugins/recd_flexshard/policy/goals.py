@@ -146,8 +146,8 @@ def _candidates(
     """With each table's ids coalesced so: no replicas, and the best sizes of each set of tiers.
 
     Where exchanges overlap, sizes are sought for several guesses of how much of them is hidden.
-    Half of the sizes are tried too: prices of single rows do not know that replicas and tables
-    each have their own work done beside the other's traffic.
+    Sizes are halved as long as that is faster: prices of single rows do not know that replicas
+    and tables each have their own work done beside the other's traffic.
     """
     plain, prices = best.plain, best.plain.prices
     tables = {name: one.table for name, one in plain.tables.items()}
@@ -164,12 +164,17 @@ def _candidates(
             best.least = min(best.least, float(optimum.memory[0]))
             if optimum.memory[0] <= best.budget:
                 found = optimum.at(best.budget, cluster.world_size)
-                yield Ledger.of(tables, merged.sizes(*found, levels), prices)
-                replicated, per_node = (
-                    tier // 2 // cluster.world_size * cluster.world_size for tier in found
-                )
-                half = merged.sizes(replicated, per_node, levels)
-                yield Ledger.of(tables, half, prices)
+                least = float("inf")
+                while any(tier.any() for tier in found):
+                    ledger = Ledger.of(tables, merged.sizes(*found, levels), prices)
+                    yield ledger
+                    if ledger.ms >= least:
+                        break
+                    least = ledger.ms
+                    replicated, per_node = (
+                        tier // 2 // cluster.world_size * cluster.world_size for tier in found
+                    )
+                    found = replicated, per_node
 
 
 def _levels(ledger: Ledger) -> dict[str, Coalesce]:

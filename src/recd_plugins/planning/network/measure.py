@@ -141,19 +141,28 @@ def _work(world: ProcessGroup, device: torch.device) -> Callable[[], object]:
     draw = torch.Generator().manual_seed(world.rank())
     table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
     rows = torch.randint(0, TABLE_ROWS, (BETWEEN,), generator=draw).to(device)
-    return lambda: table.index_select(0, rows)
+    out = torch.empty(BETWEEN, ROW_BYTES // 4, device=device)
+    return lambda: torch.index_select(table, 0, rows, out=out)
 
 
 def _own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:
-    """Rows gathered at random places, read and written; ids made unique; small operations; all
-    ranks at it."""
+    """Rows gathered at random places, read and written; ids made unique; small operations.
+
+    Often enough in a row that all ranks are at it together, and into memory that is there: new
+    memory's first use would take several times as long, or not, as the allocator pleases."""
     draw = torch.Generator().manual_seed(world.rank())
     table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
     rows = torch.randint(0, TABLE_ROWS, (LOOKUPS,), generator=draw).to(device)
-    gathering = _time(lambda: table.index_select(0, rows), world, device)
-    unique = _time(lambda: torch.unique(rows % (LOOKUPS // 4), return_inverse=True), world, device)
-    some = rows[:64]
-    small = _time(lambda: _small_operations(some), world, device)
+    out = torch.empty(LOOKUPS, ROW_BYTES // 4, device=device)
+    few, some = rows % (LOOKUPS // 4), rows[:64]
+    gathering, unique, small = (
+        _time(work, world, device, IN_A_ROW)
+        for work in (
+            lambda: torch.index_select(table, 0, rows, out=out),
+            lambda: torch.unique(few, return_inverse=True),
+            lambda: _small_operations(some),
+        )
+    )
     return {
         "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathering / GB,
         "unique_ns": unique / LOOKUPS * 1e9,
