@@ -233,7 +233,7 @@ def test_without_skew_auto_leaves_row_wise_alone() -> None:
 
 def test_hot_rows_make_auto_coalesce_and_replicate() -> None:
     tables = {
-        "hot": SequenceTable(name="hot", rows=zipf(100_000, 200, 1.2), dim=64),
+        "hot": SequenceTable(name="hot", rows=zipf(1_000_000, 200, 1.2), dim=64),
         "flat": SequenceTable(name="flat", rows=uniform(10**8, 1), dim=64),
     }
     cluster = dataclasses.replace(SLOW, ranks_per_node=4, unique_ns=26)
@@ -242,7 +242,9 @@ def test_hot_rows_make_auto_coalesce_and_replicate() -> None:
     plain = Ledger.of(tables, {}, prices)
     coalesced = Ledger.of(tables, {"hot": TableSizes(coalesce="rank")}, prices)
     assert found.ms < coalesced.ms < plain.ms
-    assert found.tables["hot"].sizes.coalesce != "none"
+    hot = found.tables["hot"].sizes
+    assert 0 < hot.replicated + hot.per_node < 1_000_000
+    assert hot.coalesce != "none"
     # Each of its ids is unique in a batch: comparing them would cost and save nothing.
     assert found.tables["flat"].sizes == TableSizes()
 

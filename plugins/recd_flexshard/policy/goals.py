@@ -16,6 +16,7 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
 from recd_plugins.planning.merged import Merged
+from recd_plugins.planning.rows import Integers
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["Goal", "auto", "choose", "frontier"]
@@ -164,17 +165,26 @@ def _candidates(
             best.least = min(best.least, float(optimum.memory[0]))
             if optimum.memory[0] <= best.budget:
                 found = optimum.at(best.budget, cluster.world_size)
-                least = float("inf")
-                while any(tier.any() for tier in found):
-                    ledger = Ledger.of(tables, merged.sizes(*found, levels), prices)
-                    yield ledger
-                    if ledger.ms >= least:
-                        break
-                    least = ledger.ms
-                    replicated, per_node = (
-                        tier // 2 // cluster.world_size * cluster.world_size for tier in found
-                    )
-                    found = replicated, per_node
+                yield from _halved(tables, merged, found, levels, prices)
+
+
+def _halved(
+    tables: Tables,
+    merged: Merged,
+    found: tuple[Integers, Integers],
+    levels: Mapping[str, Coalesce],
+    prices: Prices,
+) -> Iterator[Ledger]:
+    """The sizes, their halves and so on, as long as these are faster; the least come first."""
+    ledgers: list[Ledger] = []
+    while any(tier.any() for tier in found):
+        ledgers.append(Ledger.of(tables, merged.sizes(*found, levels), prices))
+        if len(ledgers) > 1 and ledgers[-1].ms >= ledgers[-2].ms:
+            break
+        multiple = prices.cluster.world_size
+        replicated, per_node = (tier // 2 // multiple * multiple for tier in found)
+        found = replicated, per_node
+    yield from reversed(ledgers)
 
 
 def _levels(ledger: Ledger) -> dict[str, Coalesce]:

@@ -16,6 +16,8 @@ INTER_NODE_GBPS = 12.5
 """TorchRec's defaults (`INTRA_NODE_BANDWIDTH`, `CROSS_NODE_BANDWIDTH` of its planner)."""
 LATENCY_MS = 0.02
 """Of a collective that nobody measured."""
+BESIDE = 0.5
+"""Of what could be done beside an exchange, where nobody measured it."""
 NO_LINK = Link(gbps=1e6)
 """Of a collective over one rank: nothing moves."""
 
@@ -33,6 +35,7 @@ class Cluster:
     gather_gbps: float = 1e6
     unique_ns: float = 0.0
     op_us: float = 0.0
+    beside: float = BESIDE
     overlap: float = 0.0
 
     @property
@@ -65,7 +68,7 @@ class Cluster:
         }
         links |= {
             name: said
-            for name in (*links, "gather_gbps", "unique_ns", "op_us", "overlap")
+            for name in (*links, "gather_gbps", "unique_ns", "op_us", "beside", "overlap")
             if (said := getattr(topology, name)) is not None
         }
         return cls(n_nodes=n, ranks_per_node=w, **links)

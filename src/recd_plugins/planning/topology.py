@@ -67,6 +67,9 @@ class Topology(Config):
     op_us: Annotated[float, Range(ge=0)] | None = None
     """Microseconds of an operation on a small tensor, with the Python around it: tiers take some
     hundred of them a step; by default not counted."""
+    beside: Annotated[float, Range(ge=0, le=1)] | None = None
+    """The share of what a rank could do beside an exchange that it gets done there; by default
+    half."""
     overlap: Annotated[float, Range(ge=0, le=1)] | None = None
     """The share of exchanges within nodes, and of all-reduces across them, that runs beside the
     global all-to-all, as far as that lasts; by default none."""

@@ -37,6 +37,8 @@ BETWEEN = 1 << 14
 """Rows that a rank looks up between two calls whose latency is measured. A call of ranks that
 come from work of their own waits for the slowest: by itself it would be two or three times as
 fast."""
+BESIDE = 64
+"""Times `BETWEEN`, of the work that is done beside an exchange of the same length."""
 SMALL_OPERATIONS = 400
 
 
@@ -74,6 +76,8 @@ def measure_topology(
             found[name] = _measured(peers, group, device, call, largest, work)
     if "a2a_global" in found and world == w:
         found["a2a_intra"] = found["a2a_global"]
+    if "a2a_global" in found:
+        found["beside"] = _beside(group, device, found["a2a_global"], largest, work)
     found |= _own_work(group, device)
     found |= _links(found, world, w)
     said = {name: value for name, value in vars(known).items() if value is not None}
@@ -126,6 +130,35 @@ def _measured(
     alone = _time(work, world, device, IN_A_ROW)
     latency = max(_time(work_and_call, world, device, IN_A_ROW) - alone, 0.0)
     return Link(gbps=fit_link(seconds).gbps, latency_ms=latency * 1000)
+
+
+def _beside(
+    world: ProcessGroup,
+    device: torch.device,
+    link: Link,
+    largest: int,
+    work: Callable[[], object],
+) -> float:
+    """The share that is saved of what could be when an exchange and work of like length, begun
+    together, are compared with one after the other. Exchanges take processors too."""
+
+    def often() -> None:
+        for _ in range(BESIDE):
+            work()
+
+    working = _time(often, world, device)
+    size = min(int(working * link.gbps * GB), largest) // 4 // world.size() * world.size()
+    buffer = torch.zeros(max(size, world.size()), device=device)
+    other = torch.empty_like(buffer)
+
+    def both() -> None:
+        under_way = dist.all_to_all_single(other, buffer, group=world, async_op=True)
+        often()
+        under_way.wait()
+
+    calling = _time(partial(_all_to_all, buffer, other, world), world, device)
+    saved = working + calling - _time(both, world, device)
+    return min(max(saved / min(working, calling), 0.0), 1.0)
 
 
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:

@@ -55,14 +55,16 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
     """Milliseconds of a step in which all follow each other, but for what runs beside the rest.
 
     Replicas are updated in backward, beside the exchange of the canonical gradients, the half of
-    canonical traffic: each has some of its own work done while the other is on the links,
-        min(own of replicas, traffic of home / 2) + min(own of home / 2, traffic of replicas).
+    canonical traffic: each has some of its own work done while the other is on the links. Of
+    what could be, a topology says which share is:
+        beside * (min(own of replicas, traffic of home / 2)
+                  + min(own of home / 2, traffic of replicas))
     Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
     says: overlap * min(a2a_global, a2a_intra + ar_cross).
     """
     work = min(replicas.own, home.traffic / 2) + min(home.own / 2, replicas.traffic)
     links = min(each["a2a_global"], sum(each[name] for name in BESIDE))
-    return sum(each.values()) - max(work, cluster.overlap * links)
+    return sum(each.values()) - max(cluster.beside * work, cluster.overlap * links)
 
 
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
