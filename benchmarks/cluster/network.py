@@ -23,7 +23,7 @@ TCP = {
 }
 """Senders that keep a link busy as long as there is something to send, and queue little before it,
 where what others send waits. BBR, the default of some machines, paces each connection by what it
-got before: steps then take up to 1.5 times what their bytes need, and never twice the same."""
+got before: steps then take up to 1.5 times what their bytes need, one more than the next."""
 
 NUMBERS = count()
 

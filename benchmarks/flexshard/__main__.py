@@ -4,7 +4,7 @@
 
 Needs root for the cluster; where none can be made, says so and leaves its figures out. Sides
 take turns in the same ranks, step by step; `--figure` draws bytes predicted against observed
-(the paper's figure 6). A quick run has two settings of the grid of nine, and fewer rounds.
+(the paper's figure 6). A quick run has one setting of the grid of nine, and fewer rounds.
 """
 
 from __future__ import annotations

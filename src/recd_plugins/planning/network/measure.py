@@ -37,7 +37,7 @@ BETWEEN = 1 << 14
 """Rows that a rank looks up between two calls whose latency is measured. A call of ranks that
 come from work of their own waits for the slowest: by itself it would be two or three times as
 fast."""
-BESIDE = 64
+AT_LENGTH = 64
 """Times `BETWEEN`, of the work that is done beside an exchange of the same length."""
 SMALL_OPERATIONS = 400
 
@@ -143,7 +143,7 @@ def _beside(
     together, are compared with one after the other. Exchanges take processors too."""
 
     def often() -> None:
-        for _ in range(BESIDE):
+        for _ in range(AT_LENGTH):
             work()
 
     working = _time(often, world, device)
