@@ -27,6 +27,7 @@ PRICES = Prices(
         ranks_per_node=4,
         a2a_global=Link(gbps=0.01, latency_ms=4),
         a2a_intra=Link(gbps=0.5, latency_ms=1),
+        a2a_cross=Link(gbps=0.009, latency_ms=4),
         ar_cross=Link(gbps=0.006, latency_ms=2),
     ),
     batch_size=1024,

@@ -53,7 +53,8 @@ def test_coalesced_it_crosses_once_per_rank_or_node_that_touches_it() -> None:
     assert per_rank.dynamic_memory == pytest.approx((2 * appears(B) + 2) * R)
     assert per_rank.coalesced == 2
     node = prices().row_wise(ONE, R, "node").of(ONE.counts)
-    assert node.a2a_global == pytest.approx(appears(B * W) / W * (2 * R + 8))
+    assert node.a2a_global == 0
+    assert node.a2a_cross == pytest.approx(appears(B * W) / W * (2 * R + 8))
     assert node.a2a_intra == pytest.approx(appears(B) * (2 * R + 8))
     # E[nodes that touch it] crossings, each with the chance (N - 1) / N to leave its node.
     assert node.between_nodes == pytest.approx(N * appears(B * W) * (2 * R + 8) / 2)
@@ -153,14 +154,15 @@ def test_costs_add_up_over_rows_and_tables() -> None:
 def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
     slow = Link(gbps=1, latency_ms=2)
     cluster = Cluster(
-        n_nodes=2, ranks_per_node=2, a2a_global=slow, a2a_intra=slow, ar_global=slow,
-        ar_cross=slow, gather_gbps=2, unique_ns=100, op_us=10,
+        n_nodes=2, ranks_per_node=2, a2a_global=slow, a2a_intra=slow, a2a_cross=slow,
+        ar_global=slow, ar_cross=slow, gather_gbps=2, unique_ns=100, op_us=10,
     )  # fmt: skip
     gb = 1 << 30
     cost = Cost(a2a_global=gb, ar_global=gb / 2, local=gb, coalesced=1e6)
     assert milliseconds(cost, cluster, {"a2a_global": 4, "ar_global": 1}, operations=700) == {
         "a2a_global": 1008,
         "a2a_intra": 0,
+        "a2a_cross": 0,
         "ar_global": 502,
         "ar_cross": 0,
         "local": 600 + 7,
@@ -199,7 +201,8 @@ def test_tables_alike_share_their_calls() -> None:
     }
 
     def calls(reduce: str, **sizes: TableSizes) -> list[int]:
-        return list(Ledger.of(tables, sizes, prices(reduce)).calls.values())
+        found = Ledger.of(tables, sizes, prices(reduce)).calls
+        return [found[name] for name in ("a2a_global", "a2a_intra", "ar_global", "ar_cross")]
 
     one = TableSizes(replicated=8)
     assert calls("touched") == [4, 0, 0, 0]

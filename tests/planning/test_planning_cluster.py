@@ -31,6 +31,15 @@ def test_a_cluster_takes_what_the_topology_measured() -> None:
     assert cluster.ar_cross == Link(gbps=11.4, latency_ms=1.5)
 
 
+def test_ranks_of_one_place_exchange_as_all_do_where_nobody_measured_it() -> None:
+    every, own = Link(gbps=0.02), Link(gbps=0.01)
+    assert Cluster.of(Topology(ranks_per_node=2, a2a_global=every), 4).a2a_cross == every
+    said = Topology(ranks_per_node=2, a2a_global=every, a2a_cross=own)
+    assert Cluster.of(said, 4).a2a_cross == own
+    derived = Cluster.of(Topology(ranks_per_node=2), 4)
+    assert derived.a2a_cross == derived.a2a_global
+
+
 def test_what_is_not_measured_follows_from_the_two_links() -> None:
     cluster = Cluster.of(Topology(ranks_per_node=8, intra_node_gbps=300, inter_node_gbps=25), 32)
     # Of a payload, 24 of 32 parts leave the node at 25 GB/s; 7 of 8 stay there at 300.
@@ -54,6 +63,7 @@ def test_one_node_has_no_links_between_nodes() -> None:
     cluster = Cluster.of(Topology(), 4)
     assert (cluster.n_nodes, cluster.ranks_per_node) == (1, 4)
     assert cluster.ar_cross.ms(GB) < 1e-2
+    assert cluster.a2a_cross.ms(GB) < 1e-2
     alone = Cluster.of(Topology(), 1)
     assert alone.a2a_global.ms(GB) < 1e-2
 

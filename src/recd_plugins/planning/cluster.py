@@ -1,4 +1,4 @@
-"""Nodes, ranks and the four collectives that prices depend on: a topology made whole."""
+"""Nodes, ranks and the five collectives that prices depend on: a topology made whole."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Cluster:
     ranks_per_node: int
     a2a_global: Link = NO_LINK
     a2a_intra: Link = NO_LINK
+    a2a_cross: Link = NO_LINK
     ar_global: Link = NO_LINK
     ar_cross: Link = NO_LINK
     gather_gbps: float = 1e6
@@ -51,7 +52,8 @@ class Cluster:
         """What the topology says; where it is silent on a collective, what its links allow.
 
         With intra and inter the bandwidths of a rank's two links, a payload S of a rank takes
-        - all-to-all: the share of it that goes over each link, the slower one counts;
+        - all-to-all: the share of it that goes over each link, the slower one counts; over the
+          ranks of one place, where as much leaves the node, as over all;
         - all-reduce across N nodes: 2(N - 1)/N S / inter;
         - all-reduce over all: 2(W - 1)/W S / intra, and of its W-th part the one across nodes.
         """
@@ -66,11 +68,9 @@ class Cluster:
             "ar_global": _link(2 * (w - 1) / w / intra + across / w),
             "ar_cross": _link(across),
         }
-        links |= {
-            name: said
-            for name in (*links, "gather_gbps", "unique_ns", "op_us", "beside", "overlap")
-            if (said := getattr(topology, name)) is not None
-        }
+        said = (*links, "gather_gbps", "unique_ns", "op_us", "beside", "overlap")
+        links |= {name: value for name in said if (value := getattr(topology, name)) is not None}
+        links["a2a_cross"] = topology.a2a_cross or (links["a2a_global"] if n > 1 else NO_LINK)
         return cls(n_nodes=n, ranks_per_node=w, **links)
 
 

@@ -51,6 +51,8 @@ class Cost:
     """Bytes of all-to-alls over all ranks, ids included: dynamic communication."""
     a2a_intra: Any = 0.0
     """Bytes of all-to-alls within a node: dynamic communication."""
+    a2a_cross: Any = 0.0
+    """Bytes of all-to-alls between ranks of one place in their nodes: dynamic communication."""
     ar_global: Any = 0.0
     """Bytes of all-reduces over all ranks: static communication."""
     ar_cross: Any = 0.0
@@ -106,8 +108,9 @@ class Prices:
         a2a_global      s (2 r + 8)
         local           4 s r; coalesced (4 s + 4 pB) r
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
-        appears(B W) / W, once i = appears(B) were asked of a concentrator in the node:
-        ids_sent i, dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8) more.
+        appears(B W) / W, once i = appears(B) were asked of a concentrator in the node, the rank
+        that has the home's place there, so that a2a_cross has what a2a_global had: ids_sent i,
+        dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8) more.
         """
         accesses, alone = rows.p * self.batch_size, appears(rows.presence, self.batch_size)
         n, w, u = self._shape
@@ -125,7 +128,8 @@ class Prices:
             ids_sent=crossing + intra,
             rows_accessed=crossing,
             dynamic_memory=(moved + spread) * width,
-            a2a_global=payload,
+            a2a_global=0.0 * payload if coalesce == "node" else payload,
+            a2a_cross=payload if coalesce == "node" else 0.0 * payload,
             a2a_intra=intra * (2 * width + ID_BYTES),
             between_nodes=payload * u * (n - 1) / n,
             local=(2 * moved + 4 * spread) * width,

@@ -30,6 +30,7 @@ CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW", "table_wise"
 LINKS = {
     "a2a_global": "global all-to-all",
     "a2a_intra": "intra-node all-to-all",
+    "a2a_cross": "cross-node all-to-all",
     "ar_global": "global all-reduce",
     "ar_cross": "cross-node all-reduce",
     "local": "lookups",

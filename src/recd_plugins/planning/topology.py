@@ -56,6 +56,9 @@ class Topology(Config):
     """All-to-all over all ranks; by default what the two bandwidths above allow."""
     a2a_intra: Link | None = None
     """All-to-all within each node, in all nodes at once; by default likewise."""
+    a2a_cross: Link | None = None
+    """All-to-all over the ranks of one place in each node, in all places at once; by default that
+    over all ranks."""
     ar_global: Link | None = None
     """All-reduce over all ranks; by default likewise."""
     ar_cross: Link | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,15 @@ from recd_plugins.planning.topology import GB, Link, Topology
 
 __all__ = ["fit_link", "measure_topology"]
 
-ROUNDS = 7
-"""Runs of which the median counts."""
+ROUNDS = 12
+"""Runs, of which the middle half counts."""
 IN_A_ROW = 16
 """Calls of a run with the smallest payload: ranks leave a barrier one after the other, which
 would count as latency of a single call."""
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
+LEAST = 1e-6
+"""Seconds of a call, for what is left of one without the work before it may be noise."""
 LONG_ENOUGH = 0.1
 """Seconds of a call after which payloads grow no further."""
 GROWTH = 4
@@ -66,6 +68,7 @@ def measure_topology(
     collectives: Mapping[str, tuple[ProcessGroup | None, Callable[..., None]]] = {
         "a2a_global": (group, _all_to_all),
         "a2a_intra": (node if world > w > 1 else None, _all_to_all),
+        "a2a_cross": (group if world > w > 1 else None, partial(_all_to_all_across, w)),
         "ar_global": (group, _all_reduce),
         "ar_cross": (across if world > w else None, _all_reduce),
     }
@@ -111,25 +114,18 @@ def _measured(
     largest: int,
     work: Callable[[], object],
 ) -> Link:
+    """Of calls that ranks come to from work of their own, one after the other."""
+    alone = _time(work, world, device, IN_A_ROW)
     seconds, payload = {}, SMALL
     while True:
         buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=device)
-        other = torch.empty_like(buffer)
+        exchange = partial(call, buffer, torch.empty_like(buffer), peers)
         again = IN_A_ROW if payload == SMALL else 1
-        seconds[buffer.nbytes] = _time(partial(call, buffer, other, peers), world, device, again)
-        if payload >= largest or (payload > SMALL and seconds[buffer.nbytes] > LONG_ENOUGH):
-            break
+        took = _time(partial(_both, work, exchange), world, device, again) - alone
+        seconds[buffer.nbytes] = max(took, LEAST)
+        if payload >= largest or (payload > SMALL and took > LONG_ENOUGH):
+            return fit_link(seconds)
         payload *= GROWTH
-    small = torch.zeros(SMALL // 4 // peers.size() * peers.size(), device=device)
-    other = torch.empty_like(small)
-
-    def work_and_call() -> None:
-        work()
-        call(small, other, peers)
-
-    alone = _time(work, world, device, IN_A_ROW)
-    latency = max(_time(work_and_call, world, device, IN_A_ROW) - alone, 0.0)
-    return Link(gbps=fit_link(seconds).gbps, latency_ms=latency * 1000)
 
 
 def _beside(
@@ -156,13 +152,29 @@ def _beside(
         often()
         under_way.wait()
 
-    calling = _time(partial(_all_to_all, buffer, other, world), world, device)
-    saved = working + calling - _time(both, world, device)
-    return min(max(saved / min(working, calling), 0.0), 1.0)
+    alone = partial(_all_to_all, buffer, other, world)
+    # In turns, for a machine's pace changes.
+    rounds = [[_once(one, world, device) for one in (often, alone, both)] for _ in range(ROUNDS)]
+    working, calling, together = (_middle(taken) for taken in zip(*rounds, strict=True))
+    return min(max((working + calling - together) / min(working, calling), 0.0), 1.0)
 
 
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
     dist.all_to_all_single(other, buffer, group=group)
+
+
+def _all_to_all_across(w: int, buffer: Tensor, other: Tensor, world: ProcessGroup) -> None:
+    """Between ranks of one place, in a group of all."""
+    size, rank = world.size(), world.rank()
+    each = len(buffer) * w // size
+    splits = [each if peer % w == rank % w else 0 for peer in range(size)]
+    part = sum(splits)
+    dist.all_to_all_single(other[:part], buffer[:part], splits, splits, group=world)
+
+
+def _both(first: Callable[[], object], then: Callable[[], object]) -> None:
+    first()
+    then()
 
 
 def _all_reduce(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
@@ -223,16 +235,27 @@ def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
 def _time(
     call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
 ) -> float:
-    """Seconds of a call: the median of runs, of each its slowest rank's; the first warms up."""
-    taken = []
-    for _ in range(ROUNDS + 1):
-        dist.barrier(world)
-        begun = time.perf_counter()
-        for _ in range(again):
-            call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        slowest = torch.tensor((time.perf_counter() - begun) / again, device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=world)
-        taken.append(float(slowest))
-    return statistics.median(taken[1:])
+    """Seconds of a call; the first run warms up."""
+    return _middle([_once(call, world, device, again) for _ in range(ROUNDS + 1)][1:])
+
+
+def _once(
+    call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
+) -> float:
+    """Seconds of a call in one run: its slowest rank's."""
+    dist.barrier(world)
+    begun = time.perf_counter()
+    for _ in range(again):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    slowest = torch.tensor((time.perf_counter() - begun) / again, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=world)
+    return float(slowest)
+
+
+def _middle(taken: Sequence[float]) -> float:
+    """The mean of the middle half. Exchanges take one time or another, as peers send at once or
+    in turns, and a step has several: its time is of their mean."""
+    quarter = len(taken) // 4
+    return statistics.fmean(sorted(taken)[quarter : len(taken) - quarter])

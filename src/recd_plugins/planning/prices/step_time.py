@@ -12,10 +12,10 @@ from recd_plugins.planning.topology import GB
 
 __all__ = ["COLLECTIVES", "Lane", "marginal_ms", "milliseconds", "overlapped"]
 
-COLLECTIVES = ("a2a_global", "a2a_intra", "ar_global", "ar_cross")
+COLLECTIVES = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global", "ar_cross")
 BESIDE = ("a2a_intra", "ar_cross")
 """Those that other links carry than the global all-to-all's."""
-NETWORK = ("a2a_global", "ar_global", "ar_cross")
+NETWORK = ("a2a_global", "a2a_cross", "ar_global", "ar_cross")
 """Those that have bytes between nodes."""
 
 
@@ -60,10 +60,10 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
         beside * (min(own of replicas, traffic of home / 2)
                   + min(own of home / 2, traffic of replicas))
     Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
-    says: overlap * min(a2a_global, a2a_intra + ar_cross).
+    says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross).
     """
     work = min(replicas.own, home.traffic / 2) + min(home.own / 2, replicas.traffic)
-    links = min(each["a2a_global"], sum(each[name] for name in BESIDE))
+    links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in BESIDE))
     return sum(each.values()) - max(cluster.beside * work, cluster.overlap * links)
 
 
