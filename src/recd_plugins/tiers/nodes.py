@@ -16,6 +16,11 @@ from recd_plugins.planning.network.groups import own_group
 __all__ = ["Arriving", "Nodes", "Peers"]
 
 
+MOST_UNDER_WAY = 64
+"""Gathers that nobody has waited for yet, as those of a batch without a backward: past that the
+oldest, which every peer began before, is waited for."""
+
+
 @dataclass
 class Arriving:
     """A tensor that a collective is filling, or several together."""
@@ -41,6 +46,7 @@ class Peers:
         self._group = group
         self.size = 1 if group is None else group.size()
         self.rank = 0 if group is None else group.rank()
+        self._under_way: list[Arriving] = []
 
     def all_reduce(self, mine: Tensor) -> Arriving:
         """The sum over peers, in place."""
@@ -60,12 +66,27 @@ class Peers:
         """[size, *mine.shape], by peer."""
         if self._group is None:
             return Arriving(mine.unsqueeze(0), None)
-        every = mine.new_empty((self.size, *mine.shape))
-        # gloo takes peers' parts one after another, not stacked.
-        work = dist.all_gather_into_tensor(
-            every.flatten(0, 1), mine.contiguous(), self._group, async_op=True
-        )
-        return Arriving(every, work)
+        every, mine = mine.new_empty((self.size, *mine.shape)), mine.contiguous()
+        if mine.is_cuda:
+            work = dist.all_gather_into_tensor(
+                every.flatten(0, 1), mine, self._group, async_op=True
+            )
+            return Arriving(every, work)
+        # gloo's own gather may send before it says that it is ready to receive, and then the two
+        # ways of a connection take turns.
+        every[self.rank] = mine
+        peers = [peer for peer in range(self.size) if peer != self.rank and mine.numel()]
+        works = [dist.irecv(every[peer], group=self._group, group_src=peer) for peer in peers]
+        works += [dist.isend(mine, group=self._group, group_dst=peer) for peer in peers]
+        return self._kept(Arriving(every, [work for work in works if work is not None]))
+
+    def _kept(self, arriving: Arriving) -> Arriving:
+        """gloo drops messages whose work nobody holds: the next would come in their place."""
+        self._under_way = [one for one in self._under_way if one.work is not None]
+        self._under_way.append(arriving)
+        if len(self._under_way) > MOST_UNDER_WAY:
+            self._under_way[0].wait()
+        return arriving
 
     def reduce_scatter(self, parts: Tensor) -> Arriving:
         """Of `parts` [size · n, ...], which it may use, the sum over peers of this one's n."""
