@@ -123,13 +123,14 @@ class Prices:
         moved = 2 * crossing + 2 * intra
         spread = 0.0 if coalesce == "none" else accesses
         payload = crossing * (2 * width + ID_BYTES)
+        across = payload if coalesce == "node" else 0.0 * payload
         return Cost(
             static_memory=width / u,
             ids_sent=crossing + intra,
             rows_accessed=crossing,
             dynamic_memory=(moved + spread) * width,
-            a2a_global=0.0 * payload if coalesce == "node" else payload,
-            a2a_cross=payload if coalesce == "node" else 0.0 * payload,
+            a2a_global=payload - across,
+            a2a_cross=across,
             a2a_intra=intra * (2 * width + ID_BYTES),
             between_nodes=payload * u * (n - 1) / n,
             local=(2 * moved + 4 * spread) * width,

@@ -36,7 +36,7 @@ MOSTLY_BYTES = 16
 """Latencies of a call that tells of bandwidth."""
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 BETWEEN = 1 << 14
-"""Rows that a rank looks up between two calls whose latency is measured. A call of ranks that
+"""Rows that a rank looks up before each call that is measured. A call of ranks that
 come from work of their own waits for the slowest: by itself it would be two or three times as
 fast."""
 AT_LENGTH = 64
@@ -74,9 +74,10 @@ def measure_topology(
     }
     found: dict[str, Any] = {}
     work = _work(group, device)
+    alone = _time(work, group, device, IN_A_ROW)
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
-            found[name] = _measured(peers, group, device, call, largest, work)
+            found[name] = _measured(peers, group, device, call, largest, work, alone)
     if "a2a_global" in found and world == w:
         found["a2a_intra"] = found["a2a_global"]
     if "a2a_global" in found:
@@ -113,9 +114,9 @@ def _measured(
     call: Callable[..., None],
     largest: int,
     work: Callable[[], object],
+    alone: float,
 ) -> Link:
-    """Of calls that ranks come to from work of their own, one after the other."""
-    alone = _time(work, world, device, IN_A_ROW)
+    """Of calls that ranks come to from `work` of their own, which takes `alone` seconds."""
     seconds, payload = {}, SMALL
     while True:
         buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=device)
@@ -172,13 +173,13 @@ def _all_to_all_across(w: int, buffer: Tensor, other: Tensor, world: ProcessGrou
     dist.all_to_all_single(other[:part], buffer[:part], splits, splits, group=world)
 
 
+def _all_reduce(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
+    dist.all_reduce(buffer, group=group)
+
+
 def _both(first: Callable[[], object], then: Callable[[], object]) -> None:
     first()
     then()
-
-
-def _all_reduce(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
-    dist.all_reduce(buffer, group=group)
 
 
 def _work(world: ProcessGroup, device: torch.device) -> Callable[[], object]:
