@@ -12,13 +12,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.network import available
 from benchmarks.flexshard.emulated import EmulatedCluster
 from benchmarks.flexshard.figures import Bench
-from benchmarks.flexshard.grid import BUDGET, GRID, NO_SKEW, QUICK_GRID, SATURATED
+from benchmarks.flexshard.grid import (
+    BUDGET,
+    GRID,
+    NO_SKEW,
+    QUICK_GRID,
+    SATURATED,
+    Setting,
+)
 from benchmarks.flexshard.memory import k_of_replicas
 from benchmarks.flexshard.paper import PRICES
 from benchmarks.flexshard.router import router
@@ -55,18 +63,25 @@ def measure(quick: bool, figure: Path | None = None) -> Report:
         "rounds": rounds,
     }
     bench = Bench(k=replicas.value, rounds=rounds)
-    figures += cluster_figures(bench)
-    figures += bench.regrets(grid)
+    figures += cluster_figures(bench, grid)
     figures.append(bench.bytes())
     if figure is not None:
         draw(bench.observed, figure)
     return Report(figures=figures, settings=settings)
 
 
-def cluster_figures(bench: Bench) -> Iterator[Figure]:
-    with EmulatedCluster(SATURATED.n_nodes, SATURATED.ranks_per_node, SATURATED.mbit) as cluster:
-        yield from bench.saturated(cluster, SATURATED)
-        yield from bench.no_skew(cluster, NO_SKEW)
+def cluster_figures(bench: Bench, grid: Sequence[Setting]) -> Iterator[Figure]:
+    """One cluster of each shape, whose topology is measured once for each bandwidth."""
+    figures = {SATURATED: bench.saturated, NO_SKEW: bench.no_skew}
+    settings = sorted([SATURATED, NO_SKEW, *grid], key=_shape)
+    for shape, (first, *rest) in groupby(settings, _shape):
+        with EmulatedCluster(*shape, first.mbit) as cluster:
+            for setting in (first, *rest):
+                yield from figures.get(setting, bench.regret)(cluster, setting)
+
+
+def _shape(setting: Setting) -> tuple[int, int]:
+    return setting.n_nodes, setting.ranks_per_node
 
 
 def draw(observed: Mapping[str, Sequence[Observed]], path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from benchmarks.flexshard.emulated import EmulatedCluster, Measured
 from benchmarks.flexshard.grid import BUDGET, Setting, candidates, chosen
@@ -58,15 +57,24 @@ class Bench:
             "no skew, step against plain row-wise", measured, choice, ROW_WISE, 0.95, said
         )
 
-    def regrets(self, settings: Sequence[Setting]) -> Iterator[Figure]:
-        """Settings of one shape of cluster lie together."""
-        for (n_nodes, ranks_per_node), alike in groupby(
-            settings, lambda one: (one.n_nodes, one.ranks_per_node)
-        ):
-            first, *rest = alike
-            with EmulatedCluster(n_nodes, ranks_per_node, first.mbit) as cluster:
-                for setting in (first, *rest):
-                    yield self.regret(cluster, setting)
+    def regret(self, cluster: EmulatedCluster, setting: Setting) -> Iterator[Figure]:
+        prices, workload = self._prices(cluster, setting), setting.workload
+        choice = chosen(workload, prices, BUDGET)
+        sides = candidates(workload, prices, choice)
+        measured = self._measure(cluster, setting, sides, prices)
+        best = min(sides, key=measured.seconds)
+        (plain,) = (side for side in sides if side.sizes == ROW_WISE.sizes)
+        yield Figure(
+            name=f"regret, {setting}",
+            value=100 * (measured.seconds(choice) / measured.seconds(best) - 1),
+            unit="%",
+            target=10,
+            at_most=True,
+            spread=measured.faster(choice, best)[1],
+            note=f"of {len(sides)} plans the best took {1e3 * measured.seconds(best):.0f} ms "
+            f"({best.name}), the choice {1e3 * measured.seconds(choice):.0f} ({_shown(choice)}), "
+            f"row-wise {1e3 * measured.seconds(plain):.0f}",
+        )
 
     def bytes(self) -> Figure:
         """Over all plans so far."""
@@ -95,25 +103,6 @@ class Bench:
         prices, workload = self._prices(cluster, setting), setting.workload
         choice = chosen(workload, prices)
         return self._measure(cluster, setting, [*others, choice], prices, rounds), choice
-
-    def regret(self, cluster: EmulatedCluster, setting: Setting) -> Figure:
-        prices, workload = self._prices(cluster, setting), setting.workload
-        choice = chosen(workload, prices, BUDGET)
-        sides = candidates(workload, prices, choice)
-        measured = self._measure(cluster, setting, sides, prices)
-        best = min(sides, key=measured.seconds)
-        (plain,) = (side for side in sides if side.sizes == ROW_WISE.sizes)
-        return Figure(
-            name=f"regret, {setting}",
-            value=100 * (measured.seconds(choice) / measured.seconds(best) - 1),
-            unit="%",
-            target=10,
-            at_most=True,
-            spread=measured.faster(choice, best)[1],
-            note=f"of {len(sides)} plans the best took {1e3 * measured.seconds(best):.0f} ms "
-            f"({best.name}), the choice {1e3 * measured.seconds(choice):.0f} ({_shown(choice)}), "
-            f"row-wise {1e3 * measured.seconds(plain):.0f}",
-        )
 
     def _faster(
         self,
