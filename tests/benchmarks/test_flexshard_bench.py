@@ -100,7 +100,7 @@ def test_the_suite_on_a_tiny_cluster(tmp_path: Path) -> None:
     with EmulatedCluster(2, 1, 500) as cluster:
         figures = list(bench.saturated(cluster, saturated))
         figures += bench.no_skew(cluster, dataclasses.replace(NO_SKEW, **small))
-        figures.append(bench.regret(cluster, dataclasses.replace(GRID[0], **small)))
+        figures += bench.regret(cluster, dataclasses.replace(GRID[0], **small))
     figures.append(bench.bytes())
     said = {figure.name: (figure.target, figure.at_most) for figure in figures}
     assert said == {
