@@ -73,7 +73,7 @@ def measure_topology(
         "ar_cross": (across if world > w else None, _all_reduce),
     }
     found: dict[str, Any] = {}
-    work = _work(group, device)
+    work = _gather(group, device, BETWEEN)
     alone = _time(work, group, device, IN_A_ROW)
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
@@ -182,31 +182,33 @@ def _both(first: Callable[[], object], then: Callable[[], object]) -> None:
     then()
 
 
-def _work(world: ProcessGroup, device: torch.device) -> Callable[[], object]:
-    """`BETWEEN` rows gathered at random places."""
-    draw = torch.Generator().manual_seed(world.rank())
+def _gather(world: ProcessGroup, device: torch.device, lookups: int) -> Callable[[], object]:
+    """So many rows at random places, read and written.
+
+    Into memory that is there: new memory's first use would take several times as long, or not, as
+    the allocator pleases."""
     table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
-    rows = torch.randint(0, TABLE_ROWS, (BETWEEN,), generator=draw).to(device)
-    out = torch.empty(BETWEEN, ROW_BYTES // 4, device=device)
+    rows = _draw(world, lookups).to(device)
+    out = torch.empty(lookups, ROW_BYTES // 4, device=device)
     return lambda: torch.index_select(table, 0, rows, out=out)
 
 
-def _own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:
-    """Rows gathered at random places, read and written; ids made unique; small operations.
-
-    Often enough in a row that all ranks are at it together, and into memory that is there: new
-    memory's first use would take several times as long, or not, as the allocator pleases."""
+def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:
     draw = torch.Generator().manual_seed(world.rank())
-    table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
-    rows = torch.randint(0, TABLE_ROWS, (LOOKUPS,), generator=draw).to(device)
-    out = torch.empty(LOOKUPS, ROW_BYTES // 4, device=device)
-    few, some = rows % (LOOKUPS // 4), rows[:64]
+    return torch.randint(0, num_rows, (lookups,), generator=draw)
+
+
+def _own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:
+    """Rows gathered; ids made unique, each there four times; small operations.
+
+    Often enough in a row that all ranks are at it together."""
+    ids = _draw(world, LOOKUPS, LOOKUPS // 4).to(device)
     gathering, unique, small = (
         _time(work, world, device, IN_A_ROW)
         for work in (
-            lambda: torch.index_select(table, 0, rows, out=out),
-            lambda: torch.unique(few, return_inverse=True),
-            lambda: _small_operations(some),
+            _gather(world, device, LOOKUPS),
+            lambda: torch.unique(ids, return_inverse=True),
+            lambda: _small_operations(ids[:64]),
         )
     )
     return {
