@@ -35,9 +35,9 @@ def table_5() -> Iterator[Figure]:
             f"{name} 3-tier DP rows", sizes.replicated, model.replicated[0], SLACK.get(name, 0.10)
         )
         yield _off(f"{name} 3-tier Flex rows", sizes.per_node, model.per_node[0], 0.05)
-        plain = _plain(model).milliseconds["a2a_global"]
+        plain = _plain(model).ms_by_collective["a2a_global"]
         for design, ledger in (("2-tier", two), ("3-tier", three)):
-            found = 1 - ledger.milliseconds["a2a_global"] / plain
+            found = 1 - ledger.ms_by_collective["a2a_global"] / plain
             yield Figure(
                 name=f"{name} {design} all-to-all reduction",
                 value=100 * abs(found - model.reduction[design]),
@@ -53,7 +53,7 @@ def table_6() -> Iterator[Figure]:
     for name, model in MODELS.items():
         for design in DESIGNS:
             sizes = {"table": model.sizes()[design]}
-            found = Ledger.of(model.tables(), sizes, PRICES).milliseconds
+            found = Ledger.of(model.tables(), sizes, PRICES).ms_by_collective
             for collective, printed in model.ms[design].items():
                 note = f"{found[collective]:.1f} ms for {printed:g}"
                 if (name, design, collective) == NO_LAW:

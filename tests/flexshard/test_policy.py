@@ -47,7 +47,7 @@ def within(found: int, printed: int, share: float) -> bool:
 def test_table_5(name: str) -> None:
     model = MODELS[name]
     tables = model.tables()
-    plain = Ledger.of(tables, {}, PRICES).milliseconds["a2a_global"]
+    plain = Ledger.of(tables, {}, PRICES).ms_by_collective["a2a_global"]
     two = choose(tables, PRICES, tiers=2)
     three = choose(tables, PRICES, tiers=3)
     # The curve is known at the paper's own points alone; between them it is interpolated, least
@@ -58,7 +58,7 @@ def test_table_5(name: str) -> None:
     hottest = 0.30 if name == "RM-2" else 0.10
     assert within(three.tables["table"].sizes.replicated, model.replicated[0], hottest)
     for design, ledger in (("2-tier", two), ("3-tier", three)):
-        exchange = ledger.milliseconds["a2a_global"]
+        exchange = ledger.ms_by_collective["a2a_global"]
         assert abs(1 - exchange / plain - model.reduction[design]) < 0.03
         sizes = ledger.tables["table"].sizes
         assert sizes.replicated % 32 == sizes.per_node % 32 == 0

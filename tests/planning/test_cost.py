@@ -38,7 +38,7 @@ def appears(samples: int) -> float:
 
 
 def test_a_row_wise_row_crosses_the_network_once_per_access() -> None:
-    cost = prices().row_wise(ONE, R).of(ONE.counts)
+    cost = prices().row_wise(ONE, R).total(ONE.counts)
     assert cost.static_memory == R / 8
     assert cost.ids_sent == cost.rows_accessed == 2
     assert cost.dynamic_memory == 2 * 2 * R
@@ -48,11 +48,11 @@ def test_a_row_wise_row_crosses_the_network_once_per_access() -> None:
 
 
 def test_coalesced_it_crosses_once_per_rank_or_node_that_touches_it() -> None:
-    per_rank = prices().row_wise(ONE, R, "rank").of(ONE.counts)
+    per_rank = prices().row_wise(ONE, R, "rank").total(ONE.counts)
     assert per_rank.a2a_global == pytest.approx(appears(B) * (2 * R + 8))
     assert per_rank.dynamic_memory == pytest.approx((2 * appears(B) + 2) * R)
     assert per_rank.coalesced == 2
-    node = prices().row_wise(ONE, R, "node").of(ONE.counts)
+    node = prices().row_wise(ONE, R, "node").total(ONE.counts)
     assert node.a2a_global == 0
     assert node.a2a_cross == pytest.approx(appears(B * W) / W * (2 * R + 8))
     assert node.a2a_intra == pytest.approx(appears(B) * (2 * R + 8))
@@ -61,7 +61,7 @@ def test_coalesced_it_crosses_once_per_rank_or_node_that_touches_it() -> None:
 
 
 def test_a_column_wise_row_sends_its_ids_to_everyone() -> None:
-    cost = prices().column_wise(ONE, R).of(ONE.counts)
+    cost = prices().column_wise(ONE, R).total(ONE.counts)
     assert cost.static_memory == R / 8
     assert cost.ids_sent == cost.rows_accessed == 8 * 2
     assert cost.dynamic_memory == 2 * 2 * R
@@ -69,7 +69,7 @@ def test_a_column_wise_row_sends_its_ids_to_everyone() -> None:
 
 
 def test_a_row_on_every_rank_costs_memory_and_a_reduce() -> None:
-    cost = prices().replicated(ONE, R).of(ONE.counts)
+    cost = prices().replicated(ONE, R).total(ONE.counts)
     assert cost.static_memory == K * R
     assert cost.ids_sent == cost.a2a_global == cost.a2a_intra == cost.ar_cross == 0
     assert cost.dynamic_memory == 2 * R
@@ -85,28 +85,28 @@ def test_touched_rows_alone_are_reduced_node_by_node() -> None:
         ("sparse", sparse),
         ("touched", min(union, sparse)),
     ):
-        cost = prices(reduce).replicated(ONE, R).of(ONE.counts)
+        cost = prices(reduce).replicated(ONE, R).total(ONE.counts)
         assert cost.ar_global == 0
         assert cost.a2a_intra == pytest.approx(2 * (union * R + bits))
         assert cost.ar_cross == pytest.approx((carried * R + bits * N / 2) / W)
         # Of the bits, each of W ranks a node sends a W-th to the N - 1 other nodes.
         assert cost.between_nodes == pytest.approx(2 * carried * R + N * (N - 1) * bits)
-        per_node = prices(reduce).per_node(ONE, R).of(ONE.counts)
+        per_node = prices(reduce).per_node(ONE, R).total(ONE.counts)
         assert per_node.ar_cross == cost.ar_cross
         assert per_node.between_nodes == cost.between_nodes
 
 
 def test_a_row_in_every_node_costs_a_share_of_both() -> None:
-    cost = prices().per_node(ONE, R).of(ONE.counts)
+    cost = prices().per_node(ONE, R).total(ONE.counts)
     assert cost.static_memory == K * R / W
     assert cost.a2a_intra == 2 * (2 * R + 8)
     assert cost.ar_cross == R / W
     assert cost.a2a_global == cost.ar_global == 0
     assert cost.dynamic_memory == 2 * 2 * R
     assert cost.between_nodes == 2 * R
-    coalesced = prices().per_node(ONE, R, "rank").of(ONE.counts)
+    coalesced = prices().per_node(ONE, R, "rank").total(ONE.counts)
     assert coalesced.a2a_intra == pytest.approx(appears(B) * (2 * R + 8))
-    once = dataclasses.replace(prices(), ask_once=True).per_node(ONE, R).of(ONE.counts)
+    once = dataclasses.replace(prices(), ask_once=True).per_node(ONE, R).total(ONE.counts)
     assert once == coalesced
 
 
@@ -125,7 +125,7 @@ def test_the_prices_are_the_means_of_drawn_batches() -> None:
         )
     per_row = 2 * R + 8
     for level, found in zip(("none", "rank", "node"), counts, strict=True):
-        expected = prices().row_wise(rows, R, level).of(rows.counts)  # type: ignore[arg-type]
+        expected = prices().row_wise(rows, R, level).total(rows.counts)  # type: ignore[arg-type]
         drawn = found.mean() * per_row / N
         # The mean of 40 trials, held to four of its standard errors.
         error = 4 * found.std() / np.sqrt(40) * per_row / N
@@ -134,9 +134,9 @@ def test_the_prices_are_the_means_of_drawn_batches() -> None:
 
 def test_costs_add_up_over_rows_and_tables() -> None:
     rows = zipf(1000, 10)
-    whole = prices().row_wise(rows, R).of(rows.counts)
+    whole = prices().row_wise(rows, R).total(rows.counts)
     parts = [rows.part(0, 100), rows.part(100, 1000)]
-    halves = [prices().row_wise(part, R).of(part.counts) for part in parts]
+    halves = [prices().row_wise(part, R).total(part.counts) for part in parts]
     assert vars(sum(halves, Cost())) == pytest.approx(vars(whole))
     table = SequenceTable(name="a", rows=rows, dim=R // 4)
     sizes = TableSizes(replicated=16, per_node=64)
@@ -227,7 +227,7 @@ def test_what_other_links_carry_hides_behind_the_global_exchange() -> None:
         ).ms
 
     prices = Prices(cluster=serial, batch_size=64, k=1, ask_once=False)
-    each = Ledger.of({"t": table}, sizes, prices).milliseconds
+    each = Ledger.of({"t": table}, sizes, prices).ms_by_collective
     # In backward, half of the global exchange is there to hide behind, and half of that is used.
     assert ms(0) == pytest.approx(sum(each.values()) - each["a2a_global"] / 4, rel=1e-6)
     # As many rows go either way, and the all-reduce comes on top: the longer one stays.
@@ -246,7 +246,7 @@ def test_replicas_and_tables_work_while_the_other_is_on_the_links(share: float) 
     def found(replicated: int) -> tuple[float, dict[str, float]]:
         sizes = {"t": TableSizes(replicated=replicated)}
         ledger = Ledger.of({"t": table}, sizes, Prices(cluster=cluster, batch_size=64, k=1))
-        return ledger.ms, ledger.milliseconds
+        return ledger.ms, ledger.ms_by_collective
 
     for all_in_one in (0, 8):  # nothing is beside
         ms, each = found(all_in_one)
@@ -282,7 +282,7 @@ def test_the_papers_measured_times(name: str) -> None:
     model = MODELS[name]
     for design, sizes in model.sizes().items():
         ledger = Ledger.of(model.tables(), {"table": sizes}, PRICES)
-        found = ledger.milliseconds
+        found = ledger.ms_by_collective
         for collective, printed in model.ms[design].items():
             if (name, design, collective) == ("RM-1", "2-tier", "ar_global"):
                 # 3 ms for 354 MB, but 5 for RM-4's 189 and 2 for RM-3's 38: no start-up time

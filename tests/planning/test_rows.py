@@ -198,10 +198,10 @@ def test_drift_is_what_yesterdays_rows_take_today() -> None:
     assert found.then == 5 / 6
     assert found.now == 4 / 8  # rows 0 and 1
     assert found.best == 5 / 8  # rows 1 and 2
-    assert found.lost == 1 / 8
+    assert found.best - found.now == 1 / 8
     assert found.stayed == 0.5
     same = drift(today, today, 3)
-    assert (same.lost, same.stayed) == (0, 1)
+    assert (same.best - same.now, same.stayed) == (0, 1)
     gone = drift(counted([6, 7]), today, 2)
     assert (gone.now, gone.stayed) == (0, 0)
     assert drift(yesterday, today, 0).now == 0

@@ -35,8 +35,8 @@ whichever of these two carries less."""
 class Cost:
     """What rows cost each rank in a step: numbers, or arrays [R] with a price for each run.
 
-    The first six are the paper's metrics, the two kinds of communication as the bytes that
-    each collective carries, from which `Cluster` makes milliseconds.
+    The first nine are the paper's six metrics: its dynamic and its static communication are the
+    bytes that each collective carries, from which `Cluster` makes milliseconds.
     """
 
     static_memory: Any = 0.0
@@ -67,7 +67,7 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(**{name: mine + getattr(other, name) for name, mine in vars(self).items()})
 
-    def of(self, counts: Any) -> Cost:
+    def total(self, counts: Any) -> Cost:
         """The sum over runs of `counts` [R] rows at these prices."""
         return Cost(
             **{field.name: float(_sum(counts, getattr(self, field.name))) for field in FIELDS}
@@ -108,9 +108,10 @@ class Prices:
         a2a_global      s (2 r + 8)
         local           4 s r; coalesced (4 s + 4 pB) r
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
-        appears(B W) / W, once i = appears(B) were asked of a concentrator in the node, the rank
-        that has the home's place there, so that a2a_cross has what a2a_global had: ids_sent i,
-        dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8) more.
+        appears(B W) / W. Per node, each rank first asks for i = appears(B) rows of a
+        concentrator: the rank of its node with the home's place. That adds ids_sent i,
+        dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8), and what was a2a_global
+        is a2a_cross.
         """
         accesses, alone = rows.p * self.batch_size, appears(rows.presence, self.batch_size)
         n, w, u = self._shape

@@ -182,7 +182,7 @@ class PlanReport:
 
     def _totals(self) -> Iterator[str]:
         base, coalesced, plan = self.row_wise, self.coalesced, self.ledger
-        before, after = base.milliseconds, plan.milliseconds
+        before, after = base.ms_by_collective, plan.ms_by_collective
         yield "; ".join(
             f"{LINKS[name]} {before[name]:.3g} -> {after[name]:.3g} ms"
             for name in LINKS
@@ -212,7 +212,7 @@ class PlanReport:
             prices.per_node(next_row, width, sizes.coalesce)
             if flex
             else prices.replicated(next_row, width)
-        ).of(next_row.counts)
+        ).total(next_row.counts)
         stays, memory = self._stays(ledger, next_row, taken)
         gain = stays - float(marginal_ms(moves, prices.cluster))
         more = moves.memory - memory

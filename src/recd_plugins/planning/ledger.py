@@ -77,7 +77,6 @@ class TableSizes:
 class Entry:
     """One tier of one table."""
 
-    tier: TierName
     rows: int
     share: float
     """Of the table's lookups."""
@@ -132,8 +131,10 @@ class Ledger:
 
     @cached_property
     def home_calls(self) -> dict[str, int]:
-        """The way to the canonical tables: splits, ids, rows, gradients. Node coalescing goes
-        there and back again, once for tables of one width; parts of sums are all-reduced."""
+        """The way to the canonical tables: splits, ids, rows, gradients. Node coalescing adds the
+        way to concentrators, once for tables of one width, and still makes TorchRec's calls over
+        all ranks: their latency is a2a_global's, only their bytes are a2a_cross's. Parts of sums
+        are all-reduced."""
         by_node = {
             one.table.width
             for one in self.tables.values()
@@ -149,9 +150,10 @@ class Ledger:
 
     @cached_property
     def replica_calls(self) -> dict[str, int]:
-        """Tables of one width and way of coalescing share them: DP tells bits, reduces and
-        gathers; Flex tells bits and reduces, while its rows travel beside the canonical ones but
-        for the gradients; a dense reduce is one call.
+        """Tables of one width and way of coalescing share calls. DP: 4 within the node, to tell
+        which rows are touched, reduce and gather; 2 across. Flex: 1 within the node, gradients to
+        owners, for its lookups ride with the canonical exchange; 2 across. A dense DP reduce is
+        one all-reduce.
         """
         dense = self.prices.reduce == "dense"
         calls = dict.fromkeys(COLLECTIVES, 0)
@@ -182,7 +184,7 @@ class Ledger:
         return operations + ROUTING if operations else 0
 
     @cached_property
-    def milliseconds(self) -> dict[str, float]:
+    def ms_by_collective(self) -> dict[str, float]:
         """Expected time of a step by collective, and of the rank's own work."""
         return milliseconds(self.cost, self.prices.cluster, self.calls, self.operations)
 
@@ -193,7 +195,7 @@ class Ledger:
         home = sum((each["row_wise"].cost for each in entries), Cost())
         copied = (each[tier].cost for each in entries for tier in REPLICAS)
         return overlapped(
-            self.milliseconds,
+            self.ms_by_collective,
             cluster,
             Lane.of(home, cluster, self.home_calls),
             Lane.of(sum(copied, Cost()), cluster, self.replica_calls),
@@ -228,7 +230,7 @@ def home_cost(
 ) -> Cost:
     """What those rows of a table cost that have no replica."""
     if not table.bags or sizes.coalesce != "none":
-        return prices.row_wise(rows, table.width, sizes.coalesce).of(rows.counts)
+        return prices.row_wise(rows, table.width, sizes.coalesce).total(rows.counts)
     if sizes.home == "table_wise":
         return table_wise_bags(prices, rows, bags=table.bags, dim=table.dim, width=table.width)
     whole = not sizes.replicated and not sizes.per_node
@@ -255,17 +257,16 @@ def _table(table: SequenceTable, sizes: TableSizes, prices: Prices) -> TableLedg
     parts: dict[TierName, tuple[RowDistribution, Cost]] = {
         "replicated": (
             replicated,
-            prices.replicated(replicated, width).of(replicated.counts),
+            prices.replicated(replicated, width).total(replicated.counts),
         ),
         "per_node": (
             per_node,
-            prices.per_node(per_node, width, sizes.coalesce).of(per_node.counts),
+            prices.per_node(per_node, width, sizes.coalesce).total(per_node.counts),
         ),
         "row_wise": (row_wise, home_cost(table, sizes, row_wise, prices)),
     }
     entries = {
         tier: Entry(
-            tier=tier,
             rows=part.num_rows,
             share=part.lookups / max(rows.lookups, TINY),
             cost=cost,

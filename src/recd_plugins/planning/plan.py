@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
+from recd_plugins.planning.network.agree import from_rank_0
 from recd_plugins.planning.network.torchrec_topology import torchrec_topology
 from recd_plugins.planning.row_wise import make_row_wise, offers_row_wise
 from recd_plugins.planning.topology import GB, Topology
@@ -54,7 +55,7 @@ class TorchRecPlanner:
         fused: Mapping[str, Any],
         row_wise: Mapping[str, TableConstraint] | None = None,
     ) -> None:
-        """Tables in `row_wise` are so, with what that says, whatever the options say."""
+        """Tables in `row_wise` are held to those constraints, over the config's."""
         self._config = config
         self._row_wise = dict(row_wise or {})
         self._device = device
@@ -74,8 +75,8 @@ class TorchRecPlanner:
     def row_wise(
         self, tables: Iterable[str], kernels: Mapping[str, TableConstraint] | None = None
     ) -> TorchRecPlanner:
-        """One that has these tables row-wise with the fused kernel, or those that `kernels` say,
-        and plans the others."""
+        """A copy that keeps these tables row-wise, fused unless `kernels` says otherwise, and plans
+        the others."""
         return TorchRecPlanner(
             self._config,
             device=self._device,
@@ -96,18 +97,7 @@ class TorchRecPlanner:
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error, for which the others wait as well."""
-        from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
-
-        def proposal() -> ShardingPlan | RecdError:
-            try:
-                return self.propose(model, topology, group.size())
-            except RecdError as error:
-                return error
-
-        found: ShardingPlan | RecdError
-        found = invoke_on_rank_and_broadcast_result(group, 0, proposal)
-        if isinstance(found, RecdError):
-            raise found
+        found = from_rank_0(group, lambda: self.propose(model, topology, group.size()))
         if group.rank() != 0:
             self._explanation = "Planned on rank 0, which knows why."
         return found
@@ -115,25 +105,13 @@ class TorchRecPlanner:
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks: a function of its arguments and the config alone."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
-        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.proposers import GreedyProposer
         from torchrec.distributed.planner.storage_reservations import (
             HeuristicalStorageReservation,
         )
         from torchrec.distributed.planner.types import PlannerError
-        from torchrec.distributed.types import ShardingType
 
-        kinds = [kind.value for kind in ShardingType]
-
-        class Ordered(EmbeddingEnumerator):
-            """TorchRec's options in one order: its own is a set's, which breaks ties at random."""
-
-            def enumerate(self, **what: Any) -> list[ShardingOption]:
-                options: list[ShardingOption] = super().enumerate(**what)
-                return sorted(
-                    options,
-                    key=lambda o: (o.path, o.name, kinds.index(o.sharding_type), o.compute_kernel),
-                )
+        from recd_plugins.planning.ordered import OrderedEnumerator
 
         reason = _Reason()
         device = topology.device or self._device
@@ -147,7 +125,7 @@ class TorchRecPlanner:
             planner = EmbeddingShardingPlanner(
                 topology=on,
                 batch_size=self._batch_size,
-                enumerator=Ordered(
+                enumerator=OrderedEnumerator(
                     topology=on, batch_size=self._batch_size, constraints=constraints
                 ),
                 proposer=[GreedyProposer(), GreedyProposer(use_depth=False)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.planning.access.counters import EXACT_ROWS, counters, distribution
 from recd_plugins.planning.rows import Integers, RowDistribution
-from recd_plugins.planning.saved.arrow_file import read_arrow
+from recd_plugins.planning.saved.arrow_file import read_arrow, write_arrow
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -70,11 +70,7 @@ class Profile:
                 for name in ("counts", "p", "presence", "ids")
             ),
         ]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            writer.write_table(pa.table(columns, schema=schema))
-        part.replace(path)
+        write_arrow(path, pa.table(columns, schema=schema))
 
     @classmethod
     def load(cls, path: Path) -> Profile:

@@ -31,8 +31,8 @@ class RowDistribution:
     counts * p. What a sample brings counts: deduplicated features bring their unique samples'
     lookups, spread over all."""
     presence: Floats
-    """[R] the chance that a sample brings such a row at all, if samples were drawn apart: below
-    p where lookups of a row come together, within a sample or in samples of a batch."""
+    """[R] the chance that one sample looks the row up at all, were samples independent: below p
+    where its lookups cluster, within a sample or in samples of a batch."""
     ids: Integers | None = None
     """Row ids in this order, of all rows or of the hottest; none where a formula made them."""
     error: float = 0.0

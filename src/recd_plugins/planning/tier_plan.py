@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.saved.arrow_file import read_arrow
+from recd_plugins.planning.saved.arrow_file import read_arrow, write_arrow
 
 __all__ = ["Coalesce", "Rows", "TablePlan", "TierPlan"]
 
@@ -129,11 +129,7 @@ class TierPlan:
             pa.array([plan.per_node for plan in plans], pa.large_list(pa.int64())),
             pa.array([plan.num_rows for plan in plans], pa.int64()),
         ]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            writer.write_table(pa.table(columns, schema=schema))
-        part.replace(path)
+        write_arrow(path, pa.table(columns, schema=schema))
 
     @classmethod
     def load(cls, path: Path) -> TierPlan:

@@ -55,14 +55,15 @@ class Topology(Config):
     a2a_global: Link | None = None
     """All-to-all over all ranks; by default what the two bandwidths above allow."""
     a2a_intra: Link | None = None
-    """All-to-all within each node, in all nodes at once; by default likewise."""
+    """All-to-all within each node, in all nodes at once; by default as the two allow."""
     a2a_cross: Link | None = None
-    """All-to-all over the ranks of one place in each node, in all places at once; by default that
-    over all ranks."""
+    """All-to-all over the ranks of one place in each node, in all places at once; by default
+    `a2a_global`."""
     ar_global: Link | None = None
-    """All-reduce over all ranks; by default likewise."""
+    """All-reduce over all ranks; by default as the two bandwidths allow."""
     ar_cross: Link | None = None
-    """All-reduce over the ranks of one place in each node, in all places at once; likewise."""
+    """All-reduce over the ranks of one place in each node, in all places at once; by default as
+    the two bandwidths allow."""
     gather_gbps: Annotated[float, Range(gt=0)] | None = None
     """Embedding rows that a rank reads or writes at random places, GB/s; by default not counted."""
     unique_ns: Annotated[float, Range(ge=0)] | None = None
@@ -71,11 +72,12 @@ class Topology(Config):
     """Microseconds of an operation on a small tensor, with the Python around it: tiers take some
     hundred of them a step; by default not counted."""
     beside: Annotated[float, Range(ge=0, le=1)] | None = None
-    """The share of what a rank could do beside an exchange that it gets done there; by default
-    half."""
+    """How much of a rank's own work gets done during an exchange, as a share of what could; by
+    default half."""
     overlap: Annotated[float, Range(ge=0, le=1)] | None = None
-    """The share of exchanges within nodes, and of all-reduces across them, that runs beside the
-    global all-to-all, as far as that lasts; by default none."""
+    """How much of the all-to-alls within nodes, and of the all-reduces across them, runs during the
+    global all-to-all, as far as that lasts; by default none. Of this and `beside` the larger
+    saving counts."""
 
 
 PRESETS: dict[str, Topology] = {

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
-from recd_plugins.errors import CapabilityError, RecdError
+from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain import PlanReport
 from recd_plugins.planning.ledger import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.network.agree import from_rank_0
 from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.proposal import HoldsRowWise, PlansOthers
 from recd_plugins.planning.saved.saved_plan import lines, saved_plan
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from recd_plugins.tiers.sharder import TierCluster
 
 __all__ = ["Chosen", "TierPlanner"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,7 @@ class TierPlanner(ABC):
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error."""
-        plan, self.tier_plan = _from_rank_0(
+        plan, self.tier_plan = from_rank_0(
             group, lambda: (self.propose(model, topology, group.size()), self.tier_plan)
         )
         self._cluster = None
@@ -157,7 +156,7 @@ class TierPlanner(ABC):
         """
         if self.tier_plan is None or self._cluster is None:
             return
-        self.tier_plan = _from_rank_0(group, lambda: self._hotter(batches))
+        self.tier_plan = from_rank_0(group, lambda: self._hotter(batches))
         self._cluster.retier(self.tier_plan)
 
     def explain(self) -> str:
@@ -219,19 +218,3 @@ class TierPlanner(ABC):
         return self._others.row_wise(
             self.tier_plan.tables if self.tier_plan else (), self.kernels()
         )
-
-
-def _from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
-    """What rank 0 makes, on every rank; or its error, for which the others wait as well."""
-    from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
-
-    def attempt() -> T | RecdError:
-        try:
-            return make()
-        except RecdError as error:
-            return error
-
-    found: T | RecdError = invoke_on_rank_and_broadcast_result(group, 0, attempt)
-    if isinstance(found, RecdError):
-        raise found
-    return found

@@ -55,7 +55,7 @@ class RowCounter:
         held = np.zeros(0)
         if len(ids):
             held = np.add.reduceat(self._holding[ids], starts, dtype=np.int64) / counts
-        # Held by every batch there was: by all but half a one, for all that is known.
+        # Seen in every batch: count half a batch as without it, or presence would be 1.
         share = np.minimum(held, self._batches - 0.5) / self._batches
         presence = -np.expm1(np.log1p(-share) * self._batches / self.samples)
         always = np.where(held == self._batches, np.minimum(each / self.samples, 1.0), 0.0)

@@ -26,11 +26,6 @@ class Drift:
     stayed: float
     """The share of them that are among today's hottest."""
 
-    @property
-    def lost(self) -> float:
-        """The share of today's lookups that yesterday's choice misses."""
-        return self.best - self.now
-
 
 def drift(before: RowDistribution, after: RowDistribution, rows: int) -> Drift:
     """Of one table, on two days; both need the ids of as many rows as are asked for."""

@@ -27,13 +27,13 @@ would count as latency of a single call."""
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
 LEAST = 1e-6
-"""Seconds of a call, for what is left of one without the work before it may be noise."""
+"""Seconds that a call takes at least: without the work before it, noise may be all that is left."""
 LONG_ENOUGH = 0.1
 """Seconds of a call after which payloads grow no further."""
 GROWTH = 4
 """Each payload over the one before."""
 MOSTLY_BYTES = 16
-"""Latencies of a call that tells of bandwidth."""
+"""A call tells of bandwidth if it takes more than so many latencies."""
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 BETWEEN = 1 << 14
 """Rows that a rank looks up before each call that is measured. A call of ranks that
@@ -93,9 +93,8 @@ def fit_link(seconds: Mapping[int, float]) -> Link:
 
     The bandwidth is that of the least squares of relative errors: links have no one rate, for
     buffers speed small payloads up and crowding slows large ones down. Payloads of less than
-    `MOSTLY_BYTES` latencies do not count, but for the largest. Half of a payload's time counts as
-    its bytes' in any case: where latency is most of it, or noise more, no bandwidth was seen
-    beyond that.
+    `MOSTLY_BYTES` latencies do not count, but for the largest. At least half of a payload's time
+    counts as its bytes', so that noise yields no endless bandwidth.
     """
     small, large = min(seconds), max(seconds)
     latency = seconds[small]
@@ -136,8 +135,8 @@ def _beside(
     largest: int,
     work: Callable[[], object],
 ) -> float:
-    """The share that is saved of what could be when an exchange and work of like length, begun
-    together, are compared with one after the other. Exchanges take processors too."""
+    """Time an exchange and work of like length one after the other, then begun together: the
+    share that is saved of what could be. Less than all of it, for exchanges take processors."""
 
     def often() -> None:
         for _ in range(AT_LENGTH):

@@ -41,7 +41,7 @@ class PriceList:
             "Flex": prices.per_node(rows, width),
         }
         dim = width // self.element_bytes
-        return {way: price.of(rows.counts) for way, price in ways.items()} | {
+        return {way: price.total(rows.counts) for way, price in ways.items()} | {
             "RW bag": row_wise_bags(prices, rows, bags=1, dim=dim, width=width),
             "TW bag": table_wise_bags(prices, rows, bags=1, dim=dim, width=width),
         }

@@ -13,8 +13,8 @@ from recd_plugins.planning.topology import GB
 __all__ = ["COLLECTIVES", "Lane", "marginal_ms", "milliseconds", "overlapped"]
 
 COLLECTIVES = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global", "ar_cross")
-BESIDE = ("a2a_intra", "ar_cross")
-"""Those that other links carry than the global all-to-all's."""
+OVERLAPPING = ("a2a_intra", "ar_cross")
+"""Those on other links than the global all-to-all, which a topology's `overlap` is of."""
 NETWORK = ("a2a_global", "a2a_cross", "ar_global", "ar_cross")
 """Those that have bytes between nodes."""
 
@@ -63,15 +63,15 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
     says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross).
     """
     work = min(replicas.own, home.traffic / 2) + min(home.own / 2, replicas.traffic)
-    links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in BESIDE))
+    links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in OVERLAPPING))
     return sum(each.values()) - max(cluster.beside * work, cluster.overlap * links)
 
 
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
-    """Of each row by its bytes alone: what one row more or less changes, as long as what may
-    run beside the global all-to-all is shorter."""
+    """What one row more or less changes: its bytes at each link's rate, no latencies; as long as
+    what overlaps the global all-to-all is shorter."""
     total = cluster.local_ms(cost.local, cost.coalesced)
     for name in COLLECTIVES:
-        share = 1 - cluster.overlap if name in BESIDE else 1.0
+        share = 1 - cluster.overlap if name in OVERLAPPING else 1.0
         total = total + getattr(cost, name) * (share * 1000 / (getattr(cluster, name).gbps * GB))
     return total

@@ -8,7 +8,16 @@ import pyarrow as pa
 
 from recd_plugins.errors import DataError
 
-__all__ = ["read_arrow"]
+__all__ = ["read_arrow", "write_arrow"]
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """An Arrow IPC file, there whole or not at all; what was there before is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    part.replace(path)
 
 
 def read_arrow(path: Path, key: bytes, what: str) -> pa.Table:
