@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,15 +13,12 @@ from torch.distributed import ProcessGroup
 
 from recd_plugins.planning.cluster import ranks_per_node
 from recd_plugins.planning.network.groups import own_group
+from recd_plugins.planning.network.own_work import gathering, own_work
+from recd_plugins.planning.network.timing import IN_A_ROW, ROUNDS, middle, once, seconds_of
 from recd_plugins.planning.topology import GB, Link, Topology
 
 __all__ = ["fit_link", "measure_topology"]
 
-ROUNDS = 12
-"""Runs, of which the middle half counts."""
-IN_A_ROW = 16
-"""Calls of a run with the smallest payload: ranks leave a barrier one after the other, which
-would count as latency of a single call."""
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
 LEAST = 1e-6
@@ -34,14 +29,11 @@ GROWTH = 4
 """Each payload over the one before."""
 MOSTLY_BYTES = 16
 """A call tells of bandwidth if it takes more than so many latencies."""
-ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 BETWEEN = 1 << 14
-"""Rows that a rank looks up before each call that is measured. A call of ranks that
-come from work of their own waits for the slowest: by itself it would be two or three times as
-fast."""
+"""Rows that a rank looks up before each call that is measured. A call of ranks that come from
+work of their own waits for the slowest: by itself it would be two or three times as fast."""
 AT_LENGTH = 64
-"""Times `BETWEEN`, of the work that is done beside an exchange of the same length."""
-SMALL_OPERATIONS = 400
+"""How often `BETWEEN` rows are looked up beside an exchange that takes as long."""
 
 
 def measure_topology(
@@ -73,8 +65,8 @@ def measure_topology(
         "ar_cross": (across if world > w else None, _all_reduce),
     }
     found: dict[str, Any] = {}
-    work = _gather(group, device, BETWEEN)
-    alone = _time(work, group, device, IN_A_ROW)
+    work = gathering(group, device, BETWEEN)
+    alone = seconds_of(work, group, device, IN_A_ROW)
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
             found[name] = _measured(peers, group, device, call, largest, work, alone)
@@ -82,7 +74,7 @@ def measure_topology(
         found["a2a_intra"] = found["a2a_global"]
     if "a2a_global" in found:
         found["beside"] = _beside(group, device, found["a2a_global"], largest, work)
-    found |= _own_work(group, device)
+    found |= own_work(group, device)
     found |= _links(found, world, w)
     said = {name: value for name, value in vars(known).items() if value is not None}
     return Topology(**{**said, **found, "device": device.type, "ranks_per_node": w})
@@ -121,7 +113,7 @@ def _measured(
         buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=device)
         exchange = partial(call, buffer, torch.empty_like(buffer), peers)
         again = IN_A_ROW if payload == SMALL else 1
-        took = _time(partial(_both, work, exchange), world, device, again) - alone
+        took = seconds_of(partial(_both, work, exchange), world, device, again) - alone
         seconds[buffer.nbytes] = max(took, LEAST)
         if payload >= largest or (payload > SMALL and took > LONG_ENOUGH):
             return fit_link(seconds)
@@ -142,7 +134,7 @@ def _beside(
         for _ in range(AT_LENGTH):
             work()
 
-    working = _time(often, world, device)
+    working = seconds_of(often, world, device)
     size = min(int(working * link.gbps * GB), largest) // 4 // world.size() * world.size()
     buffer = torch.zeros(max(size, world.size()), device=device)
     other = torch.empty_like(buffer)
@@ -154,8 +146,8 @@ def _beside(
 
     alone = partial(_all_to_all, buffer, other, world)
     # In turns, for a machine's pace changes.
-    rounds = [[_once(one, world, device) for one in (often, alone, both)] for _ in range(ROUNDS)]
-    working, calling, together = (_middle(taken) for taken in zip(*rounds, strict=True))
+    rounds = [[once(one, world, device) for one in (often, alone, both)] for _ in range(ROUNDS)]
+    working, calling, together = (middle(taken) for taken in zip(*rounds, strict=True))
     return min(max((working + calling - together) / min(working, calling), 0.0), 1.0)
 
 
@@ -181,49 +173,6 @@ def _both(first: Callable[[], object], then: Callable[[], object]) -> None:
     then()
 
 
-def _gather(world: ProcessGroup, device: torch.device, lookups: int) -> Callable[[], object]:
-    """So many rows at random places, read and written.
-
-    Into memory that is there: new memory's first use would take several times as long, or not, as
-    the allocator pleases."""
-    table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
-    rows = _draw(world, lookups).to(device)
-    out = torch.empty(lookups, ROW_BYTES // 4, device=device)
-    return lambda: torch.index_select(table, 0, rows, out=out)
-
-
-def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:
-    draw = torch.Generator().manual_seed(world.rank())
-    return torch.randint(0, num_rows, (lookups,), generator=draw)
-
-
-def _own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:
-    """Rows gathered; ids made unique, each there four times; small operations.
-
-    Often enough in a row that all ranks are at it together."""
-    ids = _draw(world, LOOKUPS, LOOKUPS // 4).to(device)
-    gathering, unique, small = (
-        _time(work, world, device, IN_A_ROW)
-        for work in (
-            _gather(world, device, LOOKUPS),
-            lambda: torch.unique(ids, return_inverse=True),
-            lambda: _small_operations(ids[:64]),
-        )
-    )
-    return {
-        "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathering / GB,
-        "unique_ns": unique / LOOKUPS * 1e9,
-        "op_us": small / SMALL_OPERATIONS * 1e6,
-    }
-
-
-def _small_operations(ids: Tensor) -> None:
-    """`SMALL_OPERATIONS`, of the kinds that tiers consist of."""
-    for _ in range(SMALL_OPERATIONS // 4):
-        kept = ids[ids >= 0]
-        torch.cat([kept, ids]).cumsum(0)
-
-
 def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
     """The two bandwidths that TorchRec's planner asks for, of what the all-to-alls moved."""
     links = {}
@@ -232,32 +181,3 @@ def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
     if world > w:
         links["inter_node_gbps"] = found["a2a_global"].gbps * (world - w) / world
     return links
-
-
-def _time(
-    call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
-) -> float:
-    """Seconds of a call; the first run warms up."""
-    return _middle([_once(call, world, device, again) for _ in range(ROUNDS + 1)][1:])
-
-
-def _once(
-    call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
-) -> float:
-    """Seconds of a call in one run: its slowest rank's."""
-    dist.barrier(world)
-    begun = time.perf_counter()
-    for _ in range(again):
-        call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    slowest = torch.tensor((time.perf_counter() - begun) / again, device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=world)
-    return float(slowest)
-
-
-def _middle(taken: Sequence[float]) -> float:
-    """The mean of the middle half. Exchanges take one time or another, as peers send at once or
-    in turns, and a step has several: its time is of their mean."""
-    quarter = len(taken) // 4
-    return statistics.fmean(sorted(taken)[quarter : len(taken) - quarter])
