@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
 from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.explain import Frontier, PlanReport
+from recd_plugins.planning.explain.report import Frontier, PlanReport
 from recd_plugins.planning.ledger import SequenceTable
 from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
 from recd_plugins.planning.plan import build_torchrec_planner

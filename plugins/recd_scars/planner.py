@@ -12,7 +12,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.explain import PlanReport
+from recd_plugins.planning.explain.report import PlanReport
 from recd_plugins.planning.ledger import Ledger, SequenceTable, tier_plan
 from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables

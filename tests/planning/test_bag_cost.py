@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.explain import PlanReport
+from recd_plugins.planning.explain.report import PlanReport
 from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
 from recd_plugins.planning.prices.bag_cost import travelling
 from recd_plugins.planning.rows import RowDistribution

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.explain import Frontier, PlanReport
+from recd_plugins.planning.explain.report import Frontier, PlanReport
 from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Topology
 

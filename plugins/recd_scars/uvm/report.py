@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from recd_plugins.planning.constraints import CacheAlgorithm
-from recd_plugins.planning.explain import aligned
+from recd_plugins.planning.explain.words import aligned
 from recd_plugins.planning.ledger import SequenceTable, TableSizes
 from recd_plugins.planning.topology import GB
 from recd_scars.uvm.choice import Choice

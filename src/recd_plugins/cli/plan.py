@@ -14,7 +14,7 @@ from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, pro
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.drift import Drift
-    from recd_plugins.planning.explain import PlanReport
+    from recd_plugins.planning.explain.report import PlanReport
     from recd_plugins.planning.saved.plan_change import TableChange
     from recd_plugins.slots import Planner
 

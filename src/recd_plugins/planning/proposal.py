@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.batch import Batch
-    from recd_plugins.planning.explain import PlanReport
+    from recd_plugins.planning.explain.report import PlanReport
     from recd_plugins.planning.profile import Profile
     from recd_plugins.planning.tier_plan import TierPlan
     from recd_plugins.slots import Loader

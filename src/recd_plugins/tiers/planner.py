@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.explain import PlanReport
+from recd_plugins.planning.explain.report import PlanReport
 from recd_plugins.planning.ledger import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.network.agree import from_rank_0

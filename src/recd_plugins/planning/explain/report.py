@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,21 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from recd_plugins.planning.ledger import (
-    Entry,
-    Ledger,
-    TableLedger,
-    TableSizes,
-    TierName,
-    home_cost,
-)
+from recd_plugins.planning.explain.why import why_not_more
+from recd_plugins.planning.explain.words import aligned, in_bytes
+from recd_plugins.planning.ledger import Entry, Ledger, TableLedger, TableSizes, TierName
 from recd_plugins.planning.prices.step_time import marginal_ms
-from recd_plugins.planning.rows import Floats, RowDistribution
+from recd_plugins.planning.rows import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Frontier", "PlanReport", "TierReport", "aligned"]
+__all__ = ["Frontier", "PlanReport", "TierReport"]
 
 CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW", "table_wise": "TW"}
 LINKS = {
@@ -112,7 +106,7 @@ class PlanReport:
                 name: {
                     "coalesce": table.sizes.coalesce,
                     "ms": self._ms(name),
-                    "why_not_more": self._why(table),
+                    "why_not_more": why_not_more(table, self.ledger, self.budget),
                     **{tier: report._asdict() for tier, report in self.tiers(name).items()},
                 }
                 for name, table in self.ledger.tables.items()
@@ -138,7 +132,7 @@ class PlanReport:
             ms = self._ms(name)
             yield (
                 f"{name}: {ms['plan']:.3g} ms, row-wise {ms['row_wise']:.3g}, coalesced per rank "
-                f"{ms['row_wise_coalesced']:.3g}; {self._why(table)}"
+                f"{ms['row_wise_coalesced']:.3g}; {why_not_more(table, self.ledger, self.budget)}"
             )
 
     def draw(self, figure: Figure) -> None:
@@ -191,63 +185,11 @@ class PlanReport:
         yield (
             f"expected step: {plan.ms:.3g} ms, {base.ms / plan.ms:.2f}x faster than row-wise "
             f"({base.ms:.3g}) and {coalesced.ms / plan.ms:.2f}x than row-wise coalesced per rank "
-            f"({coalesced.ms:.3g}); {_bytes(plan.cost.between_nodes)} between nodes, against "
-            f"{_bytes(base.cost.between_nodes)} and {_bytes(coalesced.cost.between_nodes)}"
+            f"({coalesced.ms:.3g}); {in_bytes(plan.cost.between_nodes)} between nodes, against "
+            f"{in_bytes(base.cost.between_nodes)} and {in_bytes(coalesced.cost.between_nodes)}"
         )
         extra = plan.cost.memory - base.cost.memory
-        yield f"memory: {_bytes(extra, sign=True)} a rank over row-wise"
-
-    def _why(self, ledger: TableLedger) -> str:
-        """Why the last tier that took rows did not take the next one."""
-        sizes, rows = ledger.sizes, ledger.table.rows
-        taken = sizes.replicated + sizes.per_node
-        if sizes.home == "table_wise":
-            return "left to TorchRec's planner, as if table-wise: rows would travel for longer"
-        if taken >= rows.num_rows:
-            return "every row has a replica"
-        next_row = rows.part(taken, taken + 1)
-        prices, width = self.ledger.prices, ledger.table.width
-        flex = sizes.per_node or (not sizes.replicated and prices.cluster.n_nodes > 1)
-        moves = (
-            prices.per_node(next_row, width, sizes.coalesce)
-            if flex
-            else prices.replicated(next_row, width)
-        ).total(next_row.counts)
-        stays, memory = self._stays(ledger, next_row, taken)
-        gain = stays - float(marginal_ms(moves, prices.cluster))
-        more = moves.memory - memory
-        said = (
-            f"no more rows in {'Flex' if flex else 'DP'}: the next one, {next_row.p[0]:.3g} "
-            f"lookups a sample, would "
-        )
-        if gain <= 0:
-            return f"{said}cost {_us(-gain)} more than it saves"
-        return f"{said}save {_us(gain)} for {_bytes(more)} a rank: {self._limit(more)}"
-
-    def _stays(self, ledger: TableLedger, row: RowDistribution, taken: int) -> tuple[float, float]:
-        """Milliseconds and bytes that the table takes for the row, which follows on those taken."""
-        prices, table, sizes = self.ledger.prices, ledger.table, ledger.sizes
-        if not table.bags or sizes.coalesce != "none":
-            cost = home_cost(table, sizes, row, prices)
-            return float(marginal_ms(cost, prices.cluster)), cost.memory
-        # A bag's sum is spared with the last of its rows: this one may be that.
-        tiered = dataclasses.replace(sizes, replicated=max(sizes.replicated, 1))
-        home, left = (
-            home_cost(table, tiered, table.rows.part(first, table.rows.num_rows), prices)
-            for first in (taken, taken + 1)
-        )
-        before, after = (float(marginal_ms(cost, prices.cluster)) for cost in (home, left))
-        return before - after, home.memory - left.memory
-
-    def _limit(self, more: float) -> str:
-        """Why a row that pays by itself has no replica; it would take `more` bytes a rank."""
-        if not any(
-            one.sizes.replicated or one.sizes.per_node for one in self.ledger.tables.values()
-        ):
-            return "a tier's own collectives would take longer than all of its rows save"
-        if self.budget is not None and more > 0:
-            return "memory is used up"
-        return "replicas are fewer by the goal"
+        yield f"memory: {in_bytes(extra, sign=True)} a rank over row-wise"
 
 
 def _report(entry: Entry, ledger: Ledger) -> TierReport:
@@ -267,27 +209,6 @@ def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, .
         named,
         f"{report.rows:,}",
         f"{report.share:.1%}",
-        _bytes(report.memory),
+        in_bytes(report.memory),
         f"{report.ms:.3g}",
     )
-
-
-def aligned(rows: Sequence[Sequence[str]], *, named: int = 2) -> Iterator[str]:
-    """A line for each, the first `named` columns to the left and numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        left = map(str.ljust, row[:named], widths[:named])
-        yield "  ".join([*left, *map(str.rjust, row[named:], widths[named:])])
-
-
-def _bytes(count: float, *, sign: bool = False) -> str:
-    size, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if abs(size) < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:{'+' if sign else ''}.3g} {unit}"
-
-
-def _us(ms: float) -> str:
-    return f"{ms * 1000:.3g} us"
