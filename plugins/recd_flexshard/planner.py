@@ -76,8 +76,8 @@ class FlexShardPlanner(TierPlanner):
         prices = priced(
             config.prices,
             cluster=Cluster.of(topology, world_size),
-            batch_size=self._context.batch_size,
-            k=config.k or usual or replica_factor(tables.values(), self._context.fused),
+            batch_size=self.context.batch_size,
+            k=config.k or usual or replica_factor(tables.values(), self.context.fused),
         )
         ledger = choose(
             tables,

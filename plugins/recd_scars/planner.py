@@ -62,12 +62,12 @@ class ScarsPlanner(TierPlanner):
         """How the last plan's tables are served from host memory, on rank 0."""
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
-        check_home(self._config.home, self._context.device)
+        check_home(self._config.home, self.context.device)
         self._every = model_tables(model)
         return super().plan(model, topology, group)
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
-        check_home(self._config.home, topology.device or self._context.device)
+        check_home(self._config.home, topology.device or self.context.device)
         self.served = None
         return super().propose(model, topology, world_size)
 
@@ -81,7 +81,7 @@ class ScarsPlanner(TierPlanner):
             return sharders
         from recd_plugins.tiers.home.mapped import mapped
 
-        folder = self._config.mapped_folder or self._context.folder / "mapped"
+        folder = self._config.mapped_folder or self.context.folder / "mapped"
         folder.mkdir(parents=True, exist_ok=True)
         return mapped(sharders, folder)
 
@@ -122,9 +122,9 @@ class ScarsPlanner(TierPlanner):
             model,
             topology,
             world_size,
-            device=self._context.device,
+            device=self.context.device,
             memory_gb=self._config.memory_gb,
-            fused=None if self._config.home == "mapped" else self._context.fused,
+            fused=None if self._config.home == "mapped" else self.context.fused,
             hosted=tables if self._config.home == "host" else (),
         )
         chosen = self._sized(tables, self._on, self._memory)
@@ -132,44 +132,44 @@ class ScarsPlanner(TierPlanner):
             return chosen
         self.served = Served.of(
             chosen.report.ledger,
-            self._found,
+            self.found,
             capacity=self._memory.capacity,
             sample_bytes=self._sample(Merged.of(tables))[0],
-            fused=self._context.fused,
+            fused=self.context.fused,
             algorithm=self._config.cache_algorithm or "lru",
             host_memory_gb=topology.host_memory_gb,
         )
         return dataclasses.replace(chosen, said=f"{chosen.said}\n{self.served.said}")
 
-    def _profiled(self) -> Profile:
+    def profiled(self) -> Profile:
         """As if nothing were looked up, where that is to be learned."""
-        if self._batches or self._saved is not None:
-            return super()._profiled()
+        if self.num_profile_batches or self.profile_path is not None:
+            return super().profiled()
         ids = np.empty(0, np.int64)
-        found = self._found.items()
+        found = self.found.items()
         return Profile(
             rows={name: RowDistribution.of([t.num_rows], [0.0], ids=ids) for name, t in found}
         )
 
-    def _hotter(self, batches: Iterable[Batch]) -> TierPlan:
+    def hotter(self, batches: Iterable[Batch]) -> TierPlan:
         """The first time, with as many rows as these batches ask for, where none were counted."""
         assert self.profile is not None  # `retier` asked for a plan
         if any(rows.lookups for rows in self.profile.rows.values()):
-            return super()._hotter(batches)
+            return super().hotter(batches)
         assert self._on is not None
         assert self._memory is not None
-        counted = {name: table.counted for name, table in self._found.items()}
+        counted = {name: table.counted for name, table in self.found.items()}
         self.profile = profile_batches(batches, counted)
-        tables = {name: t.with_rows(self.profile[name]) for name, t in self._found.items()}
+        tables = {name: t.with_rows(self.profile[name]) for name, t in self.found.items()}
         chosen = self._sized(tables, self._on, self._memory)
-        self.report, self._explanation = chosen.report, chosen.said
+        self.report, self.explanation = chosen.report, chosen.said
         return tier_plan(tables, chosen.sizes, self._on)
 
     def _sized(
         self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
     ) -> Chosen:
         """How many rows of each are cached, and why."""
-        config, context = self._config, self._context
+        config, context = self._config, self.context
         k = replica_factor(tables.values(), context.fused)
         prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k)
         merged = Merged.of(tables)
@@ -204,7 +204,7 @@ class ScarsPlanner(TierPlanner):
         self, merged: Merged, memory: DeviceMemory, prices: Prices, said: list[str]
     ) -> Integers:
         """The paper's |C|, but for rows that cost more than they save here; what it took."""
-        batch_size = self._context.batch_size
+        batch_size = self.context.batch_size
         sample, whose = self._sample(merged)
         left = memory.capacity / GB
         if memory.capacity < batch_size * sample:

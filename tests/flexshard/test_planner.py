@@ -177,7 +177,7 @@ def test_options_that_clash_or_are_no_numbers_are_told_at_once(
 def test_k_follows_from_the_optimizer_where_nobody_says(optimizer: Any, k: float) -> None:
     fused = OptimizerSettings(tables=optimizer).fused_params()
     made = planner()
-    made._context = dataclasses.replace(made._context, fused=fused)
+    made.context = dataclasses.replace(made.context, fused=fused)
     made.propose(Histories(), SLOW, 4)
     assert made.report is not None
     assert made.report.ledger.prices.k == pytest.approx(k)

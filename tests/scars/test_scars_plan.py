@@ -290,7 +290,7 @@ def test_mapped_tables_need_no_memory_and_no_gpu() -> None:
 
 def test_what_is_hot_can_be_left_to_training() -> None:
     made = planner(None, size="hit_rate", hit_rate=0.5, profile_batches=0)
-    made._context = context()
+    made.context = context()
     plan = made.propose(Probe(), Topology(), 1)
     assert made.tier_plan is not None
     for table in made.tier_plan.tables.values():

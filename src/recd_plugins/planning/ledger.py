@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from recd_plugins.errors import DataError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.prices.bag_cost import row_wise_bags, table_wise_bags, travelling
@@ -206,22 +205,16 @@ def tier_plan(
     tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes], cluster: Cluster
 ) -> TierPlan:
     """Sizes as row ids, which the distributions must know."""
-    plans = {}
-    for name, size in sizes.items():
-        table = tables[name]
-        if size.replicated + size.per_node > table.rows.num_rows:
-            raise DataError(
-                f"tier plan: table {name!r} has {table.rows.num_rows:,} rows, fewer than the "
-                f"{size.replicated + size.per_node:,} of its tiers."
-            )
-        hottest = table.rows.hottest(size.replicated + size.per_node)
-        plans[name] = TablePlan(
-            table=name,
-            replicated=hottest[: size.replicated].copy(),
-            per_node=hottest[size.replicated :].copy(),
+    plans = {
+        name: TablePlan.hottest(
+            name,
+            tables[name].rows,
+            replicated=size.replicated,
+            per_node=size.per_node,
             coalesce=size.coalesce,
-            num_rows=table.rows.num_rows,
         )
+        for name, size in sizes.items()
+    }
     return TierPlan(tables=plans, n_nodes=cluster.n_nodes, ranks_per_node=cluster.ranks_per_node)
 
 

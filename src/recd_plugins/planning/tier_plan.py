@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError
+from recd_plugins.planning.rows import RowDistribution
 from recd_plugins.planning.saved.arrow_file import read_arrow, write_arrow
 
 __all__ = ["Coalesce", "Rows", "TablePlan", "TierPlan"]
@@ -45,6 +46,31 @@ class TablePlan:
     coalesce: Coalesce = "none"
     num_rows: int | None = None
     """Of the table, where it is known: what a saved plan is held to."""
+
+    @classmethod
+    def hottest(
+        cls,
+        table: str,
+        rows: RowDistribution,
+        *,
+        replicated: int,
+        per_node: int,
+        coalesce: Coalesce = "none",
+    ) -> TablePlan:
+        """So many of the hottest rows on every rank, so many of the next in every node."""
+        if replicated + per_node > rows.num_rows:
+            raise DataError(
+                f"tier plan: table {table!r} has {rows.num_rows:,} rows, fewer than the "
+                f"{replicated + per_node:,} of its tiers."
+            )
+        ids = rows.hottest(replicated + per_node)
+        return cls(
+            table=table,
+            replicated=ids[:replicated].copy(),
+            per_node=ids[replicated:].copy(),
+            coalesce=coalesce,
+            num_rows=rows.num_rows,
+        )
 
     def __post_init__(self) -> None:
         where = f"tier plan of table {self.table!r}"

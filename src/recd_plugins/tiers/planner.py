@@ -20,7 +20,7 @@ from recd_plugins.planning.network.agree import from_rank_0
 from recd_plugins.planning.profile import Profile, profile_batches
 from recd_plugins.planning.proposal import HoldsRowWise, PlansOthers
 from recd_plugins.planning.saved.saved_plan import lines, saved_plan
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,20 +67,22 @@ class TierPlanner(ABC):
     ) -> None:
         """Tables are profiled on so many batches, unless a saved `profile` is named; a saved
         tier `plan` is taken as it is."""
-        self._context = context
+        self.context = context
+        """Of the job that is planned."""
         self._others = others
-        self._saved = profile
-        self._batches = profile_batches
-        self._plan = plan
+        self.profile_path = profile
+        self.num_profile_batches = profile_batches
+        self._plan_path = plan
         self.tier_plan: TierPlan | None = None
         """The last plan's replicas; none before, and where no table has tiers."""
         self.profile: Profile | None = None
         """What it was made from."""
         self.report: PlanReport | None = None
         """Why it is what it is; on rank 0."""
-        self._found: Mapping[str, ModelTable] = {}
+        self.found: Mapping[str, ModelTable] = {}
+        """The model's tables that it was made for."""
+        self.explanation = "No plan has been made yet."
         self._cluster: TierCluster | None = None
-        self._explanation = "No plan has been made yet."
 
     @abstractmethod
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
@@ -103,31 +105,31 @@ class TierPlanner(ABC):
         )
         self._cluster = None
         if group.rank() != 0:
-            self._explanation = "Planned on rank 0, which knows why."
+            self.explanation = "Planned on rank 0, which knows why."
         return plan
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
-        found = self._found = {
+        found = self.found = {
             name: table
             for name, table in self.tables(model).items()
             if self._others.may_be_row_wise(name)
         }
         self.tier_plan = self.report = self._cluster = None
-        if self._plan is not None:
-            said = self._planned(self._plan, Cluster.of(topology, world_size))
+        if self._plan_path is not None:
+            said = self._from_file(self._plan_path, Cluster.of(topology, world_size))
         elif not found:
             said = f"{self.name}: the model has no {self.kind}: all is left to TorchRec's planner."
-        elif self._saved is None and self._context.batches is None:
+        elif self.profile_path is None and self.context.batches is None:
             said = (
                 f"{self.name}: there are no batches to profile, so every table is left to "
                 f"TorchRec's planner. Name a saved profile under {self.slot}.profile."
             )
         else:
             said = self._tier(model, topology, world_size)
-        others = self._beside()
+        others = self._others_planner()
         plan = others.propose(model, self.home(topology), world_size)
-        self._explanation = f"{said}\n{others.explain()}"
+        self.explanation = f"{said}\n{others.explain()}"
         return plan
 
     def home(self, topology: Topology) -> Topology:
@@ -140,13 +142,13 @@ class TierPlanner(ABC):
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """Those of the others; of the plan's tiers, where it has any."""
-        others = self._beside().sharders()
+        others = self._others_planner().sharders()
         if self.tier_plan is None:
             return others
         from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
         self._cluster = self._cluster or TierCluster(self.tier_plan)
-        tiered = {one.module_type: one for one in tier_sharders(self._cluster, self._context.fused)}
+        tiered = {one.module_type: one for one in tier_sharders(self._cluster, self.context.fused)}
         return [tiered.get(one.module_type, one) for one in others]
 
     def retier(self, batches: Iterable[Batch], group: ProcessGroup) -> None:
@@ -156,16 +158,50 @@ class TierPlanner(ABC):
         """
         if self.tier_plan is None or self._cluster is None:
             return
-        self.tier_plan = from_rank_0(group, lambda: self._hotter(batches))
+        self.tier_plan = from_rank_0(group, lambda: self.hotter(batches))
         self._cluster.retier(self.tier_plan)
 
     def explain(self) -> str:
-        return self._explanation
+        return self.explanation
+
+    def profiled(self) -> Profile:
+        """The saved profile, or one of the context's batches."""
+        if self.profile_path is None:
+            assert self.context.batches is not None  # `propose` asked
+            batches = islice(self.context.batches(), self.num_profile_batches)
+            counted = {name: table.counted for name, table in self.found.items()}
+            return profile_batches(batches, counted)
+        profile = Profile.load(self.profile_path)
+        for name, table in self.found.items():
+            if profile[name].num_rows != table.num_rows:
+                raise CapabilityError(
+                    f"{self.slot}.profile: {self.profile_path} was made of a table {name!r} of "
+                    f"{profile[name].num_rows:,} rows, but the model's has {table.num_rows:,}. "
+                    "Profile again: take `profile` out of registry.yaml."
+                )
+        return profile
+
+    def hotter(self, batches: Iterable[Batch]) -> TierPlan:
+        """The last plan with the rows that are hot in these batches."""
+        assert self.tier_plan is not None  # `retier` asked
+        plans = self.tier_plan.tables
+        self.profile = profile_batches(batches, {name: self.found[name].counted for name in plans})
+        tables = {
+            name: TablePlan.hottest(
+                name,
+                self.profile[name],
+                replicated=len(plan.replicated),
+                per_node=len(plan.per_node),
+                coalesce=plan.coalesce,
+            )
+            for name, plan in plans.items()
+        }
+        return dataclasses.replace(self.tier_plan, tables=tables)
 
     def _tier(self, model: nn.Module, topology: Topology, world_size: int) -> str:
         """Profile, have sizes chosen, and make row ids of them; why, in words."""
-        profile = self.profile = self._profiled()
-        tables = {name: table.with_rows(profile[name]) for name, table in self._found.items()}
+        profile = self.profile = self.profiled()
+        tables = {name: table.with_rows(profile[name]) for name, table in self.found.items()}
         chosen = self.choose(model, tables, topology, world_size)
         sizes = {name: size for name, size in chosen.sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
@@ -173,47 +209,12 @@ class TierPlanner(ABC):
         self.report = chosen.report
         return chosen.said
 
-    def _planned(self, path: Path, cluster: Cluster) -> str:
+    def _from_file(self, path: Path, cluster: Cluster) -> str:
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
-        self.tier_plan = saved_plan(path, self._found, cluster, where=f"{self.slot}.plan")
+        self.tier_plan = saved_plan(path, self.found, cluster, where=f"{self.slot}.plan")
         return "\n".join(lines(self.tier_plan, path))
 
-    def _hotter(self, batches: Iterable[Batch]) -> TierPlan:
-        """The last plan with other rows."""
-        assert self.tier_plan is not None  # `retier` asked
-        plans = self.tier_plan.tables
-        self.profile = profile_batches(batches, {name: self._found[name].counted for name in plans})
-        rows = {
-            name: self.profile[name].hottest(len(plan.replicated) + len(plan.per_node))
-            for name, plan in plans.items()
-        }
-        tables = {
-            name: dataclasses.replace(
-                plan,
-                replicated=rows[name][: len(plan.replicated)].copy(),
-                per_node=rows[name][len(plan.replicated) :].copy(),
-            )
-            for name, plan in plans.items()
-        }
-        return dataclasses.replace(self.tier_plan, tables=tables)
-
-    def _profiled(self) -> Profile:
-        if self._saved is None:
-            assert self._context.batches is not None  # `propose` asked
-            batches = islice(self._context.batches(), self._batches)
-            counted = {name: table.counted for name, table in self._found.items()}
-            return profile_batches(batches, counted)
-        profile = Profile.load(self._saved)
-        for name, table in self._found.items():
-            if profile[name].num_rows != table.num_rows:
-                raise CapabilityError(
-                    f"{self.slot}.profile: {self._saved} was made of a table {name!r} of "
-                    f"{profile[name].num_rows:,} rows, but the model's has {table.num_rows:,}. "
-                    "Profile again: take `profile` out of registry.yaml."
-                )
-        return profile
-
-    def _beside(self) -> PlansOthers:
+    def _others_planner(self) -> PlansOthers:
         """The planner of the others, for which tables with tiers or coalescing are row-wise."""
         return self._others.row_wise(
             self.tier_plan.tables if self.tier_plan else (), self.kernels()
