@@ -9,7 +9,6 @@ model  = DistributedModelParallel(model, device=device, plan=plan, sharders=stac
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.capability import resolve_device
+from recd_plugins.contexts import Contexts
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
@@ -26,15 +26,7 @@ from recd_plugins.planning.proposal import OrdersBatches, Proposes, Retiers
 from recd_plugins.planning.topology import Topology
 from recd_plugins.prepare import prepared
 from recd_plugins.registry import Choice, Registry
-from recd_plugins.slots import (
-    SLOTS,
-    Context,
-    DedupConverter,
-    Explains,
-    Loader,
-    Planner,
-    Reader,
-)
+from recd_plugins.slots import DedupConverter, Explains, Loader, Planner, Reader
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,7 +62,7 @@ class Stack:
         Any number of processes may call it at a time: one works, the others wait.
         """
         if self._tables is None:
-            self._tables = prepared(self.registry, self._context, progress)
+            self._tables = prepared(self.registry, self._contexts.of, progress)
         return self._tables
 
     def stats(
@@ -84,7 +76,7 @@ class Stack:
                 "that does to `plugins` in registry.yaml, say recd_dedup."
             )
         for choice in choices:
-            yield choice, choice.build(self._context("stats")).measure(table, progress)
+            yield choice, choice.build(self._contexts.of("stats")).measure(table, progress)
 
     @cached_property
     def schema(self) -> Schema:
@@ -110,7 +102,7 @@ class Stack:
         """The batches of a rank in the reader's own order: what planners count."""
         self.check()
         tables = self.prepare()
-        reader: Reader = self.registry.one("reader").build(self._context("reader"))
+        reader: Reader = self.registry.one("reader").build(self._contexts.of("reader"))
         return reader.loader(
             tables[split],
             rank=rank,
@@ -122,7 +114,7 @@ class Stack:
 
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""
-        model: nn.Module = self.registry.one("model").build(self._context("model", self.schema))
+        model: nn.Module = self.registry.one("model").build(self._contexts.of("model", self.schema))
         return model
 
     def check(self) -> None:
@@ -224,9 +216,14 @@ class Stack:
 
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
-        converters = self._dedup if self.registry.chosen("dedup") else []
-        said = [part.explain() for part in converters if isinstance(part, Explains)]
-        return "\n".join([*filter(None, [*said, self._adapted]), self._planner.explain()])
+        converter = self._converter
+        deduplicated = converter.explain() if isinstance(converter, Explains) else ""
+        said = filter(None, [deduplicated, self._adapted])
+        return "\n".join([*said, self._planner.explain()])
+
+    @cached_property
+    def _contexts(self) -> Contexts:
+        return Contexts(registry=self.registry, device=self.device, read=self.read)
 
     @property
     def _planning(self) -> Choice:
@@ -235,24 +232,23 @@ class Stack:
 
     @cached_property
     def _planner(self) -> Planner:
-        planner: Planner = self._planning.build(self._context(self._planning.record.slot))
+        planner: Planner = self._planning.build(self._contexts.of(self._planning.record.slot))
         return planner
 
     @cached_property
     def _transforms(self) -> list[tuple[Choice, Any]]:
         return [
-            (choice, choice.build(self._context("preprocess")))
+            (choice, choice.build(self._contexts.of("preprocess")))
             for choice in self.registry.chosen("preprocess")
         ]
 
     @cached_property
-    def _dedup(self) -> list[DedupConverter]:
-        context = dataclasses.replace(self._context("dedup", self.schema), tables=self.prepare())
-        return [choice.build(context) for choice in self.registry.chosen("dedup")]
-
-    @property
     def _converter(self) -> DedupConverter | None:
-        return self._dedup[0] if self.registry.chosen("dedup") else None
+        if not self.registry.chosen("dedup"):
+            return None
+        context = self._contexts.of("dedup", self.schema, self.prepare())
+        converter: DedupConverter = self.registry.one("dedup").build(context)
+        return converter
 
     @property
     def _groups(self) -> Groups:
@@ -280,38 +276,6 @@ class Stack:
         steps = [(_matching(choice, schema), step) for choice, step in self._transforms]
         converter = self._converter
         return BatchTransform(steps, converter) if steps or converter else None
-
-    def _context(self, slot: str, schema: Schema | None = None) -> Context:
-        train = self.registry.train
-        profiles = slot in ("sharding", "cache") and "dataset" in self.registry.choices
-        return Context(
-            device=self.device,
-            seed=0 if slot in ("dataset", "etl") else train.seed,
-            folder=self.registry.folder,
-            batch_size=train.batch_size,
-            fused=train.optimizer.fused_params(),
-            schema=schema,
-            batches=(lambda: self.read(0, train.ranks)) if profiles else None,
-            neighbours=self._neighbours(slot, schema),
-        )
-
-    def _neighbours(self, slot: str, schema: Schema | None) -> dict[str, Any]:
-        built: dict[str, Any] = {}
-        uses = {use for choice in self.registry.chosen(slot) for use in choice.record.uses}
-        for use in sorted(uses):
-            choices = self.registry.chosen(use)
-            parts = [choice.build(self._context(use, schema)) for choice in choices]
-            match SLOTS[use].fills:
-                case "one":
-                    built[use] = parts[0] if parts else None
-                case "many":
-                    built[use] = parts
-                case "by feature":
-                    built[use] = {
-                        choice.features[0]: part
-                        for choice, part in zip(choices, parts, strict=True)
-                    }
-        return built
 
 
 def _matching(choice: Choice, schema: Schema) -> list[str]:
