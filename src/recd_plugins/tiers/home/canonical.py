@@ -14,7 +14,11 @@ __all__ = ["CanonicalTable", "canonical_tables"]
 
 @dataclass(frozen=True)
 class CanonicalTable:
-    """Consecutive rows of a table with their optimizer state, as views of TorchRec's tensors."""
+    """Consecutive rows of a table with their optimizer state, as views of TorchRec's tensors.
+
+    Their versions are their own (`.data`): between a forward and its backward rows may come home,
+    for the graph keeps the table to step it, and looked up none of these rows there.
+    """
 
     first_row: int
     rows: Tensor
@@ -48,10 +52,10 @@ def canonical_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, Canonical
     """
     for key, weight in optimizer.params.items():
         shard = weight.local_shards()[0]
-        rows = shard.tensor.detach()
+        rows = shard.tensor.data
         states = list(optimizer.state[weight].values())
         state = (
-            states[0].local_shards()[0].tensor
+            states[0].local_shards()[0].tensor.data
             if states
             else rows.new_empty(len(rows), 0, dtype=torch.float32)
         )
