@@ -36,7 +36,7 @@ class FlexShardPlanner(TierPlanner):
     def __init__(self, config: FlexShardConfig, context: Context) -> None:
         super().__init__(
             context,
-            build_torchrec_planner(config.others, context),
+            build_torchrec_planner(config.others, context, where="sharding.others"),
             profile=config.profile,
             profile_batches=config.profile_batches,
             plan=config.plan,

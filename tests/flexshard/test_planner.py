@@ -146,7 +146,7 @@ def test_k_and_budgets_size_the_tiers() -> None:
     assert replicas(goal="memory_neutral", k=6.25) < replicas(goal="memory_neutral", k=1.5)
     small, large = (replicas(goal="budget", k=6.25, budget_gb=gb) for gb in (0.0, 1e-5))
     assert small < large
-    with pytest.raises(CapabilityError, match="Raise the budget"):
+    with pytest.raises(CapabilityError, match=r"Raise sharding\.budget_gb"):
         replicas(goal="budget", budget_gb=-1.0)
 
 
@@ -209,10 +209,19 @@ def test_a_saved_profile_takes_the_place_of_batches(tmp_path: Path) -> None:
     second = planner(none, profile=str(tmp_path / "profile.arrow"))
     second.propose(Histories(), SLOW, 4)
     assert second.tier_plan == first.tier_plan
-    other = Profile(rows={"t0": dataclasses.replace(first.profile["t0"].part(0, 100))})
+    other = Profile(rows={"t0": dataclasses.replace(first.profile["t0"].part(0, 100), ids=None)})
     other.save(tmp_path / "other.arrow")
     with pytest.raises(CapabilityError, match="of 100 rows, but the model's has 500"):
         planner(none, profile=str(tmp_path / "other.arrow")).propose(Histories(), SLOW, 4)
+    Profile(rows={"t1": first.profile["t0"]}).save(tmp_path / "another.arrow")
+    with pytest.raises(CapabilityError, match=r"another\.arrow has no table 't0'.* Profile again"):
+        planner(none, profile=str(tmp_path / "another.arrow")).propose(Histories(), SLOW, 4)
+
+
+def test_constraints_of_the_others_are_named_by_their_path() -> None:
+    said = {"constraints": {"t9": {"sharding_types": ["row_wise"]}}}
+    with pytest.raises(RegistryError, match=r"^sharding\.others\.constraints: no table .*'t9'"):
+        planner(others=said).propose(Histories(), SLOW, 4)
 
 
 def test_a_saved_plan_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, Offers
 from recd_flexshard.policy.optimum import Optimum
 from recd_flexshard.policy.paper import breakpoints
-from recd_plugins.errors import CapabilityError
+from recd_flexshard.policy.too_little import too_little
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
 from recd_plugins.planning.merged import Merged
@@ -57,7 +57,7 @@ def choose(
     if goal == "memory_neutral":
         # Coalescing alone may save memory: neutral is what it is without replicas.
         flex: Literal[2, 3] = 3 if PER_NODE in allowed else 2
-        found = breakpoints(merged, offers, tiers=flex, budget=0.0, multiple=multiple)
+        found = breakpoints(merged, offers, tiers=flex, multiple=multiple)
     else:
         base = Ledger.of(tables, {}, prices).cost.memory
         optimum = Optimum.of(merged, offers, allowed, base)
@@ -134,10 +134,7 @@ class _Best:
 
     def found(self) -> Ledger:
         if self._found is None:
-            raise CapabilityError(
-                f"flexshard: {-self.least:,.0f} bytes a rank can be saved at most, but "
-                f"{-self.budget:,.0f} must be. Raise the budget."
-            )
+            raise too_little(self.least, self.budget)
         return self._found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
-from recd_plugins.errors import CapabilityError
+from recd_flexshard.policy.too_little import too_little
 from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.rows import Floats, Integers
 
@@ -77,10 +77,7 @@ class Optimum:
         Counts are rounded down to a multiple of the world size.
         """
         if budget is not None and budget < self.memory[0] - SLACK:
-            raise CapabilityError(
-                f"flexshard: {-self.memory[0]:,.0f} bytes a rank can be saved at most, but "
-                f"{-budget:,.0f} must be. Raise the budget."
-            )
+            raise too_little(float(self.memory[0]), budget)
         steps = len(self.runs)
         if budget is not None:
             budget = max(budget, float(self.memory[0]))

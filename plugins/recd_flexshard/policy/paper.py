@@ -7,34 +7,36 @@ from typing import Literal
 import numpy as np
 
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
-from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.merged import Merged
 from recd_plugins.planning.rows import Floats, Integers
 
 __all__ = ["breakpoints"]
 
+LEAST = 1e-12
+"""Bytes of a row that takes none, so that all of its run fit."""
+
 
 def breakpoints(
-    merged: Merged, offers: Offers, *, tiers: Literal[2, 3], budget: float, multiple: int
+    merged: Merged, offers: Offers, *, tiers: Literal[2, 3], multiple: int
 ) -> tuple[Integers, Integers]:
-    """[T] rows of each table in DP, and in Flex; `budget` is extra bytes a rank over all-RW.
+    """[T] rows of each table in DP, and in Flex, at no more memory than all-RW.
 
-    Two tiers: rows become DP, in falling p, until what they cost in memory beyond what they
-    save reaches the budget (0: memory-neutral), or until they would cost time.
-    Three: DP while a row saves memory (p > p* = (k - 1/U) / B); then Flex until the budget and
-    what DP saved are used up, or until Flex costs time.
+    Two tiers: rows become DP, in falling p, until they cost in memory what those before them
+    saved, or until they would cost time.
+    Three: DP while a row saves memory (p > p* = (k - 1/U) / B); then Flex until what DP saved is
+    used up, or until Flex costs time.
     Each table's counts are rounded down to a multiple of the world size.
     """
     counts = merged.rows.counts
     extra = offers.memory - offers.memory[ROW_WISE]
     gain = offers.ms[ROW_WISE] - offers.ms
     if tiers == 2:
-        taken = _fill(counts, extra[REPLICATED], gain[REPLICATED], budget)
+        taken = _fill(counts, extra[REPLICATED], gain[REPLICATED], 0.0)
         return _rounded(merged, taken, multiple), np.zeros(len(merged.names), np.int64)
     replicated = _rounded(merged, counts * (extra[REPLICATED] < 0), multiple)
     # Rows that rounding sent back are the first that Flex may take.
     hot = _first(merged, replicated)
-    left = budget - float(hot @ extra[REPLICATED])
+    left = -float(hot @ extra[REPLICATED])
     per_node = _fill(counts - hot, extra[PER_NODE], gain[PER_NODE], left)
     return replicated, _rounded(merged, per_node, multiple)
 
@@ -47,16 +49,11 @@ def _fill(counts: Integers, extra: Floats, gain: Floats, budget: float) -> Integ
     rows = counts * (gain > 0)
     used = np.cumsum(rows * extra)
     within = np.flatnonzero(used <= budget)
-    if not len(within) and budget < 0:
-        raise CapabilityError(
-            f"flexshard: replicas can save {-used.min(initial=0.0):,.0f} bytes a rank at most, "
-            f"but must save {-budget:,.0f}. Raise the budget."
-        )
     last = int(within[-1]) if len(within) else -1
     taken = np.where(np.arange(len(rows)) <= last, rows, 0)
     if last + 1 < len(rows):
         left = budget - (used[last] if last >= 0 else 0.0)
-        taken[last + 1] = min(int(left // max(extra[last + 1], 1e-12)), rows[last + 1])
+        taken[last + 1] = min(int(left // max(extra[last + 1], LEAST)), rows[last + 1])
     return taken
 
 

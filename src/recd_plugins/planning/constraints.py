@@ -98,10 +98,12 @@ def parameter_constraints(
     sharders: Sequence[ModuleSharder[nn.Module]],
     device: str,
     batch_size: int,
+    where: str = "sharding.constraints",
 ) -> dict[str, ParameterConstraints]:
     """What `said` says of each table by name or glob (the last that fits counts), as TorchRec's.
 
-    Features that an adapted model looks up with unique samples count as many samples.
+    `where` is their path in registry.yaml. Features that an adapted model looks up with unique
+    samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -111,19 +113,19 @@ def parameter_constraints(
     for pattern in said:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise RegistryError(
-                f"sharding.constraints: no table is named {pattern!r}; {nearest(pattern, names)}"
+                f"{where}: no table is named {pattern!r}; {nearest(pattern, names)}"
             )
     constraints = {}
     for table in tables:
         fits = [pattern for pattern in said if fnmatchcase(table.name, pattern)]
         wanted = said[fits[-1]] if fits else TableConstraint()
-        where = f"sharding.constraints.{fits[-1]}" if fits else "sharding"
+        here = f"{where}.{fits[-1]}" if fits else where
         constraints[table.name] = ParameterConstraints(
-            sharding_types=_kinds(table, wanted, where),
+            sharding_types=_kinds(table, wanted, here),
             compute_kernels=list(wanted.compute_kernels) or None,
             min_partition=wanted.min_partition,
             cache_params=_cache_params(wanted),
-            **_pooling_factors(table, wanted, where),
+            **_pooling_factors(table, wanted, here),
             **_batch_sizes(table, wanted, batch_size),
         )
     return constraints

@@ -97,8 +97,8 @@ def check_collections(
     left = [t.name for t in every.values() if t.module in modules and t.name not in planned]
     if left:
         raise RegistryError(
-            f"{slot}: tables {', '.join(left)} are left out, by {slot}.tables or by "
-            "sharding.constraints, but others of their EmbeddingBagCollection are coalesced, "
+            f"{slot}: tables {', '.join(left)} are left out, by {slot}.tables or by the "
+            "planner's constraints, but others of their EmbeddingBagCollection are coalesced, "
             "which all of one collection are or none. Name all of them, or set "
             "`coalesce: none`."
         )

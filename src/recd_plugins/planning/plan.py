@@ -54,8 +54,11 @@ class TorchRecPlanner:
         batch_size: int,
         fused: Mapping[str, Any],
         row_wise: Mapping[str, TableConstraint] | None = None,
+        where: str = "sharding",
     ) -> None:
-        """Tables in `row_wise` are held to those constraints, over the config's."""
+        """Tables in `row_wise` are held to those constraints, over the config's, whose path in
+        registry.yaml is `where`."""
+        self._where = where
         self._config = config
         self._row_wise = dict(row_wise or {})
         self._device = device
@@ -83,6 +86,7 @@ class TorchRecPlanner:
             batch_size=self._batch_size,
             fused=self._fused,
             row_wise=dict.fromkeys(tables, ROW_WISE) | dict(kernels or {}),
+            where=self._where,
         )
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
@@ -120,7 +124,9 @@ class TorchRecPlanner:
         offered = self._row_wise.keys() & offers_row_wise(model, sharders, device)
         held = {name: self._row_wise[name] for name in sorted(offered)}
         said = {**self._config.constraints, **held}
-        constraints = parameter_constraints(model, said, sharders, device, self._batch_size)
+        constraints = parameter_constraints(
+            model, said, sharders, device, self._batch_size, f"{self._where}.constraints"
+        )
         with _quiet_planner():
             planner = EmbeddingShardingPlanner(
                 topology=on,
@@ -165,8 +171,8 @@ class TorchRecPlanner:
         said = f"TorchRec's planner says: {str(error).splitlines()[0].strip()}"
         if error.error_type is not PlannerErrorType.INSUFFICIENT_STORAGE:
             return RegistryError(
-                "sharding: no plan keeps what `sharding.constraints` and `topology` ask for: "
-                f"loosen them. {said}"
+                f"sharding: no plan keeps what `{self._where}.constraints` and `topology` ask "
+                f"for: loosen them. {said}"
             )
         kinds = tuple(sharder.module_type for sharder in self.sharders())
         needed = sum(
@@ -185,10 +191,16 @@ class TorchRecPlanner:
         )
 
 
-def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> TorchRecPlanner:
+def build_torchrec_planner(
+    config: TorchRecPlannerConfig, context: Any, where: str = "sharding"
+) -> TorchRecPlanner:
     """The record's build; `context` is a `slots.Context`."""
     return TorchRecPlanner(
-        config, device=context.device, batch_size=context.batch_size, fused=context.fused
+        config,
+        device=context.device,
+        batch_size=context.batch_size,
+        fused=context.fused,
+        where=where,
     )
 
 

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "Profile", "profile_batches"]
 
 METADATA_KEY = b"recd.profile"
+SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("error", pa.float64(), nullable=False),
+        pa.field("counts", pa.large_list(pa.int64()), nullable=False),
+        pa.field("p", pa.large_list(pa.float64()), nullable=False),
+        pa.field("presence", pa.large_list(pa.float64()), nullable=False),
+        pa.field("ids", pa.large_list(pa.int64())),
+    ]
+)
 
 NONE = np.empty(0, np.int64)
 
@@ -50,16 +60,8 @@ class Profile:
 
     def save(self, path: Path) -> None:
         """One Arrow IPC file: a row per distribution, its runs as lists."""
-        schema = pa.schema(
-            [
-                ("name", pa.string()),
-                ("error", pa.float64()),
-                ("counts", pa.large_list(pa.int64())),
-                ("p", pa.large_list(pa.float64())),
-                ("presence", pa.large_list(pa.float64())),
-                ("ids", pa.large_list(pa.int64())),
-            ],
-            metadata={METADATA_KEY: json.dumps({"samples": self.samples}).encode()},
+        schema = SCHEMA.with_metadata(
+            {METADATA_KEY: json.dumps({"samples": self.samples}).encode()}
         )
         each = list(self.rows.values())
         columns = [
@@ -76,20 +78,21 @@ class Profile:
     def load(cls, path: Path) -> Profile:
         """What `save` wrote; anything else raises `DataError`."""
         table = read_arrow(
-            path, METADATA_KEY, "A profile is meant: `recd data profile` writes one."
+            path, METADATA_KEY, SCHEMA, "A profile is meant: `recd data profile` writes one."
         )
         try:
             said = json.loads(table.schema.metadata[METADATA_KEY])
-            rows = {
-                table["name"][at].as_py(): RowDistribution(
+            rows = {}
+            for at in range(len(table)):
+                name = table["name"][at].as_py()
+                rows[name] = RowDistribution(
                     counts=_array(table["counts"][at]),
                     p=_array(table["p"][at]),
                     presence=_array(table["presence"][at]),
                     ids=_array(table["ids"][at]) if table["ids"][at].is_valid else None,
                     error=table["error"][at].as_py(),
                 )
-                for at in range(len(table))
-            }
+                _check_ids(name, rows[name])
             return cls(rows=rows, samples=int(said["samples"]))
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
@@ -150,6 +153,21 @@ def _named(looked_up: Mapping[str, Integers], feature: str) -> Integers:
             f"profile: the batches have no feature {feature!r}; {nearest(feature, looked_up)}"
         )
     return looked_up[feature]
+
+
+def _check_ids(name: str, rows: RowDistribution) -> None:
+    """Each is of one row of the table."""
+    if rows.ids is None or not len(rows.ids):
+        return
+    low, high = int(rows.ids.min()), int(rows.ids.max())
+    if low < 0 or high >= rows.num_rows:
+        raise DataError(
+            f"{name!r} names row {low if low < 0 else high:,}, but has {rows.num_rows:,} rows."
+        )
+    seen = np.zeros(rows.num_rows, np.bool_)
+    seen[rows.ids] = True
+    if np.count_nonzero(seen) < len(rows.ids):
+        raise DataError(f"{name!r} names a row twice.")
 
 
 def _array(scalar: pa.LargeListScalar) -> NDArray[Any]:

@@ -44,9 +44,11 @@ class RowDistribution:
             raise DataError(f"rows: counts, p and presence must be [R] alike, but are {shapes}.")
         if np.any(self.counts < 1) or not np.all(np.isfinite(self.p)) or np.any(self.p < 0):
             raise DataError("rows: each run needs a row or more, and p >= 0.")
+        if self.counts.sum(dtype=np.float64) >= np.iinfo(np.int64).max:
+            raise DataError("rows: runs have more rows together than int64 counts.")
         if np.any(np.diff(self.p) > 0):
             raise DataError("rows: p must fall from run to run: put the hottest rows first.")
-        if np.any(self.presence < 0) or np.any(self.presence > 1):
+        if not np.all((self.presence >= 0) & (self.presence <= 1)):
             raise DataError("rows: presence is a chance, from 0 to 1.")
         if self.ids is not None and len(self.ids) > self.num_rows:
             raise DataError(f"rows: {len(self.ids)} ids are named of {self.num_rows} rows.")

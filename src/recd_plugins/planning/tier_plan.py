@@ -27,6 +27,15 @@ that touches it, or once per node (through a concentrator rank)."""
 Rows = NDArray[np.int64]
 
 METADATA_KEY = b"recd.tier_plan"
+SCHEMA = pa.schema(
+    [
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("coalesce", pa.string(), nullable=False),
+        pa.field("replicated", pa.large_list(pa.int64()), nullable=False),
+        pa.field("per_node", pa.large_list(pa.int64()), nullable=False),
+        pa.field("num_rows", pa.int64()),
+    ]
+)
 
 
 def _no_rows() -> Rows:
@@ -137,16 +146,7 @@ class TierPlan:
     def save(self, path: Path) -> None:
         """One Arrow IPC file: a row per table, the cluster in its metadata."""
         cluster = {"n_nodes": self.n_nodes, "ranks_per_node": self.ranks_per_node}
-        schema = pa.schema(
-            [
-                ("table", pa.string()),
-                ("coalesce", pa.string()),
-                ("replicated", pa.large_list(pa.int64())),
-                ("per_node", pa.large_list(pa.int64())),
-                ("num_rows", pa.int64()),
-            ],
-            metadata={METADATA_KEY: json.dumps(cluster).encode()},
-        )
+        schema = SCHEMA.with_metadata({METADATA_KEY: json.dumps(cluster).encode()})
         plans = list(self.tables.values())
         columns = [
             pa.array([plan.table for plan in plans], pa.string()),
@@ -161,7 +161,7 @@ class TierPlan:
     def load(cls, path: Path) -> TierPlan:
         """What `save` wrote; anything else raises `DataError`."""
         rows = read_arrow(
-            path, METADATA_KEY, "A tier plan is meant: `recd plan --save` writes one."
+            path, METADATA_KEY, SCHEMA, "A tier plan is meant: `recd plan --save` writes one."
         )
         try:
             cluster = json.loads(rows.schema.metadata[METADATA_KEY])
@@ -192,5 +192,5 @@ class TierPlan:
 
 
 def _rows(ids: pa.LargeListScalar) -> Rows:
-    found: Rows = ids.values.to_numpy(zero_copy_only=False).astype(np.int64)
+    found: Rows = ids.values.to_numpy(zero_copy_only=False)
     return found

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, nearest
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.report import PlanReport
@@ -119,7 +119,10 @@ class TierPlanner(ABC):
         if self._plan_path is not None:
             said = self._from_file(self._plan_path, Cluster.of(topology, world_size))
         elif not found:
-            said = f"{self.name}: the model has no {self.kind}: all is left to TorchRec's planner."
+            said = (
+                f"{self.name}: no {self.kind} may have replicas, for the model has none or the "
+                "options leave all out: all is left to TorchRec's planner."
+            )
         elif self.profile_path is None and self.context.batches is None:
             said = (
                 f"{self.name}: there are no batches to profile, so every table is left to "
@@ -173,11 +176,17 @@ class TierPlanner(ABC):
             return profile_batches(batches, counted)
         profile = Profile.load(self.profile_path)
         for name, table in self.found.items():
+            where = f"{self.slot}.profile: {self.profile_path}"
+            again = "Profile again: take `profile` out of registry.yaml."
+            if name not in profile.rows:
+                raise CapabilityError(
+                    f"{where} has no table {name!r}, as the model has; "
+                    f"{nearest(name, profile.rows)} {again}"
+                )
             if profile[name].num_rows != table.num_rows:
                 raise CapabilityError(
-                    f"{self.slot}.profile: {self.profile_path} was made of a table {name!r} of "
-                    f"{profile[name].num_rows:,} rows, but the model's has {table.num_rows:,}. "
-                    "Profile again: take `profile` out of registry.yaml."
+                    f"{where} was made of a table {name!r} of {profile[name].num_rows:,} rows, "
+                    f"but the model's has {table.num_rows:,}. {again}"
                 )
         return profile
 

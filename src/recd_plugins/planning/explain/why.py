@@ -22,14 +22,16 @@ def why_not_more(table: TableLedger, ledger: Ledger, budget: float | None) -> st
         return "every row has a replica"
     next_row = rows.part(taken, taken + 1)
     prices, width = ledger.prices, table.table.width
-    flex = sizes.per_node or (not sizes.replicated and prices.cluster.n_nodes > 1)
+    cluster = prices.cluster
+    nodes = cluster.n_nodes > 1 and cluster.ranks_per_node > 1
+    flex = sizes.per_node or (not sizes.replicated and nodes)
     moves = (
         prices.per_node(next_row, width, sizes.coalesce)
         if flex
         else prices.replicated(next_row, width)
     ).total(next_row.counts)
     stays, memory = _stays(table, ledger, next_row, taken)
-    gain = stays - float(marginal_ms(moves, prices.cluster))
+    gain = stays - float(marginal_ms(moves, cluster))
     more = moves.memory - memory
     said = (
         f"no more rows in {'Flex' if flex else 'DP'}: the next one, {next_row.p[0]:.3g} "
@@ -60,8 +62,9 @@ def _stays(
 
 def _limit(ledger: Ledger, budget: float | None, more: float) -> str:
     """Why a row that pays by itself has no replica; it would take `more` bytes a rank."""
+    ranks = ledger.prices.cluster.world_size
     if not any(one.sizes.replicated or one.sizes.per_node for one in ledger.tables.values()):
         return "a tier's own collectives would take longer than all of its rows save"
     if budget is not None and more > 0:
         return "memory is used up"
-    return "replicas are fewer by the goal"
+    return f"replicas are fewer by the goal, or by whole multiples of {ranks} ranks"

@@ -20,8 +20,11 @@ def write_arrow(path: Path, table: pa.Table) -> None:
     part.replace(path)
 
 
-def read_arrow(path: Path, key: bytes, what: str) -> pa.Table:
-    """The table of an Arrow IPC file whose metadata has `key`; `what` says what that makes it."""
+def read_arrow(path: Path, key: bytes, schema: pa.Schema, what: str) -> pa.Table:
+    """The table of an Arrow IPC file whose metadata has `key`, with the columns of `schema`.
+
+    `what` says what that makes it, and how one is made.
+    """
     if not path.exists():
         raise DataError(f"{path}: there is no such file. {what}")
     if path.is_dir():
@@ -39,4 +42,17 @@ def read_arrow(path: Path, key: bytes, what: str) -> pa.Table:
             f"{path}: is an Arrow file of another kind: its columns are "
             f"{', '.join(table.schema.names)}. {what}"
         )
+    for field in schema:
+        _check(path, table, field, what)
     return table
+
+
+def _check(path: Path, table: pa.Table, field: pa.Field, what: str) -> None:
+    if field.name not in table.column_names:
+        raise DataError(f"{path}: has no column {field.name!r}. {what}")
+    column = table[field.name].combine_chunks()
+    if column.type != field.type:
+        raise DataError(f"{path}: column {field.name!r} is {column.type}, not {field.type}. {what}")
+    inner = column.flatten().null_count if pa.types.is_large_list(column.type) else 0
+    if inner or (column.null_count and not field.nullable):
+        raise DataError(f"{path}: column {field.name!r} has nulls. {what}")
