@@ -176,8 +176,10 @@ class ShardingRecord(Record[C, Planner]):
 
 
 class TierRecord(Record[C, Any]):
-    """How replicas of hot rows live, move and are priced, for a planner that asks for it. The
-    host's own two, on all ranks and per node, are no plugins."""
+    """How replicas of hot rows live, move and are priced, for a planner that asks for it.
+
+    The host's own two, on all ranks and per node, are no plugins.
+    """
 
     slot = "tier"
     fills = "many"
