@@ -159,9 +159,10 @@ def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]
 
 
 def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
-    """Have an EmbeddingBagCollection yield sums where row-wise tables pool by the mean.
+    """Have an EmbeddingBagCollection yield sums where tables pool by the mean.
 
-    It would divide them by the lengths of the bags that it is given.
+    It would divide those of row-wise and table-row-wise ones by the lengths of the bags that it
+    is given. Of others its kernels take the mean.
     """
     module: Any = sharded
     module._has_mean_pooling_callback = False

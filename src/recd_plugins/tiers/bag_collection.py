@@ -87,7 +87,7 @@ class TierEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             config.name
             for config in configs
             if config.pooling is PoolingType.MEAN
-            and shardings[config.name].sharding_type == "row_wise"
+            and shardings[config.name].sharding_type in ("row_wise", "table_row_wise")
         }
         self._divides = [slot.table in means for slot in self.tiers.slots]
         leave_means(self)
