@@ -39,7 +39,7 @@ if __name__ == "__main__":
             settings = REGISTRY["train"] | {"steps": steps, "run": f"{folder}/{side}"}
             registry = REGISTRY | {"folder": folder, "sharding": sharding, "train": settings}
             stack = rp.load(registry)
-            planner = stack.propose(stack.model(), world_size=4)  # as `recd plan` does
+            planner = stack.planned_for(stack.model(), world_size=4)  # as `recd plan` does
             print(side, stack.explain(), "", sep="\n")
             said, *_ = ranks.run(train_quietly, registry, world_size=4)
             losses = [f"{said[split]['loss']:.6f}" for split in ("train", "test")]

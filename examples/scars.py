@@ -46,7 +46,7 @@ if __name__ == "__main__":
             losses = [f"{said[split]['loss']:.6f}" for split in ("train", "test")]
             table.add_row(side, *(f"{number:.2f}" for number in shown), *losses)
         stack = rp.load(registry)
-        planner = stack.propose(stack.model(), world_size=2)  # as `recd plan` does
+        planner = stack.planned_for(stack.model(), world_size=2)  # as `recd plan` does
     rows = together(list(planner.profile.rows.values()))
     hottest = {count: f"{rows.coverage(count):.0%}" for count in (100, 1000, 10000)}
     print(stack.explain().splitlines()[0], f"lookups of the hottest rows: {hottest}", sep="\n")

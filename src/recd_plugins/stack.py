@@ -50,6 +50,7 @@ class Stack:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._tables: Tables | None = None
+        self._planner: Planner | None = None
         self._adapted = ""
 
     @cached_property
@@ -94,8 +95,8 @@ class Stack:
         Those of the train split may come in an order of the planner's.
         """
         loader = self.read(rank, world_size, split)
-        if split == "train" and isinstance(self._planner, OrdersBatches):
-            return self._planner.order(loader, rank, world_size)
+        if split == "train" and isinstance(planner := self.planner(), OrdersBatches):
+            return planner.order(loader, rank, world_size)
         return loader
 
     def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
@@ -120,9 +121,9 @@ class Stack:
     def check(self) -> None:
         """What the registry alone cannot tell: whether features exist, what its planner can."""
         if self.registry.train.retier_every:
-            _ = self.retiers
+            self.retiering_planner()
         if self.registry.chosen("cache"):
-            _ = self._planner
+            self.planner()  # it says, when built, what it cannot stand in front of
         names = self.prepare().schema.sparse_names
         for slot in ("preprocess", "pooling"):
             for choice in self.registry.chosen(slot):
@@ -178,25 +179,30 @@ class Stack:
                 "stack.plan needs a process group: call torch.distributed.init_process_group "
                 "first, or pass one."
             )
-        return self._planner.plan(model, topology or self.registry.topology, group)
+        return self.planner().plan(model, topology or self.registry.topology, group)
 
-    def propose(
+    def planner(self) -> Planner:
+        """What plans, built once: `explain` says what it planned last."""
+        if self._planner is None:
+            self._planner = self._planning.build(self._contexts.of(self._planning.record.slot))
+        return self._planner
+
+    def planned_for(
         self, model: nn.Module, world_size: int, topology: Topology | None = None
     ) -> Planner:
         """The planner, once it has planned for so many ranks, which need not be there."""
-        planner = self._planner
+        planner = self.planner()
         if not isinstance(planner, Proposes):
             raise CapabilityError(
                 f"{self._planning.where}: {type(planner).__name__} plans on the ranks themselves "
                 "alone: it has no `propose`. Train with it, and see what stack.explain() says."
             )
         planner.propose(model, topology or self.registry.topology, world_size)
-        return self._planner
+        return planner
 
-    @property
-    def retiers(self) -> Retiers:
-        """The planner, which can move its replicas while training."""
-        planner = self._planner
+    def retiering_planner(self) -> Retiers:
+        """The planner, if it can move its replicas while training; an error if it cannot."""
+        planner = self.planner()
         if not isinstance(planner, Retiers):
             raise CapabilityError(
                 f"train.retier_every: the planner of {self._planning.record.name!r} "
@@ -207,7 +213,7 @@ class Stack:
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The sharders of the plan; they carry the tables' fused optimizer."""
-        sharders = self._planner.sharders()
+        sharders = self.planner().sharders()
         if not self._groups:
             return sharders
         from recd_plugins.embedding.sharder import with_dedup
@@ -219,7 +225,7 @@ class Stack:
         converter = self._converter
         deduplicated = converter.explain() if isinstance(converter, Explains) else ""
         said = filter(None, [deduplicated, self._adapted])
-        return "\n".join([*said, self._planner.explain()])
+        return "\n".join([*said, self.planner().explain()])
 
     @cached_property
     def _contexts(self) -> Contexts:
@@ -229,11 +235,6 @@ class Stack:
     def _planning(self) -> Choice:
         """What plans: a cache stands in front of the sharding slot's planner."""
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
-
-    @cached_property
-    def _planner(self) -> Planner:
-        planner: Planner = self._planning.build(self._contexts.of(self._planning.record.slot))
-        return planner
 
     @cached_property
     def _transforms(self) -> list[tuple[Choice, Any]]:

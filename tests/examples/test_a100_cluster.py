@@ -45,7 +45,7 @@ def test_a_plan_is_made_of_it(tmp_path: Path) -> None:
     values["sharding"] |= {"goal": "min_communication", "others": {"search": "greedy"}}
     stack = load(values, ["train.device=cpu", "train.batch_size=32"])
     stack.check()
-    planner = stack.propose(stack.adapt(stack.model()), 32)
+    planner = stack.planned_for(stack.adapt(stack.model()), 32)
     assert isinstance(planner, Tiered)
     assert planner.tier_plan is not None
     assert (planner.tier_plan.n_nodes, planner.tier_plan.ranks_per_node) == (4, 8)

@@ -51,7 +51,7 @@ def planned(
         name="table", embedding_dim=256, num_embeddings=model.num_rows, feature_names=["ids"]
     )
     sequences = EmbeddingCollection(tables=[table], device=torch.device("meta"))
-    planner = stack.propose(nn.ModuleDict({"sequences": sequences}), 32)
+    planner = stack.planned_for(nn.ModuleDict({"sequences": sequences}), 32)
     assert isinstance(planner, Tiered)
     assert planner.report is not None
     return planner.report.ledger.tables["table"].sizes

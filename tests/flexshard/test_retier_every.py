@@ -51,7 +51,7 @@ def hot_rows(said: dict[str, Any]) -> dict[str, list[int]]:
 
     stack = load(said)
     train(stack, torch.device("cpu"))
-    planner = stack._planner
+    planner = stack.planner()
     if not isinstance(planner, Tiered) or planner.tier_plan is None:
         return {}
     return {name: t.replicated.tolist() for name, t in planner.tier_plan.tables.items()}

@@ -96,7 +96,7 @@ def replicated(said: dict[str, Any]) -> int:
     """On a rank: how many rows the plan replicates, of all tables."""
     stack = load(said)
     stack.plan(stack.adapt(stack.model()))
-    planner = stack._planner
+    planner = stack.planner()
     assert isinstance(planner, Tiered)
     assert planner.tier_plan is not None
     return sum(len(table.replicated) for table in planner.tier_plan.tables.values())
@@ -190,7 +190,7 @@ def trained(said: dict[str, Any]) -> tuple[dict[str, list[int]], str]:
 
     stack = load(said)
     train(stack, torch.device("cpu"))
-    planner = stack._planner
+    planner = stack.planner()
     if not isinstance(planner, Tiered) or planner.tier_plan is None:
         return {}, stack.explain()
     rows = {name: one.replicated.tolist() for name, one in planner.tier_plan.tables.items()}

@@ -99,7 +99,7 @@ def loaded(folder: str, name: str, overrides: list[str]) -> tuple[dict[str, Tens
     held = dict(job.model.state_dict())
     for parameter, states in job.optimizer.state_dict()["state"].items():
         held |= {f"{parameter}/{key}": value for key, value in states.items()}
-    planner = stack._planner
+    planner = stack.planner()
     plan = planner.tier_plan if isinstance(planner, Tiered) else None
     tables = [] if plan is None else plan.tables.values()
     return whole(held), sum(len(table.replicated) + len(table.per_node) for table in tables)

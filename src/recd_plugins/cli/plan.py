@@ -104,7 +104,7 @@ def plan(
         with progress() as show:
             stack.prepare(show)
         _quiet()
-        planner = stack.propose(stack.adapt(stack.model()), stack.registry.train.ranks)
+        planner = stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)
         report = _write(planner, save, save_profile, figure)
         drifted = {} if drift is None else _drifted(planner, drift)
         changed = {} if against is None else _changed(planner, against)

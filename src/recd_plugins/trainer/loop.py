@@ -55,7 +55,7 @@ class Loop:
         self._retiering: Retiering | None = None
         if settings.retier_every:
             self._retiering = Retiering(
-                stack.retiers,
+                stack.retiering_planner(),
                 start=start,
                 every=settings.retier_every,
                 keep=settings.retier_batches,
