@@ -31,12 +31,14 @@ SIDES = {
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # TorchRec's own
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 24
+    steps = [*sys.argv, "24"][1]
+    if not steps.isdecimal() or int(steps) < 8:
+        sys.exit(f"{steps}: say 8 steps at least; bytes are not counted at a run's ends")
     caption = "a step's time, MB through a rank's all-to-alls and other collectives, loss"
     table = Table("", "ms", "all-to-all", "others", "train", "test", caption=caption)
     with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
         for side, sharding in SIDES.items():
-            settings = REGISTRY["train"] | {"steps": steps, "run": f"{folder}/{side}"}
+            settings = REGISTRY["train"] | {"steps": int(steps), "run": f"{folder}/{side}"}
             registry = REGISTRY | {"folder": folder, "sharding": sharding, "train": settings}
             stack = rp.load(registry)
             planner = stack.planned_for(stack.model(), world_size=4)  # as `recd plan` does

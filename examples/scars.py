@@ -32,14 +32,17 @@ def made_up(path):
 
 
 if __name__ == "__main__":
+    steps = [*sys.argv, "24"][1]
+    if not steps.isdecimal() or int(steps) < 8:
+        sys.exit(f"{steps}: say 8 steps at least; bytes are not counted at a run's ends")
     table = Table("a step", "ms", "MB all-to-all", "MB others", "training loss", "test loss")
     with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
         log = Path(sys.argv[2]).resolve() if sys.argv[2:] else made_up(Path(folder, "log.tsv"))
         registry = {"plugins": ["recd_dlrm", "recd_scars"], "folder": folder, "model": MODEL}
         registry |= {"dataset": {"use": "criteo", "train": [str(log)]}}
         for side, cache in SIDES.items():
-            steps = {"steps": int([*sys.argv, 24][1]), "run": f"{folder}/{side}"}
-            registry |= {"cache": cache, "train": TRAIN | steps}
+            run = {"steps": int(steps), "run": f"{folder}/{side}"}
+            registry |= {"cache": cache, "train": TRAIN | run}
             said, *_ = ranks.run(train_quietly, registry, world_size=2)
             sent = {to: sum(of.values()) / 1e6 for to, of in said["cost"]["traffic"].items()}
             shown = [said["cost"]["step_ms"], sent.pop("all_to_all", 0), sum(sent.values())]

@@ -27,5 +27,14 @@ def test_replicas_send_less_and_learn_alike(tmp_path: Path) -> None:
     assert ours[3:] == pytest.approx(plain[3:], abs=2e-6)
 
 
+@pytest.mark.parametrize("steps", ["7", "x", "-1"])
+@pytest.mark.parametrize("name", ["flexshard.py", "scars.py"])
+def test_too_few_steps_are_one_message(name: str, steps: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLE.with_name(name)), steps]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{steps}: say 8 steps at least")
+
+
 def test_it_stays_thin() -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 60
