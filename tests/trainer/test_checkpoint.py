@@ -110,6 +110,27 @@ def test_a_damaged_checkpoint_is_named(folder: Path, gloo_pool: GlooPool) -> Non
     assert f"{job}: cannot be read" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.json", "[]"),
+        ("job.json", "{}"),
+        ("rank-0.json", "{}"),
+        ("rank-0.json", '{"loader": LOADER, "random": {"cpu": "zz"}}'),
+    ],
+)
+def test_json_of_another_shape_is_named(
+    name: str, text: str, folder: Path, gloo_pool: GlooPool
+) -> None:
+    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"], world_size=1)
+    file = folder / "run/checkpoints/step-00000005" / name
+    loader = json.dumps(json.loads(file.read_text()).get("loader"))
+    file.write_text(text.replace("LOADER", loader))
+    (said,) = gloo_pool.run(run, str(folder), SHORT, True, world_size=1)
+    assert f"{file}: cannot be read" in said
+    assert "The checkpoint is damaged: remove its folder" in said
+
+
 def test_a_torn_checkpoint_is_passed_over(folder: Path, gloo_pool: GlooPool) -> None:
     gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
     checkpoints = folder / "run/checkpoints"

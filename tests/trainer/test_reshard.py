@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,30 @@ def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: 
     assert CliRunner().invoke(app, command).exit_code == 2  # it is there already
     with pytest.raises(DataError, match="holds no checkpoint"):
         reshard(folder, folder / "none", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.json", "[]"),
+        ("job.json", "{}"),
+        ("job.json", '{"step": 3, "world_size": "2", "registry": {}}'),
+        ("job.json", '{"step": 3, "world_size": 2, "registry": []}'),
+        ("rank-0.json", "[]"),
+        ("rank-0.json", "{}"),
+        ("metadata.json", None),
+        ("__0_0.distcp", None),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_written_anew(
+    folder: Path, tmp_path: Path, name: str, text: str | None
+) -> None:
+    shutil.copytree(folder / "two", tmp_path / "two")
+    file = tmp_path / "two/checkpoints/step-00000003" / name
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(DataError, match="The checkpoint is damaged: remove its folder"):
+        reshard(tmp_path / "two", tmp_path / "one", 1)
+    assert not (tmp_path / "one").exists()
 
 
 def test_a_position_within_a_stage_is_at_the_epoch_too() -> None:

@@ -27,7 +27,7 @@ from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.storage import JsonReader, JsonWriter
 
-__all__ = ["Checkpoints", "read_json", "write_json"]
+__all__ = ["Checkpoints", "read_job", "read_rank", "write_json"]
 
 SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling")
 """Registry keys that a resumed job may not change."""
@@ -77,9 +77,9 @@ class Checkpoints:
 
     def load(self, job: Job, path: Path) -> tuple[int, dict[str, Any]]:
         """Fill model and optimizers; the step reached and this rank's loader state."""
-        said = read_json(path / "job.json")
+        said = read_job(path)
         self._check(path, said)
-        mine = read_json(path / f"rank-{dist.get_rank()}.json")
+        mine = read_rank(path, dist.get_rank())
         _materialise(job)
         tensors = _tensors(job)
         try:
@@ -95,7 +95,11 @@ class Checkpoints:
             ) from error
         _restore(job, tensors)
         if "random" in mine:  # not of a rank that `reshard` added
-            _set_random_state(job, mine["random"])
+            try:
+                _set_random_state(job, mine["random"])
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                file = path / f"rank-{dist.get_rank()}.json"
+                raise _damaged(file, f"its random state is none: {error}") from error
         step: int = said["step"]
         loader: dict[str, Any] = mine["loader"]
         return step, loader
@@ -182,12 +186,37 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_job(path: Path) -> dict[str, Any]:
+    """A checkpoint's job.json, with `step`, `world_size` and `registry`."""
+    file = path / "job.json"
+    said = _read(file, {"step": int, "world_size": int, "registry": dict})
+    if said["step"] < 0 or said["world_size"] < 1:
+        raise _damaged(file, f"step {said['step']} of {said['world_size']} ranks")
+    if not isinstance(said["registry"].get("train", {}), dict):
+        raise _damaged(file, "registry.train is no mapping")
+    return said
+
+
+def read_rank(path: Path, rank: int) -> dict[str, Any]:
+    """A checkpoint's rank-N.json, with `loader`, and `random` unless `reshard` added the rank."""
+    return _read(path / f"rank-{rank}.json", {"loader": dict})
+
+
+def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
-        return value
+        value = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}). The checkpoint is damaged: remove its folder, and "
-            "--resume takes the one before."
-        ) from error
+        raise _damaged(file, str(error)) from error
+    if not isinstance(value, dict):
+        raise _damaged(file, "it holds no mapping")
+    for name, kind in fields.items():
+        if type(value.get(name)) is not kind:
+            raise _damaged(file, f"its {name!r} is missing, or no {kind.__name__}")
+    return value
+
+
+def _damaged(file: Path, why: str) -> DataError:
+    return DataError(
+        f"{file}: cannot be read ({why}). The checkpoint is damaged: remove its folder, and "
+        "--resume takes the one before."
+    )

@@ -15,7 +15,8 @@ from typing import Any
 
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.settings import TrainSettings
-from recd_plugins.trainer.checkpoint import read_json, write_json
+from recd_plugins.trainer.checkpoint import read_job, read_rank, write_json
+from recd_plugins.trainer.storage import JsonReader
 
 __all__ = ["Resharded", "reshard", "resumed_position"]
 
@@ -48,9 +49,10 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
     epoch begins, and what was left of this one is skipped.
     """
     checkpoint = _checkpoint(source)
-    job = read_json(checkpoint / "job.json")
+    job = read_job(checkpoint)
     before, registry = job["world_size"], job["registry"]
-    states = [read_json(checkpoint / f"rank-{rank}.json") for rank in range(before)]
+    states = [read_rank(checkpoint, rank) for rank in range(before)]
+    JsonReader(checkpoint).check()
     size_before = registry.get("train", {}).get("batch_size", TrainSettings().batch_size)
     size = batch_size or size_before
     if ranks < 1 or size < 1:
@@ -69,7 +71,7 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(checkpoint, part, ignore=shutil.ignore_patterns("rank-*.json", "job.json"))
     for rank in range(ranks):
-        random = {"random": states[rank]["random"]} if rank < before else {}
+        random = {k: v for k, v in states[rank].items() if k == "random"} if rank < before else {}
         write_json(part / f"rank-{rank}.json", {"loader": position, **random})
     write_json(part / "job.json", {**job, "world_size": ranks, "registry": registry})
     part.rename(written)

@@ -87,6 +87,20 @@ class JsonReader(FileSystemReader):
         done.set_result(None)
         return done
 
+    def check(self) -> None:
+        """`DataError` where a file that the metadata names is not there, or cut short."""
+        stored = self.read_metadata().storage_data or {}
+        ends: dict[str, int] = {}
+        for one in stored.values():
+            ends[one.relative_path] = max(ends.get(one.relative_path, 0), one.offset + one.length)
+        for name, end in ends.items():
+            file = self._folder / name
+            if not file.is_file() or file.stat().st_size < end:
+                raise DataError(
+                    f"{file}: is not there, or cut short. The checkpoint is damaged: remove its "
+                    "folder, and --resume takes the one before."
+                )
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         file = self._folder / METADATA
         try:
