@@ -10,13 +10,15 @@ take turns in the same ranks, step by step; `--figure` draws bytes predicted aga
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.network import available
+from benchmarks.flexshard.billion_rows import billion_rows
+from benchmarks.flexshard.drawing import draw
 from benchmarks.flexshard.emulated import EmulatedCluster
 from benchmarks.flexshard.figures import Bench
 from benchmarks.flexshard.grid import (
@@ -27,13 +29,11 @@ from benchmarks.flexshard.grid import (
     SATURATED,
     Setting,
 )
-from benchmarks.flexshard.memory import k_of_replicas
+from benchmarks.flexshard.memory import K, k_of_replicas
 from benchmarks.flexshard.paper import PRICES
+from benchmarks.flexshard.paper_tables import k_of_ours, table_5, table_6
 from benchmarks.flexshard.router import router
-from benchmarks.flexshard.sides import ROW_WISE
-from benchmarks.flexshard.tables import K, billion_rows, k_of_ours, table_5, table_6
 from benchmarks.harness import Figure, Report, main
-from recd_plugins.planning.prices.observed import Observed, draw_observed
 
 __all__ = ["measure"]
 
@@ -82,27 +82,6 @@ def cluster_figures(bench: Bench, grid: Sequence[Setting]) -> Iterator[Figure]:
 
 def _shape(setting: Setting) -> tuple[int, int]:
     return setting.n_nodes, setting.ranks_per_node
-
-
-def draw(observed: Mapping[str, Sequence[Observed]], path: Path) -> None:
-    """Write a PNG: of the settings with row-wise beside the choice the one with the most plans."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    picture = pyplot.figure(figsize=(6, 6), layout="constrained")
-    drawn = {
-        setting: plans
-        for setting, plans in observed.items()
-        if any(one.plan == ROW_WISE.name for one in plans)
-    }
-    setting, plans = max(drawn.items(), key=lambda each: len(each[1]))
-    draw_observed(picture, plans, what="bytes between nodes", baseline=ROW_WISE.name)
-    picture.suptitle(setting, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path, dpi=150)
-    pyplot.close(picture)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ from recd_plugins.tiers.updates.share import Layout
 from recd_plugins.tiers.updates.touched import touched_everywhere
 from recd_plugins.trainer.memory import PeakMemory
 
-__all__ = ["k_of_replicas", "memory_multiplier"]
+__all__ = ["K", "k_of_replicas", "memory_multiplier"]
 
+K = 1.65
+"""What the planner assumes where no cluster can be made to measure it."""
 NUM_ROWS, DIM = 500_000, 64
 RANKS, RANKS_PER_NODE = 4, 2
 

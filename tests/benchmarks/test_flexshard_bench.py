@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cluster.network import available
-from benchmarks.flexshard.__main__ import draw
+from benchmarks.flexshard.drawing import draw
 from benchmarks.flexshard.emulated import EmulatedCluster, Measured
 from benchmarks.flexshard.figures import Bench
 from benchmarks.flexshard.grid import GRID, NO_SKEW, SATURATED, candidates, chosen

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.flexshard.tables import K, billion_rows, k_of_ours, table_5, table_6
+from benchmarks.flexshard.billion_rows import billion_rows
+from benchmarks.flexshard.memory import K
+from benchmarks.flexshard.paper_tables import k_of_ours, table_5, table_6
 
 
 def test_table_5_is_met_and_table_6_but_for_one_time() -> None:

@@ -1,23 +1,20 @@
-"""FlexShard's tables 5 and 6, planned anew: `python -m benchmarks.flexshard.tables`."""
+"""FlexShard's tables 5 and 6, planned anew: `python -m benchmarks.flexshard.paper_tables`."""
 
 from __future__ import annotations
 
 import dataclasses
-import resource
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.flexshard.billion_rows import billion_rows
+from benchmarks.flexshard.memory import K
 from benchmarks.flexshard.paper import DESIGNS, MODELS, PRICES, PaperModel
 from benchmarks.harness import Figure, Report, main
 from recd_flexshard.policy.goals import choose
-from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.ledger import Ledger, SequenceTable
+from recd_plugins.planning.ledger import Ledger
 
-__all__ = ["K", "billion_rows", "k_of_ours", "table_5", "table_6"]
+__all__ = ["k_of_ours", "table_5", "table_6"]
 
-K = 1.65
-"""Of our replicas: `benchmarks.flexshard.memory` measures it."""
 SLACK = {"RM-2": 0.30}
 """How far the interpolated curve of a model may put its 3-tier DP rows off; 10% else."""
 NO_LAW = ("RM-1", "2-tier", "ar_global")
@@ -82,30 +79,6 @@ def k_of_ours(k: float) -> Iterator[Figure]:
         )
 
 
-def billion_rows(tables: int = 100, rows: int = 10**7) -> Iterator[Figure]:
-    """`goal: auto` over many large tables of several widths."""
-    each = {
-        f"t{i}": SequenceTable(
-            name=f"t{i}", rows=zipf(rows, 10 + i, 1 + i / 200), dim=64 * (1 + i % 4)
-        )
-        for i in range(tables)
-    }
-    begun = time.perf_counter()
-    ledger = choose(each, dataclasses.replace(PRICES, reduce="touched", k=K), goal="auto")
-    seconds = time.perf_counter() - begun
-    note = f"{tables} tables of {rows:,} rows, goal auto"
-    yield Figure(name="planning", value=seconds, unit="s", target=60, at_most=True, note=note)
-    yield Figure(
-        name="planning, peak memory",
-        value=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        unit="GiB",
-        target=12,
-        at_most=True,
-        note=f"{note}; the whole process",
-    )
-    assert ledger.ms <= Ledger.of(each, {}, ledger.prices).ms
-
-
 def measure(quick: bool) -> Report:
     """All of them: nothing here is timed but planning itself."""
     settings: Mapping[str, Any] = {
@@ -144,4 +117,4 @@ def _rows(ledger: Ledger) -> str:
 
 
 if __name__ == "__main__":
-    main("flexshard.tables", measure)
+    main("flexshard.paper_tables", measure)

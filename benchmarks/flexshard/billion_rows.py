@@ -1,0 +1,41 @@
+"""How long planning takes for 10^9 rows in many tables, and what memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import time
+from collections.abc import Iterator
+
+from benchmarks.flexshard.memory import K
+from benchmarks.flexshard.paper import PRICES
+from benchmarks.harness import Figure
+from recd_flexshard.policy.goals import choose
+from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.ledger import Ledger, SequenceTable
+
+__all__ = ["billion_rows"]
+
+
+def billion_rows(tables: int = 100, rows: int = 10**7) -> Iterator[Figure]:
+    """`goal: auto` over many large tables of several widths."""
+    each = {
+        f"t{i}": SequenceTable(
+            name=f"t{i}", rows=zipf(rows, 10 + i, 1 + i / 200), dim=64 * (1 + i % 4)
+        )
+        for i in range(tables)
+    }
+    begun = time.perf_counter()
+    ledger = choose(each, dataclasses.replace(PRICES, reduce="touched", k=K), goal="auto")
+    seconds = time.perf_counter() - begun
+    note = f"{tables} tables of {rows:,} rows, goal auto"
+    yield Figure(name="planning", value=seconds, unit="s", target=60, at_most=True, note=note)
+    yield Figure(
+        name="planning, peak memory",
+        value=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        unit="GiB",
+        target=12,
+        at_most=True,
+        note=f"{note}; the whole process",
+    )
+    assert ledger.ms <= Ledger.of(each, {}, ledger.prices).ms
