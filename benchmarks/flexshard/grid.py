@@ -107,11 +107,9 @@ def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
 
 
 def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
-    """Each way of coalescing, with no replicas, DP, or DP and Flex, of the best sizes within
-    `BUDGET`; the paper's sizes; and half the replicas of the choice, of the first that has some if
-    it has none, of all rows if none has. The choice itself comes last.
-
-    Each once: where every row has a replica, coalescing changes nothing."""
+    """Per way of coalescing: no replicas, DP, DP and Flex, of the best sizes within `BUDGET`; then
+    memory-neutral; then half the choice's replicas (if it has none, half of the first candidate's
+    that has some; else of all rows). The choice comes last; equal plans once."""
     every = []
     coalesced = Side(name="coalesced per node", sizes=TableSizes(coalesce="node"))
     levels: dict[Coalesce, Side] = {"none": ROW_WISE, "rank": COALESCED, "node": coalesced}
@@ -131,13 +129,13 @@ def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     halved = {tier: getattr(whole.sizes, tier) // 2 for tier in ("replicated", "per_node")}
     half = dataclasses.replace(whole.sizes, **halved)
     every.append(Side(name=f"half of {whole.name}", sizes=half))
-    distinct = {_done(side, workload): side for side in reversed([*every, choice])}
-    del distinct[_done(choice, workload)]
+    distinct = {_effective(side, workload): side for side in reversed([*every, choice])}
+    del distinct[_effective(choice, workload)]
     return [*reversed(distinct.values()), choice]
 
 
-def _done(side: Side, workload: Workload) -> TableSizes:
-    """What it comes to."""
+def _effective(side: Side, workload: Workload) -> TableSizes:
+    """Where every row has a replica, coalescing changes nothing."""
     sizes = side.sizes
     every = sizes.replicated + sizes.per_node == workload.num_rows
     return dataclasses.replace(sizes, coalesce="none") if every else sizes

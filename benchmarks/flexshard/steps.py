@@ -49,7 +49,7 @@ class SideSteps:
 def take_turns(
     workload: Workload, sides: Sequence[Side], cluster: Cluster, rounds: int
 ) -> dict[str, SideSteps]:
-    """A step of each side, again and again, each round the other way about, on like batches."""
+    """One step of every side a round, order reversed each round, same batches for all."""
     pipelines = {side.name: _pipeline(workload, side, cluster) for side in sides}
     # A pipeline looks two batches ahead.
     batches = workload.batches(WARM_UP + rounds + 2, seed=dist.get_rank())
@@ -109,7 +109,7 @@ def _pipeline(workload: Workload, side: Side, cluster: Cluster) -> Any:
 
 
 class _OnNodes(TierCluster):
-    """All sides exchange in the same groups: a node's many take seconds to make."""
+    """All sides share process groups: making them anew takes seconds."""
 
     made: ClassVar[dict[int, Nodes]] = {}
 
