@@ -193,6 +193,33 @@ def test_rows_move_between_tiers_while_batches_are_in_flight(gloo_pool: GlooPool
     gloo_pool.run(retier_under_way, world_size=4)
 
 
+def evaluate_under_way() -> None:
+    """On a rank: a new plan, and an evaluation by it before the batches in flight by the old."""
+    models = build(DRAWN), build(BySharding("row_wise"))
+    for model in models:
+        optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        stream = iter([batch(number) for number in range(12)])
+        for number in range(12):
+            if number in (4, 8):
+                if model is models[0]:
+                    drawn = dataclasses.replace(DRAWN, seed=number)
+                    cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
+                pipeline.detach()
+                model.eval()
+                with torch.no_grad():
+                    model(batch(99))
+                model.train()
+                pipeline.attach(sparse_dist=False)
+            pipeline.progress(stream)
+    assert_alike(*map(tables, models))
+    assert_alike(*map(state, models))
+
+
+def test_rows_go_back_to_batches_in_flight_after_an_evaluation(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(evaluate_under_way, world_size=4)
+
+
 def retier_before_backward() -> str:
     model = build(DRAWN)
     loss = model(batch(0))[0]

@@ -167,6 +167,7 @@ class Tiers:
             self.flush()
             self._holds.left = True
             self._holds = replicas
+            replicas.left = False
         if not replicas.filled:
             flush_kernels(self._sharded)
             replicas.fill()
