@@ -25,8 +25,8 @@ PORT = 29500
 """Free in every network, for it is new."""
 CLONE_NEWNET = 0x40000000
 LIMIT = 600.0
-"""Seconds, of a call and of a collective: all rounds of a setting are one call, which takes minutes;
-ranks that take longer hang."""
+"""Seconds, of a call and of a collective: all rounds of a setting are one call, of minutes; ranks
+that take longer hang."""
 
 
 class ClusterFailed(Exception):
