@@ -17,7 +17,7 @@ from recd_plugins.planning.tier_plan import Coalesce, TierPlan
 from recd_plugins.tiers.home.canonical import CanonicalTable, canonical_tables
 from recd_plugins.tiers.updates.optimizer import OptimizerKind, RowOptimizer
 
-__all__ = ["Slot", "TableGroup", "arrange"]
+__all__ = ["Slot", "TableGroup", "arrange", "check_rows"]
 
 KINDS: dict[str, OptimizerKind] = {
     "EXACT_SGD": "sgd",
@@ -98,7 +98,7 @@ def arrange(
             for (_, coalesce), names in alike.items()
         ]
     for group in groups:
-        _check_rows(group, plan)
+        check_rows(group, plan)
     tiered = {name for group in groups for name in group.tables}
     return groups, [slot for slot in every if slot.table not in tiered]
 
@@ -154,8 +154,11 @@ def _arithmetic(kernel: KeyedOptimizer, tables: Sequence[str]) -> RowOptimizer:
     return RowOptimizer(KINDS[name], arguments.eps)
 
 
-def _check_rows(group: TableGroup, plan: TierPlan) -> None:
+def check_rows(group: TableGroup, plan: TierPlan) -> None:
+    """`RegistryError` unless the tables have the rows that the plan names of them."""
     for name, num_rows in zip(group.tables, group.num_rows, strict=True):
+        if name not in plan.tables:
+            continue
         for rows in (plan.tables[name].replicated, plan.tables[name].per_node):
             if rows.size and rows.max() >= num_rows:
                 raise RegistryError(

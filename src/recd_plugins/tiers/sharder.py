@@ -94,15 +94,26 @@ class TierCluster:
         return sharded
 
     def retier(self, plan: TierPlan) -> None:
-        """`Tiers.retier` of all collections; every rank calls it between the same batches."""
+        """`Tiers.retier` of all collections; every rank calls it between the same batches.
+
+        All of them are asked first: a plan that one cannot take changes none.
+        """
         if (plan.n_nodes, plan.ranks_per_node) != (self.plan.n_nodes, self.plan.ranks_per_node):
             raise RegistryError(
                 f"the new tier plan is for {plan.n_nodes} nodes of {plan.ranks_per_node} ranks, "
-                f"the job runs on {self.plan.n_nodes} of {self.plan.ranks_per_node}."
+                f"the job runs on {self.plan.n_nodes} of {self.plan.ranks_per_node}: plan anew."
             )
-        self.plan = plan
+        known = set(self.plan.tables).union(*(tiers.tables for tiers in self._tiers))
+        if others := sorted(set(plan.tables) - known):
+            raise RegistryError(
+                f"the new tier plan names {', '.join(others)}, which the model was sharded "
+                "without tiers for. Name tables of the first plan alone, or shard anew."
+            )
+        for tiers in self._tiers:
+            tiers.check(plan)
         for tiers in self._tiers:
             tiers.retier(plan)
+        self.plan = plan
 
 
 class TierEmbeddingCollectionSharder(EmbeddingCollectionSharder):

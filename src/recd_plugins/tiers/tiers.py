@@ -27,7 +27,7 @@ from recd_plugins.compat.torchrec import (
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.hot import mark_of
-from recd_plugins.tiers.group import Slot, arrange
+from recd_plugins.tiers.group import Slot, arrange, check_rows
 from recd_plugins.tiers.hot import check_hot
 from recd_plugins.tiers.ids.departure import Departure
 from recd_plugins.tiers.ids.request import Request
@@ -140,19 +140,35 @@ class Tiers:
             self._holds.flush()
             purge_kernels(self._sharded)
 
-    def retier(self, plan: TierPlan) -> None:
-        """Route batches from now on by another plan of the same tables and way to them.
+    @property
+    def tables(self) -> set[str]:
+        """Those that have tiers."""
+        return {name for group in self._groups for name in group.tables}
 
-        The rows move once the first of these batches is computed: until then batches under
-        way find them where they were routed to. Every rank calls it between the same batches.
-        """
+    def check(self, plan: TierPlan) -> None:
+        """`RegistryError` unless `retier` can take the plan."""
+        shape = self.nodes.n_nodes, self.nodes.ranks_per_node
+        if (plan.n_nodes, plan.ranks_per_node) != shape:
+            raise RegistryError(
+                f"the new tier plan is for {plan.n_nodes} nodes of {plan.ranks_per_node} ranks, "
+                f"the job runs on {shape[0]} of {shape[1]}: plan anew."
+            )
         for group in self._groups:
+            check_rows(group, plan)
             for name in group.tables:
                 if name in plan.tables and plan.tables[name].coalesce != group.coalesce:
                     raise RegistryError(
                         f"tier plan of table {name!r}: coalesce is {group.coalesce} since the "
                         f"model was sharded and cannot become {plan.tables[name].coalesce}."
                     )
+
+    def retier(self, plan: TierPlan) -> None:
+        """Route batches from now on by another plan of the same tables and way to them.
+
+        The rows move once the first of these batches is computed: until then batches under
+        way find them where they were routed to. Every rank calls it between the same batches.
+        """
+        self.check(plan)
         self._routes = Replicas(self._groups, plan, self.nodes)
         self._version = plan.version
 
