@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchrec.distributed import DistributedModelParallel
 from torchrec.modules.embedding_configs import (
     DataType,
     EmbeddingBagConfig,
@@ -22,8 +23,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.settings import OptimizerSettings
-from recd_plugins.testing.arrange import Arranged, BySharding
+from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
+from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 
 ROWS = {"songs": 43, "artists": 15}
 """Rows of the tables: no multiple of any world size, and some for each of eight ranks."""
@@ -129,6 +132,30 @@ class ByTiers:
         plan = tier_plan(self, world_size // self.ranks_per_node)
         cluster = TierCluster(plan, chunk_rows=self.chunk_rows)
         return Arranged(model, arranged.plan, tier_sharders(cluster, optimizer.fused_params()))
+
+
+def sharded(arrange: Arrangement, make: Callable[[], nn.Module]) -> DistributedModelParallel:
+    """The model as the job has it, under row-wise Adagrad, each row by its seed."""
+    optimizer = OptimizerSettings(tables="rowwise_adagrad", tables_lr=0.1, tables_eps=1e-4)
+    torch.manual_seed(0)
+    model = make()
+    initialisers = table_initialisers(model)
+    arranged = arrange(model, optimizer)
+    found = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
+    )
+    initialise_tables(found, initialisers, 0)
+    return found
+
+
+def trained(model: DistributedModelParallel) -> dict[str, Tensor]:
+    """The tables', and their optimizer's of this rank's rows."""
+    tables = {name: of for name, of in model.state_dict().items() if "embedding" in name}
+    found = {name: gather_table(table) for name, table in tables.items()}
+    for name, states in model.fused_optimizer.state_dict()["state"].items():
+        for key, value in states.items():
+            found[f"{name}/{key}"] = value.local_shards()[0].tensor.clone()
+    return found
 
 
 def tier_plan(drawn: ByTiers, n_nodes: int) -> TierPlan:

@@ -11,6 +11,7 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.tiers.rows.merge import Sources, merge_sequences
+from recd_plugins.tiers.rows.together import together
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.trip import GroupTrip
 from recd_plugins.tiers.updates.update import Update
@@ -54,19 +55,24 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
     def _rows(self, canonical: dict[str, JaggedTensor]) -> Iterator[Tensor]:
         """The rows of each slot's ids, slot by slot."""
         slots = iter(self._tiers.slots)
-        for number, group in enumerate(self._update.trip.groups):
+        groups = self._update.trip.groups
+        merged = []
+        for number, group in enumerate(groups):
             parts = [canonical[next(slots).name].values() for _ in group.segments.lengths]
-            merged = merge_sequences(
+            rows = merge_sequences(
                 group.passage.back(torch.cat(parts) if len(parts) > 1 else parts[0]),
                 self._tiers.alive,
                 _sources(group),
                 partial(self._update.owe, number),
             )
+            merged.append(rows)
+        others = [canonical[slot.name].values() for slot in slots]
+        tied = together([*merged, *others])
+        for group, rows in zip(groups, tied, strict=False):
             # Of one slot no split, for its backward would copy the gradient.
             lengths = list(group.segments.lengths)
-            yield from merged.split(lengths) if len(lengths) > 1 else [merged]
-        for slot in slots:
-            yield canonical[slot.name].values()
+            yield from rows.split(lengths) if len(lengths) > 1 else [rows]
+        yield from tied[len(groups) :]
 
 
 def _sources(group: GroupTrip) -> Sources:

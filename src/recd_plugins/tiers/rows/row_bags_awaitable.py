@@ -15,6 +15,7 @@ from recd_plugins.compat.torchrec import LazyKeyedTensor
 from recd_plugins.tiers.group import Slot
 from recd_plugins.tiers.rows.bag_awaitable import TINY
 from recd_plugins.tiers.rows.row_pool import Lookups, RowPool, pool_rows
+from recd_plugins.tiers.rows.together import together
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.trip import GroupTrip
 from recd_plugins.tiers.updates.update import Update
@@ -106,4 +107,5 @@ class RowBagsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]
 
     def _wait_impl(self) -> KeyedTensor:
         found = {slot: bags for part in self._parts for slot, bags in part.wait().items()}
-        return LazyKeyedTensor({name: found[slot] for slot, name in self._names.items()})
+        tied = together([found[slot] for slot in self._names])
+        return LazyKeyedTensor(dict(zip(self._names.values(), tied, strict=True)))

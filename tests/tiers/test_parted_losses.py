@@ -1,0 +1,83 @@
+"""Parity where each rank's loss is of another table: four gloo ranks, beside row-wise TorchRec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiered import Bags, ByTiers, Sequences, batch_of, sharded, tier_plan, trained
+from torch import Tensor, nn
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.settings import OptimizerSettings
+from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+
+TOLERANCE = 1e-6
+"""Sums in another order differ by 1e-7 of what they sum, a few steps add it up."""
+
+
+def own_feature() -> str:
+    """Of `songs` alone on even ranks, of `artists` on odd ones."""
+    return ("heard", "liked")[dist.get_rank() % 2]
+
+
+class PartedBags(Bags):
+    def forward(self, batch: Batch) -> Tensor:  # type: ignore[override]
+        return self.bags(batch.features)[own_feature()].square().mean()
+
+
+class PartedSequences(Sequences):
+    def forward(self, batch: Batch) -> Tensor:  # type: ignore[override]
+        return self.sequences(batch.features)[own_feature()].values().square().mean()
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Tiers of which `artists` alone is coalesced, or alone has no tier at all."""
+
+    named: bool
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        arranged = BySharding("row_wise")(model, optimizer)
+        plan = tier_plan(ByTiers(2, seed=3), n_nodes=dist.get_world_size() // 2)
+        tables = dict(plan.tables)
+        artists = tables.pop("artists")
+        if self.named:
+            tables["artists"] = dataclasses.replace(artists, coalesce="rank")
+        cluster = TierCluster(dataclasses.replace(plan, tables=tables))
+        return Arranged(model, arranged.plan, tier_sharders(cluster, optimizer.fused_params()))
+
+
+def train_parted(make: Callable[[], nn.Module], arrange: Arrangement) -> None:
+    """On a rank: with tiers and without, the same weights and states."""
+    models = sharded(arrange, make), sharded(BySharding("row_wise"), make)
+    for model in models:
+        for number in range(4):
+            at = number * dist.get_world_size() + dist.get_rank()
+            model(batch_of(at, 6)).backward()
+    ours, theirs = map(trained, models)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "arrange"),
+    [
+        (PartedBags, ByTiers(2, seed=3)),
+        (PartedBags, ByTiers(2, seed=3, coalesce="rank")),
+        (PartedSequences, Uneven(named=True)),
+        (PartedSequences, Uneven(named=False)),
+    ],
+    ids=["sums", "row bags", "groups", "a table of no group"],
+)
+def test_backward_comes_to_every_table_on_every_rank(
+    gloo_pool: GlooPool, make: Callable[[], nn.Module], arrange: Arrangement
+) -> None:
+    gloo_pool.run(train_parted, make, arrange, world_size=4)
