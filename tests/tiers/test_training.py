@@ -89,6 +89,22 @@ def change_learning_rates(model: Model) -> None:
         step(model, number)
 
 
+def update_hyper_parameters(model: Model) -> None:
+    for number in range(10):
+        model.fused_optimizer.update_hyper_parameters({"lr": 0.5 / (number % 7 + 1)})
+        model(batch(number))[0].backward()
+
+
+def change_rates_before_backward(model: Model) -> None:
+    """fbgemm steps at the rate that it had in the forward."""
+    for number in range(10):
+        loss = model(batch(number))[0]
+        for group in model.fused_optimizer.param_groups:
+            group["lr"] = 0.5 / (number % 7 + 1)
+        model.fused_optimizer.zero_grad()
+        loss.backward()
+
+
 def forward_twice(model: Model) -> None:
     for number in range(0, 40, 2):
         (model(batch(number))[0] + model(batch(number + 1))[0]).backward()
@@ -103,9 +119,29 @@ def forward_without_backward(model: Model) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
-@pytest.mark.parametrize("train", [change_learning_rates, forward_twice, forward_without_backward])
+@pytest.mark.parametrize(
+    "train",
+    [
+        change_learning_rates,
+        update_hyper_parameters,
+        change_rates_before_backward,
+        forward_twice,
+        forward_without_backward,
+    ],
+)
 def test_parity(gloo_pool: GlooPool, train: Callable[[Model], None], kind: str) -> None:
     gloo_pool.run(both, train, kind, world_size=4)
+
+
+def update_eps() -> str:
+    model = build(DRAWN)
+    with pytest.raises(CapabilityError) as caught:
+        model.fused_optimizer.update_hyper_parameters({"lr": 0.5, "eps": 1.0})
+    return str(caught.value)
+
+
+def test_replicas_follow_no_other_hyper_parameter(gloo_pool: GlooPool) -> None:
+    assert all("take lr alone, not eps" in said for said in gloo_pool.run(update_eps))
 
 
 def replicas_on_a_rank() -> tuple[list[Tensor], list[Tensor]]:

@@ -63,9 +63,10 @@ class TableGroup:
     def table_of_slot(self) -> tuple[int, ...]:
         return tuple(self.tables.index(slot.table) for slot in self.slots)
 
-    def take_learning_rate(self) -> None:
-        """As TorchRec's kernels do: from the first of the optimizer's groups."""
-        self.learning_rate = float(next(iter(self.optimizer.param_groups))["lr"])
+    def take_learning_rate(self, rate: float | None = None) -> None:
+        """The rate, or as TorchRec's kernels do that of the first of the optimizer's groups."""
+        first = next(iter(self.optimizer.param_groups))
+        self.learning_rate = float(first["lr"]) if rate is None else rate
 
 
 def arrange(

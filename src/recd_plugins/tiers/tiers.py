@@ -193,9 +193,9 @@ class Tiers:
         """Of the embeddings that TorchRec yields."""
         return output_type(self._groups[0].optimizer) if self._groups else torch.float32
 
-    def _set_learning_rates(self) -> None:
+    def _set_learning_rates(self, rate: float | None) -> None:
         for group in self._groups:
-            group.take_learning_rate()
+            group.take_learning_rate(rate)
 
     def _by_slot(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """A key for each slot, in the order of the slots."""

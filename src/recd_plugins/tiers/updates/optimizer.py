@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torchrec.optim.keyed import CombinedOptimizer
 
+from recd_plugins.errors import CapabilityError
+
 __all__ = ["FlushingOptimizer", "OptimizerKind", "RowOptimizer"]
 
 OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad"]
@@ -65,15 +67,17 @@ class FlushingOptimizer(CombinedOptimizer):
     """TorchRec's fused optimizer of a collection, whose state is partly with replicas.
 
     Whoever asks for the state gets it whole: `flush` first brings it home. Learning rates
-    reach the replicas when they reach TorchRec's kernels: in `zero_grad` and `step`.
+    reach the replicas when they reach TorchRec's kernels: in `zero_grad`, `step` and
+    `update_hyper_parameters`.
     """
 
     def __init__(
         self,
         optimizer: CombinedOptimizer,
         flush: Callable[[], None],
-        set_learning_rates: Callable[[], None],
+        set_learning_rates: Callable[[float | None], None],
     ) -> None:
+        """`set_learning_rates` to a number, or to those of the optimizer's groups."""
         super().__init__(list(optimizer.optimizers))
         self._flush = flush
         self._set_learning_rates = set_learning_rates
@@ -85,8 +89,18 @@ class FlushingOptimizer(CombinedOptimizer):
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         super().zero_grad(set_to_none)
-        self._set_learning_rates()
+        self._set_learning_rates(None)
 
     def step(self, closure: Any = None) -> None:
         super().step(closure)
-        self._set_learning_rates()
+        self._set_learning_rates(None)
+
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        if others := sorted(set(params_dict) - {"lr"}):
+            raise CapabilityError(
+                f"tiers: update_hyper_parameters can take lr alone, not {', '.join(others)}, which "
+                "replicas do not follow. Set it where the model is sharded, or leave tiers out."
+            )
+        super().update_hyper_parameters(params_dict)
+        if "lr" in params_dict:
+            self._set_learning_rates(float(params_dict["lr"]))

@@ -28,6 +28,8 @@ class Update:
     def __init__(self, trip: Trip, reduction: Reduction) -> None:
         self.trip = trip
         self._reduction = reduction
+        self._rates = [one.replicas.group.learning_rate for one in trip.groups]
+        """Of the forward, as fbgemm's: backward steps by them, whatever was set since."""
         self._stream = side_stream(trip.ids.device)
         self._under_way: dict[int, list[Errand[None]]] = {}
         self.paid = False
@@ -47,7 +49,7 @@ class Update:
         entries = gradients.all_ranks
         made = entries.places, entries.gradients, entries.sources, entries.weights
         with self._stream.after(*made, gradients.per_node):
-            self._under_way[group] = list(self._errands(self.trip.groups[group], gradients))
+            self._under_way[group] = list(self._errands(group, gradients))
 
     def _pay(self) -> None:
         """Every rank pays for every group, be it with nothing."""
@@ -63,8 +65,9 @@ class Update:
         self.paid = True
 
     @torch.no_grad()
-    def _errands(self, trip: GroupTrip, gradients: HotGradients) -> Iterator[Errand[None]]:
-        rate, answer = trip.replicas.group.learning_rate, trip.answer
+    def _errands(self, group: int, gradients: HotGradients) -> Iterator[Errand[None]]:
+        trip, rate = self.trip.groups[group], self._rates[group]
+        answer = trip.answer
         assert answer is not None
         if (everywhere := trip.replicas.all_ranks_replica) is not None:
             assert answer.touched is not None
