@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
-from tiered import Bags, ByTiers, Sequences, batch_of, tier_plan
+from tiered import Bags, ByTiers, batch_of, tier_plan
 from torch import nn
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -66,21 +66,12 @@ class Beside:
         return ShardingPlan(plan={path: plan})
 
 
-@pytest.mark.parametrize(
-    ("model", "artists"),
-    [
-        (Bags, "row_wise"),
-        (Bags, "table_row_wise"),
-        (Bags, "column_wise"),
-    ],
-)
-def test_a_table_of_torchrec_beside_a_tiered_one(
-    gloo_pool: GlooPool, model: type[nn.Module], artists: Kind
-) -> None:
+@pytest.mark.parametrize("artists", ["row_wise", "table_row_wise", "column_wise", "data_parallel"])
+def test_a_table_of_torchrec_beside_a_tiered_one(gloo_pool: GlooPool, artists: Kind) -> None:
     batches = [[batch_of(4 * step + rank, 6) for rank in range(4)] for step in range(10)]
     check_parity(
         gloo_pool,
-        model,
+        Bags,
         batches,
         arrange=Beside(artists, drawn=ByTiers(2, seed=3)),
         reference=Beside(artists),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -191,11 +192,19 @@ def pooled_columns(
 
 def flush_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
     """Bring rows that kernels cache (UVM) home, so that the tables may be read."""
-    for lookup in sharded._lookups:
+    for lookup in _lookups(sharded):
         lookup.flush()
 
 
 def purge_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
     """Have kernels forget the rows that they cache (UVM), for the tables were written to."""
-    for lookup in sharded._lookups:
+    for lookup in _lookups(sharded):
         lookup.purge()
+
+
+def _lookups(sharded: ShardedModule[Any, Any, Any, Any]) -> Iterator[Any]:
+    """Those of data-parallel tables without the DDP that they are wrapped in."""
+    for lookup in sharded._lookups:
+        while isinstance(lookup, DistributedDataParallel):
+            lookup = lookup.module
+        yield lookup
