@@ -16,13 +16,16 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from tiered import Bags, ByTiers, Sequences, batch_of
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchrec.modules.embedding_configs import DataType
 
+from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, train_on
+from recd_plugins.tiers.group import check_rounding
 from recd_plugins.tiers.updates.optimizer import OptimizerKind, RowOptimizer
 from recd_plugins.tiers.updates.share import Share
 
@@ -110,6 +113,19 @@ def test_rows_are_rounded_and_their_state_is_not(kind: OptimizerKind, dtype: tor
     if kind != "sgd":
         expected = squares.expand(3, share.state.shape[1])
         torch.testing.assert_close(share.state[which], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_that_cuda_rounds_at_random_are_refused(dtype: torch.dtype) -> None:
+    on_cuda = FakeTensorMode()
+    with on_cuda:
+        halves = torch.empty(0, 8, dtype=dtype, device="cuda")
+        floats = torch.empty(0, 8, device="cuda")
+    with pytest.raises(CapabilityError, match=r"songs are .* stochastic_rounding: false"):
+        check_rounding(["songs"], halves, stochastic=True)
+    check_rounding(["songs"], halves, stochastic=False)
+    check_rounding(["songs"], floats, stochastic=True)
+    check_rounding(["songs"], torch.empty(0, 8, dtype=dtype), stochastic=True)
 
 
 def test_fbgemm_has_no_kernel_for_bf16_on_the_cpu() -> None:

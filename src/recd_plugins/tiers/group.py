@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torchrec.distributed.types import ParameterSharding, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
@@ -17,7 +18,7 @@ from recd_plugins.planning.tier_plan import Coalesce, TierPlan
 from recd_plugins.tiers.home.canonical import CanonicalTable, canonical_tables
 from recd_plugins.tiers.updates.optimizer import OptimizerKind, RowOptimizer
 
-__all__ = ["Slot", "TableGroup", "arrange", "check_rows"]
+__all__ = ["Slot", "TableGroup", "arrange", "check_rounding", "check_rows"]
 
 KINDS: dict[str, OptimizerKind] = {
     "EXACT_SGD": "sgd",
@@ -100,6 +101,8 @@ def arrange(
         ]
     for group in groups:
         check_rows(group, plan)
+        _, arguments = fused_arithmetic(group.optimizer)
+        check_rounding(group.tables, group.like, stochastic=arguments.stochastic_rounding)
     tiered = {name for group in groups for name in group.tables}
     return groups, [slot for slot in every if slot.table not in tiered]
 
@@ -153,6 +156,17 @@ def _arithmetic(kernel: KeyedOptimizer, tables: Sequence[str]) -> RowOptimizer:
             "tier plan."
         )
     return RowOptimizer(KINDS[name], arguments.eps)
+
+
+def check_rounding(tables: Sequence[str], like: Tensor, *, stochastic: bool) -> None:
+    """`CapabilityError` where fbgemm rounds rows `like` [0, D] at random: replicas round to the
+    nearest, and nodes must round alike. On the CPU fbgemm too rounds to the nearest."""
+    if stochastic and like.dtype != torch.float32 and like.device.type != "cpu":
+        raise CapabilityError(
+            f"tiers: tables {', '.join(tables)} are {like.dtype} and rounded stochastically, which "
+            "replicas cannot repeat. Give the sharders the fused parameter stochastic_rounding: "
+            "false, or leave these tables out of the tier plan."
+        )
 
 
 def check_rows(group: TableGroup, plan: TierPlan) -> None:
