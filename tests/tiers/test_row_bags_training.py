@@ -128,6 +128,27 @@ def test_names_are_those_of_torchrec(gloo_pool: GlooPool) -> None:
     gloo_pool.run(names)
 
 
+def load_some() -> None:
+    """On a rank: the songs of another model, and nothing of the artists."""
+    source, into = build(PLAIN), build(ROW_BAGS)
+    for number in range(3):
+        step(source, number)
+        step(into, number + 20)  # elsewhere
+    before, given = tables(into), source.state_dict()
+    some = {name: value for name, value in given.items() if "artists" not in name}
+    loaded = into.load_state_dict(some, strict=False)
+    assert loaded.missing_keys == ["embedding_bags.artists.weight"]
+    assert not loaded.unexpected_keys
+    after, songs = tables(into), "embedding_bags.songs.weight"
+    for name, now in after.items():
+        then = gather_table(given[name]) if name.endswith(songs) else before[name]
+        torch.testing.assert_close(now, then, atol=0, rtol=0)
+
+
+def test_some_tables_may_be_loaded_alone(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(load_some)
+
+
 def retier_under_way() -> None:
     """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
 

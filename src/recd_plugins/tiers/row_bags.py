@@ -193,9 +193,12 @@ class TierRowBagCollection(
         """The parts' hooks cut whole or sharded tables down to what this rank holds."""
         for part in self.parts:
             tables = [f"embeddings.{table}.weight" for table in part.embeddings]
-            own = {prefix + name: state_dict[prefix + _of_bags(name)] for name in tables}
+            given = [name for name in tables if prefix + _of_bags(name) in state_dict]
+            # TorchRec's hook wants all tables: those that are not given stay as they are.
+            own = {} if len(given) == len(tables) else dict(part.state_dict(prefix=prefix))
+            own |= {prefix + name: state_dict[prefix + _of_bags(name)] for name in given}
             part._load_from_state_dict(own, prefix, *rest)
-            for name in tables:
+            for name in given:
                 state_dict[prefix + _of_bags(name)] = own[prefix + name]
 
     def _by_part(
