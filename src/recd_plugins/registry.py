@@ -42,7 +42,13 @@ class Choice:
     def build(self, context: Context) -> Any:
         """What the record builds; an error of the plugin's own is named as such."""
         with self.named("when built"):
-            return self.record.build(self.config, context)
+            built = self.record.build(self.config, context)
+        if built is None:
+            raise PluginError(
+                f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider} built "
+                "nothing: its `build` returned None. Return what the slot takes (docs/slots.md)."
+            )
+        return built
 
     @contextmanager
     def named(self, when: str) -> Iterator[None]:

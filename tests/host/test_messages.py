@@ -230,6 +230,21 @@ def recd_dataset():
     assert "dataset 'mine' of ./raises_in_build raised ZeroDivisionError when built" in said
 
 
+def test_a_plugin_that_builds_nothing_is_named(folder: Path) -> None:
+    body = """
+def forgotten(config, context):
+    pass
+
+@hookimpl
+def recd_dataset():
+    return [DatasetRecord(name="mine", summary="", config=Options, build=forgotten)]
+"""
+    write_module(folder, "builds_nothing", body)
+    registry = GOOD.replace("[recd_dlrm]", "[recd_dlrm, ./builds_nothing]")
+    said = message(train(registry.replace("use: random, samples: 64", "use: mine")))
+    assert "dataset 'mine' of ./builds_nothing built nothing: its `build` returned None" in said
+
+
 @pytest.mark.parametrize(
     ("need", "says"),
     [

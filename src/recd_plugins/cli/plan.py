@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.drift import Drift
@@ -35,7 +36,8 @@ SaveProfile = Annotated[
     typer.Option("--save-profile", help="A file for the access distributions.", metavar="FILE"),
 ]
 FigureFile = Annotated[
-    Path | None, typer.Option("--figure", help="A PNG of the frontier.", metavar="FILE")
+    Path | None,
+    typer.Option("--figure", help="A picture of the frontier: .png, .pdf or .svg.", metavar="FILE"),
 ]
 Before = Annotated[
     Path | None,
@@ -101,6 +103,9 @@ def plan(
         stack = load(registry, _said(overrides, ranks))
         for slot in ("dataset", "model"):
             stack.registry.one(slot)  # named before any work is done for it
+        check_writable(save, "--save")
+        check_writable(save_profile, "--save-profile")
+        check_writable(figure, "--figure", (".png", ".pdf", ".svg"))
         with progress() as show:
             stack.prepare(show)
         _quiet()

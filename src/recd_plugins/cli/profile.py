@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -82,6 +83,7 @@ def profile(
         if trace is not None and (per_feature or rank is not None):
             option = "--per-feature" if per_feature else "--rank"
             raise RegistryError(f"{option}: a trace tells tables alone. Leave it out.")
+        check_writable(save, "--save")
         stack = load(registry, overrides or ())
         for slot in ("dataset", "model"):
             stack.registry.one(slot)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.reshard import Resharded
@@ -45,6 +46,7 @@ def reshard(
     with reported(debug):
         from recd_plugins.trainer.reshard import reshard as write
 
+        check_writable(target / "checkpoints" / "job.json", "TO")
         found = write(source, target, ranks, batch_size)
     if as_json:
         print(json.dumps({**dataclasses.asdict(found), "path": str(found.path)}))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack
@@ -52,6 +53,7 @@ def measure(
 
         if not save.parent.is_dir():
             raise RegistryError(f"--save: there is no folder {save.parent}. Make it first.")
+        check_writable(save, "--save")
         node = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
         stack = load({"train": {"ranks": ranks, "device": device}, "topology": node})
         if "RANK" in os.environ:

@@ -11,6 +11,8 @@ __all__ = ["check_resumable", "set_aside"]
 
 def set_aside(run: Path) -> Path | None:
     """Rename a run that is there to `<name>.<n>`, so that a new one loses nothing."""
+    if run.exists() and not run.is_dir():
+        raise RegistryError(f"train.run: {run} is a file, not a folder. Name another.")
     if not run.exists() or not any(run.iterdir()):
         return None
     number = 1

@@ -1,0 +1,34 @@
+"""Property tests: a file that cannot be written is refused, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.cli.written import check_writable
+from recd_plugins.errors import RegistryError
+from recd_plugins.trainer.runs import set_aside
+
+
+def test_what_can_be_written_passes(tmp_path: Path) -> None:
+    (tmp_path / "old.png").write_text("")
+    check_writable(None, "--save")
+    check_writable(tmp_path / "deep" / "down" / "plan.arrow", "--save")
+    check_writable(tmp_path / "old.png", "--figure", (".png",))
+    assert [one.name for one in tmp_path.iterdir()] == ["old.png"]
+
+
+def test_what_cannot_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, says in (
+        (tmp_path, "is a folder. Name a file"),
+        (tmp_path / "file" / "plan.png", "cannot be written, for .*file takes no files"),
+        (Path("/proc/none/plan.png"), "cannot be written, for /proc takes no files"),
+        (tmp_path / "plan.xyz", "must end in one of .png"),
+    ):
+        with pytest.raises(RegistryError, match=says) as told:
+            check_writable(path, "--figure", (".png",))
+        assert str(told.value).startswith(f"--figure: {path}")
+    with pytest.raises(RegistryError, match="is a file, not a folder"):
+        set_aside(tmp_path / "file")
