@@ -42,10 +42,6 @@ class Replica:
         self.layout = layout
         self.share = share
 
-    @property
-    def nbytes(self) -> int:
-        return self.share.rows.nbytes + self.share.state.nbytes
-
     def fill(self) -> None:
         """Copy rows and optimizer state from their home."""
         for home, rows, start in self._chunks():
@@ -120,10 +116,6 @@ class AllRanksReplica(Replica):
         """[at least count, D] by position."""
         share = Share(self.rows[nodes.node.rank :: nodes.ranks_per_node], optimizer)
         super().__init__(tables, share, layout, nodes)
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes + self.share.state.nbytes
 
     def _put(self, start: int, rows: Tensor, state: Tensor) -> None:
         super()._put(start, rows, state)

@@ -44,10 +44,6 @@ class Replicas:
         self.left = False
         """Whether others have the rows from now on."""
 
-    @property
-    def nbytes(self) -> int:
-        return sum(replica.nbytes for replica in self._replicas())
-
     @torch.no_grad()
     def fill(self) -> None:
         """Take the rows from their home."""

@@ -30,11 +30,6 @@ class Layout:
         ranks = positions % self.ranks_per_node
         return ranks * self.share_rows + positions // self.ranks_per_node
 
-    def position(self, places: Tensor) -> Tensor:
-        """The inverse of `place`."""
-        ranks, rows = places // self.share_rows, places % self.share_rows
-        return rows * self.ranks_per_node + ranks
-
 
 class Share:
     """This rank's share of a tier. Every node has the same shares, and updates them alike."""
