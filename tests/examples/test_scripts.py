@@ -36,6 +36,27 @@ def test_a_pooling_in_one_file_trains(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_a_sharding_in_one_file_plans_and_trains(tmp_path: Path) -> None:
+    said = ["--registry", str(EXAMPLES.parent / "registry.yaml"), "--ranks=2", "train.steps=20"]
+    said += ["plugins=[recd_dlrm, ./examples/by_size.py]", "sharding=by_size"]
+    said += ["dataset.samples=40000"]
+    told = {}
+    for command in ("plan", "train"):
+        done = subprocess.run(
+            [sys.executable, "-m", "recd_plugins", command, *said],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        told[command] = done.stdout
+    held = re.search(r"by_size: ([\d,]+), ([\d,]+) numbers", told["plan"])
+    assert held is not None
+    assert all(int(size.replace(",", "")) > 0 for size in held.groups())
+    assert re.search(r"train step 20/20  loss \d\.\d+", told["train"])
+
+
 def test_the_last_of_a_sequence() -> None:
     import torch
 

@@ -1,0 +1,69 @@
+"""A sharding of one's own, in one file: large tables row-wise, each small one on one rank."""
+
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+
+from recd_plugins import hookimpl
+from recd_plugins.config import Config
+from recd_plugins.slots import ShardingRecord
+
+
+LARGE = 10_000
+"""Rows of a table that is worth an exchange with every rank."""
+
+
+class BySize:
+    def __init__(self, context):
+        self.context, self.said = context, "No plan has been made yet."
+
+    def plan(self, model, topology, group):
+        return self.propose(model, topology, group.size())
+
+    def propose(self, model, topology, world_size):
+        kinds = {sharder.module_type: sharder for sharder in self.sharders()}
+        modules = {path: one for path, one in model.named_modules() if type(one) in kinds}
+        tables = {
+            (path, name.split(".")[1]): weight
+            for path, module in modules.items()
+            for name, weight in module.named_parameters()
+        }
+        held, ways = [0] * world_size, {path: {} for path in modules}
+        for (path, table), weight in sorted(tables.items(), key=lambda each: -each[1].numel()):
+            if len(weight) >= LARGE:
+                ways[path][table] = row_wise(compute_kernel="fused")
+                continue
+            rank = held.index(min(held))  # the one with the least, for the largest of the rest
+            held[rank] += weight.numel()
+            ways[path][table] = table_wise(rank=rank, compute_kernel="fused")
+        self.said = f"by_size: {', '.join(f'{size:,}' for size in held)} numbers in whole tables"
+        plans = {
+            path: construct_module_sharding_plan(
+                module,
+                ways[path],
+                sharder=kinds[type(module)],
+                local_size=topology.ranks_per_node or world_size,
+                world_size=world_size,
+                device_type=self.context.device,
+            )
+            for path, module in modules.items()
+        }
+        return ShardingPlan(plan=plans)
+
+    def sharders(self):
+        kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
+        return [kind(fused_params=dict(self.context.fused)) for kind in kinds]
+
+    def explain(self):
+        return self.said
+
+
+@hookimpl
+def recd_sharding():
+    build = lambda config, context: BySize(context)  # noqa: E731
+    return [ShardingRecord(name="by_size", summary="By size.", config=Config, build=build)]
