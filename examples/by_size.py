@@ -13,7 +13,6 @@ from recd_plugins import hookimpl
 from recd_plugins.config import Config
 from recd_plugins.slots import ShardingRecord
 
-
 LARGE = 10_000
 """Rows of a table that is worth an exchange with every rank."""
 
@@ -26,11 +25,15 @@ class BySize:
         return self.propose(model, topology, group.size())
 
     def propose(self, model, topology, world_size):
-        kinds = {sharder.module_type: sharder for sharder in self.sharders()}
-        modules = {path: one for path, one in model.named_modules() if type(one) in kinds}
+        modules = {
+            path: (module, sharder)
+            for path, module in model.named_modules()
+            for sharder in self.sharders()
+            if isinstance(module, sharder.module_type)
+        }
         tables = {
             (path, name.split(".")[1]): weight
-            for path, module in modules.items()
+            for path, (module, _) in modules.items()
             for name, weight in module.named_parameters()
         }
         held, ways = [0] * world_size, {path: {} for path in modules}
@@ -46,12 +49,12 @@ class BySize:
             path: construct_module_sharding_plan(
                 module,
                 ways[path],
-                sharder=kinds[type(module)],
+                sharder=sharder,
                 local_size=topology.ranks_per_node or world_size,
                 world_size=world_size,
                 device_type=self.context.device,
             )
-            for path, module in modules.items()
+            for path, (module, sharder) in modules.items()
         }
         return ShardingPlan(plan=plans)
 
