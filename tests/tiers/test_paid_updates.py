@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from tiered import ByTiers, Sequences, batch_of, tier_plan
+from tiered import ByTiers, Sequences, batch_of, sharded, tier_plan
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 
 DRAWN, THEN = ByTiers(ranks_per_node=2, seed=3), ByTiers(ranks_per_node=2, seed=4)
 
@@ -22,15 +20,7 @@ Model = DistributedModelParallel
 
 
 def build(arrange: Arrangement) -> Model:
-    torch.manual_seed(0)
-    model = Sequences()
-    initialisers = table_initialisers(model)
-    arranged = arrange(model, OptimizerSettings(tables="sgd", tables_lr=0.1))
-    sharded = DistributedModelParallel(
-        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
-    )
-    initialise_tables(sharded, initialisers, 0)
-    return sharded
+    return sharded(arrange, Sequences, "sgd")
 
 
 def loss(model: Model, number: int) -> Tensor:

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import ROWS, Bags, ByTiers, Sequences, batch_of, tier_plan
+from tiered import ROWS, Bags, ByTiers, Sequences, batch_of, sharded, tier_plan
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
 
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 
 DRAWN = ByTiers(ranks_per_node=2, seed=3)
 TOLERANCE = 1e-6
@@ -41,15 +39,7 @@ class Both(nn.Module):
 
 
 def build(arrange: Arrangement) -> Model:
-    torch.manual_seed(0)
-    model = Both()
-    initialisers = table_initialisers(model)
-    arranged = arrange(model, OptimizerSettings(tables="sgd", tables_lr=0.1))
-    sharded = DistributedModelParallel(
-        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
-    )
-    initialise_tables(sharded, initialisers, 0)
-    return sharded
+    return sharded(arrange, Both, "sgd")
 
 
 def bad_plans() -> dict[str, TierPlan]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import Bags, ByTiers, batch_of, tier_plan
+from tiered import Bags, ByTiers, batch_of, sharded, tier_plan
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 
@@ -23,7 +23,6 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.row_bags import TierRowBagCollection
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 
 ROW_BAGS = ByTiers(ranks_per_node=2, seed=3, coalesce="rank")
 PLAIN = BySharding("row_wise")
@@ -34,16 +33,7 @@ Model = DistributedModelParallel
 
 
 def build(arrange: Arrangement) -> Model:
-    torch.manual_seed(0)
-    model = Bags()
-    optimizer = OptimizerSettings(tables="rowwise_adagrad", tables_lr=0.1, tables_eps=1e-4)
-    initialisers = table_initialisers(model)
-    arranged = arrange(model, optimizer)
-    sharded = DistributedModelParallel(
-        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
-    )
-    initialise_tables(sharded, initialisers, 0)
-    return sharded
+    return sharded(arrange, Bags)
 
 
 def batch(step: int) -> Batch:

@@ -24,6 +24,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
+from recd_plugins.testing.parity import TableOptimizerName
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
@@ -134,9 +135,13 @@ class ByTiers:
         return Arranged(model, arranged.plan, tier_sharders(cluster, optimizer.fused_params()))
 
 
-def sharded(arrange: Arrangement, make: Callable[[], nn.Module]) -> DistributedModelParallel:
-    """The model as the job has it, under row-wise Adagrad, each row by its seed."""
-    optimizer = OptimizerSettings(tables="rowwise_adagrad", tables_lr=0.1, tables_eps=1e-4)
+def sharded(
+    arrange: Arrangement,
+    make: Callable[[], nn.Module],
+    kind: TableOptimizerName = "rowwise_adagrad",
+) -> DistributedModelParallel:
+    """The model as the job has it, each row by its seed."""
+    optimizer = OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4)
     torch.manual_seed(0)
     model = make()
     initialisers = table_initialisers(model)

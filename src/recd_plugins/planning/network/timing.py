@@ -15,8 +15,8 @@ __all__ = ["IN_A_ROW", "ROUNDS", "middle", "once", "seconds_of"]
 ROUNDS = 12
 """Runs, of which the middle half counts."""
 IN_A_ROW = 16
-"""Calls of a run with the smallest payload: ranks leave a barrier one after the other, which
-would count as latency of a single call."""
+"""Calls of a run with the smallest payload, or of a rank's own work: ranks leave a barrier one
+after the other, which would count as time of a single call."""
 
 
 def seconds_of(
