@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
+from recd_plugins.naming.patterns import fitting
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.explain.report import Frontier, PlanReport
 from recd_plugins.planning.ledger import SequenceTable
@@ -57,9 +57,7 @@ class FlexShardPlanner(TierPlanner):
             return found
         named = [pattern for pattern in chosen if pattern != "*"]
         return {
-            name: table
-            for name, table in found.items()
-            if not table.pooled or any(fnmatchcase(name, pattern) for pattern in named)
+            name: table for name, table in found.items() if not table.pooled or fitting(name, named)
         }
 
     def choose(

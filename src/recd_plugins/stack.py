@@ -10,7 +10,6 @@ model  = DistributedModelParallel(model, device=device, plan=plan, sharders=stac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +20,8 @@ from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
-from recd_plugins.errors import CapabilityError, RegistryError, nearest
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.planning.proposal import OrdersBatches, Proposes, Retiers
 from recd_plugins.planning.topology import Topology
 from recd_plugins.prepare import prepared
@@ -85,7 +85,8 @@ class Stack:
         self.check()
         schema = self.prepare().schema
         for choice, transform in self._transforms:
-            part = Schema(sparse=tuple(schema.feature(n) for n in _matching(choice, schema)))
+            names = matching(choice.features, schema.sparse_names)
+            part = Schema(sparse=tuple(map(schema.feature, names)))
             schema = schema.replace(transform.schema(part).sparse)
         return schema
 
@@ -127,12 +128,8 @@ class Stack:
         names = self.prepare().schema.sparse_names
         for slot in ("preprocess", "pooling"):
             for choice in self.registry.chosen(slot):
-                for feature in choice.features:
-                    if not any(fnmatchcase(name, feature) for name in names):
-                        raise RegistryError(
-                            f"no feature matches {feature!r}; {nearest(feature, names)}",
-                            self.registry.source.locate(choice.where),
-                        )
+                where = self.registry.source.locate(choice.where)
+                check_patterns(choice.features, names, kind="feature", where=where)
 
     def adapt(
         self,
@@ -274,15 +271,7 @@ class Stack:
     def _transform(self, schema: Schema) -> Callable[[Batch], Batch] | None:
         from recd_plugins.data.transform import BatchTransform
 
-        steps = [(_matching(choice, schema), step) for choice, step in self._transforms]
+        names = schema.sparse_names
+        steps = [(matching(choice.features, names), step) for choice, step in self._transforms]
         converter = self._converter
         return BatchTransform(steps, converter) if steps or converter else None
-
-
-def _matching(choice: Choice, schema: Schema) -> list[str]:
-    """The features of the schema that a choice is for, in the schema's order."""
-    return [
-        name
-        for name in schema.sparse_names
-        if any(fnmatchcase(name, pattern) for pattern in choice.features)
-    ]

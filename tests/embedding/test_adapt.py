@@ -106,7 +106,7 @@ class Net(nn.Module):
 def test_other_poolings_are_named() -> None:
     net = adapt(Net(), GROUPS, poolings=["pool.1"])
     assert [isinstance(pool, DedupPooling) for pool in net.pool] == [False, True]
-    with pytest.raises(RegistryError, match=r"no module of the model is named 'pools.\*'"):
+    with pytest.raises(RegistryError, match=r"no module of the model matches 'pools.\*'"):
         adapt(Net(), GROUPS, poolings=["pools.*"])
 
 

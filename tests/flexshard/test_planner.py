@@ -107,7 +107,7 @@ def test_what_it_leaves_alone_is_torchrecs() -> None:
     made.propose(Histories(2), SLOW, 4)
     assert made.tier_plan is not None
     assert set(made.tier_plan.tables) == {"t1"}
-    with pytest.raises(RegistryError, match="no table of sequences is named 't9'"):
+    with pytest.raises(RegistryError, match="no table of sequences matches 't9'"):
         planner(tables=["t9"]).propose(Histories(), SLOW, 4)
 
 
@@ -303,5 +303,5 @@ def test_a_collection_of_bags_is_coalesced_as_a_whole() -> None:
     assert tables("*", coalesce="rank") == {"history"}
     with pytest.raises(RegistryError, match="sharding: tables shop are left out"):
         tables("item", "history", coalesce="rank")
-    with pytest.raises(RegistryError, match="no table of sequences is named 'item'"):
+    with pytest.raises(RegistryError, match="no table of sequences matches 'item'"):
         tables("item")

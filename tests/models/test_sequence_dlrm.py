@@ -128,7 +128,7 @@ def test_a_name_goes_before_globs_and_these_in_their_order() -> None:
             {},
             r"model\.query\.history: 'searches' is no feature beside the sequences",
         ),
-        (SCHEMA, {}, {"tags": "mean"}, r"pooling\.tags: 'tags' is no sequence"),
+        (SCHEMA, {}, {"tags": "mean"}, r"pooling\.tags: no sequence of the model matches 'tags'"),
         (
             SCHEMA,
             {},

@@ -140,7 +140,7 @@ def test_a_registrys_tables_are_counted(tmp_path: Path) -> None:
     assert one["lookups"] < whole["lookups"]
     wrong = recd(*file, "--table", "t_itms")
     assert wrong.exit_code == 2
-    assert "--table: no table is named 't_itms'; did you mean" in wrong.stderr
+    assert "--table: no table matches 't_itms'; did you mean" in wrong.stderr
 
 
 @pytest.mark.parametrize(

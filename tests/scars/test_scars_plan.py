@@ -247,7 +247,7 @@ def test_bags_of_one_collection_are_coalesced_together_or_not() -> None:
     assert made.report is not None
     # Plain bags send parts of their sums, which are all-reduced.
     assert made.report.row_wise.cost.ar_global > 0
-    with pytest.raises(RegistryError, match=r"cache\.tables: no table is named 'itm'; did you"):
+    with pytest.raises(RegistryError, match=r"cache\.tables: no table matches 'itm'; did you"):
         planner(tables=["itm"]).propose(Probe(), Topology(), 4)
 
 

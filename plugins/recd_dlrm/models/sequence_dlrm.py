@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from recd_dlrm.models.tables import bag_tables, sequence_tables
 from recd_dlrm.poolings.reduce import Reduce
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.slots import Context, PoolingFactory
 
 if TYPE_CHECKING:
@@ -164,14 +164,14 @@ def choose_poolings(
     """Each sequence's pooling: that of its name, else of the first glob that fits, else the sum."""
     chosen: dict[str, PoolingFactory] = {}
     for pattern, factory in slot.items():
-        fitting = [name for name in sequences if name == pattern or fnmatchcase(name, pattern)]
-        if not fitting:
-            raise RegistryError(
-                f"{pattern!r} is no sequence of the model; {nearest(pattern, sequences)} "
-                "Other features become sequences under model.sequences.",
-                where=f"pooling.{pattern}",
-            )
-        for name in fitting:
+        check_patterns(
+            [pattern],
+            sequences,
+            kind="sequence of the model",
+            where=f"pooling.{pattern}",
+            fix="Other features become sequences under model.sequences.",
+        )
+        for name in matching([pattern], sequences):
             chosen.setdefault(name, factory)
     exact = {name: slot[name] for name in sequences if name in slot}
     return {name: lambda dim: Reduce("sum") for name in sequences} | chosen | exact

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from torch import nn
 from torchrec.modules.embedding_modules import (
@@ -22,7 +21,8 @@ from recd_plugins.embedding.dedup import (
 from recd_plugins.embedding.parts import Route
 from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
 from recd_plugins.embedding.view import seeing_all_features
-from recd_plugins.errors import CapabilityError, RegistryError, nearest
+from recd_plugins.errors import CapabilityError
+from recd_plugins.naming.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups
 
 __all__ = ["adapt", "explain"]
@@ -89,15 +89,11 @@ def _check(modules: Mapping[str, nn.Module], poolings: Sequence[str]) -> None:
                 "samples: TorchRec's EmbeddingCollection and EmbeddingBagCollection can. Use one "
                 "of these, or take `dedup` out of registry.yaml."
             )
-    for pattern in poolings:
-        if not any(fnmatchcase(path, pattern) for path in modules):
-            raise RegistryError(
-                f"adapt: no module of the model is named {pattern!r}; {nearest(pattern, modules)}"
-            )
+    check_patterns(poolings, modules, kind="module of the model", where="adapt")
 
 
 def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
-    if any(fnmatchcase(path, pattern) for pattern in named):
+    if fitting(path, named):
         return True
     try:
         taken = tuple(inspect.signature(module.forward).parameters)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from recd_plugins.config import Config, Range
-from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.errors import RegistryError
+from recd_plugins.naming.patterns import check_patterns, fitting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,15 +109,10 @@ def parameter_constraints(
     from torchrec.distributed.planner.types import ParameterConstraints
 
     tables = list(_tables(model, sharders, device))
-    names = [table.name for table in tables]
-    for pattern in said:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise RegistryError(
-                f"{where}: no table is named {pattern!r}; {nearest(pattern, names)}"
-            )
+    check_patterns(said, [table.name for table in tables], kind="table", where=where)
     constraints = {}
     for table in tables:
-        fits = [pattern for pattern in said if fnmatchcase(table.name, pattern)]
+        fits = fitting(table.name, said)
         wanted = said[fits[-1]] if fits else TableConstraint()
         here = f"{where}.{fits[-1]}" if fits else where
         constraints[table.name] = ParameterConstraints(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.errors import RegistryError
+from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.planning.ledger import SequenceTable
 from recd_plugins.planning.profile import Counted
 from recd_plugins.planning.rows import RowDistribution
@@ -76,17 +76,9 @@ def model_tables(
                 element_bytes=data_type_to_dtype(config.data_type).itemsize,
                 features=tuple(config.feature_names),
             )
-    for pattern in chosen:
-        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in found):
-            kind = "table" if pooled else "table of sequences"
-            raise RegistryError(
-                f"{where}: no {kind} is named {pattern!r}; {nearest(pattern, found)}"
-            )
-    return {
-        name: table
-        for name, table in found.items()
-        if any(fnmatchcase(name, pattern) for pattern in chosen)
-    }
+    kind = "table" if pooled else "table of sequences"
+    check_patterns(chosen, found, kind=kind, where=where)
+    return {name: found[name] for name in matching(chosen, found)}
 
 
 def check_collections(

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
+from recd_plugins.naming.patterns import fitting
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
 from recd_plugins.planning.network.agree import from_rank_0
 from recd_plugins.planning.network.torchrec_topology import torchrec_topology
@@ -69,7 +69,7 @@ class TorchRecPlanner:
     def may_be_row_wise(self, table: str) -> bool:
         """Whether the constraints leave a table row-wise plans with the fused kernel."""
         said = self._config.constraints
-        fits = [said[pattern] for pattern in said if fnmatchcase(table, pattern)]
+        fits = [said[pattern] for pattern in fitting(table, said)]
         if not fits:
             return True
         kinds, kernels = fits[-1].sharding_types, fits[-1].compute_kernels
