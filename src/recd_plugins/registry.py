@@ -19,7 +19,7 @@ from recd_plugins.settings import TrainSettings
 from recd_plugins.slots import HOST_USES, SLOTS, Context, Record
 from recd_plugins.yaml_source import Source
 
-__all__ = ["Choice", "Registry"]
+__all__ = ["Choice", "Registry", "plugin_names"]
 
 DEFAULT_USES = {"reader": "local", "sharding": "torchrec"}
 """What fills a slot that registry.yaml does not name: plain TorchRec."""
@@ -125,7 +125,7 @@ def _checked(source: Source) -> Registry:
             raise RegistryError(f"unknown key {key!r}; {nearest(str(key), KEYS)}", str(key))
     train = parse(TrainSettings, _mapping(values.get("train"), "train"), "train")
     topology = _topology(values.get("topology"), source.base)
-    plugins = _plugins(values.get("plugins"))
+    plugins = plugin_names(values.get("plugins"))
     catalog = Catalog(plugins, source.base)
     filled = {slot: {"use": use} for slot, use in DEFAULT_USES.items()}
     filled.update({slot: values[slot] for slot in SLOTS if values.get(slot) is not None})
@@ -214,7 +214,8 @@ def _check_uses(choices: Sequence[Choice], filled: Any) -> None:
         ) from None
 
 
-def _plugins(value: Any) -> tuple[str, ...]:
+def plugin_names(value: Any) -> tuple[str, ...]:
+    """What stands under `plugins`."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):

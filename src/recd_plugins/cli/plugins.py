@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,117 +13,218 @@ import typer
 from recd_plugins.cli.options import AsJson, Debug, RegistryFile, reported
 
 if TYPE_CHECKING:
+    from recd_plugins.errors import RecdError
     from recd_plugins.hooks.manager import Claim
     from recd_plugins.registry import Registry
+    from recd_plugins.yaml_source import Source
 
-__all__ = ["plugins"]
+__all__ = ["FORM", "plugins"]
 
-Record = Annotated[
-    str | None, typer.Argument(help="A record to see the options of, as sessions or model:dlrm.")
+FORM = {
+    "one": "{slot}: {{use: name, option: value}}",
+    "many": "{slot}: [{{use: name, option: value}}, ...]",
+    "by feature": "{slot}: {{feature: {{use: name, option: value}}}}",
+}
+"""How registry.yaml fills a slot, by the `fills` of its record."""
+
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECORD|SLOT",
+        help="A record to see the options of, as sessions or model:dlrm; or a slot to list.",
+    ),
 ]
 
 
 def plugins(
-    record: Record = None,
+    name: Name = None,
     registry: RegistryFile = Path("registry.yaml"),
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the slots and who fills them, or show one record's options."""
+    """List the slots and who fills them, list one slot, or show one record's options."""
     with reported(debug):
-        from recd_plugins.registry import Registry
+        from recd_plugins.slots import SLOTS
 
-        loaded = Registry.load(registry)
-        if record is not None:
-            _show_record(loaded, record, as_json)
-        elif as_json:
-            print(json.dumps([_as_dict(claim, loaded) for claim in loaded.catalog.claims]))
-        else:
-            _show_slots(loaded)
-
-
-def _as_dict(claim: Claim, registry: Registry) -> dict[str, Any]:
-    record = claim.record
-    return {
-        "slot": record.slot,
-        "name": record.name,
-        "chosen": _chosen(claim, registry),
-        "provider": str(claim.provider),
-        "plugin": claim.provider.plugin,
-        "needs": list(record.needs),
-        "uses": list(record.uses),
-        "summary": record.summary,
-    }
-
-
-def _chosen(claim: Claim, registry: Registry) -> bool:
-    return any(choice.record is claim.record for choice in registry.chosen(claim.record.slot))
-
-
-def _show_slots(registry: Registry) -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
-    from recd_plugins.hooks.manager import available
-    from recd_plugins.slots import SLOTS
-
-    table = Table(title="slots; * chosen by the registry", title_justify="left", box=SIMPLE)
-    table.add_column("slot", no_wrap=True)
-    table.add_column("record", no_wrap=True)
-    table.add_column("what it is")
-    table.add_column("provided by")
-    for slot, kind in SLOTS.items():
-        claims = registry.catalog.of(slot)
-        for index, claim in enumerate(claims):
-            record = claim.record
-            needs = [*record.needs, *(f"the slot {use}" for use in record.uses)]
-            table.add_row(
-                slot if index == 0 else "",
-                f"{'*' if _chosen(claim, registry) else ' '} {record.name}",
-                record.summary + (f" Uses {', '.join(needs)}." if needs else ""),
-                str(claim.provider),
+        found = Found(registry)
+        if name is None:
+            found.listed(found.enabled.claims, list(SLOTS), as_json)
+            found.check()
+        elif name in SLOTS:
+            found.listed(
+                [claim for claim in found.all() if claim.record.slot == name], [name], as_json
             )
-        if not claims:
-            doc = (kind.__doc__ or "").splitlines()[0]
-            table.add_row(slot, "  (none)", f"[dim]{doc}[/dim]", "")
-    console = Console()
-    console.print(table)
-    off = sorted(set(available()) - set(registry.plugins))
-    if off:
-        console.print(f"installed and not enabled: {', '.join(off)}")
+        else:
+            found.show(name, as_json)
 
 
-def _show_record(registry: Registry, name: str, as_json: bool) -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
+class Found:
+    """What the registry enables, and what else is installed; none of it has to be whole."""
 
-    from recd_plugins.describe import options_of
-    from recd_plugins.errors import RegistryError, nearest
+    def __init__(self, file: Path) -> None:
+        from recd_plugins.errors import RecdError
+        from recd_plugins.hooks.manager import Catalog, available
+        from recd_plugins.registry import Registry, plugin_names
+        from recd_plugins.yaml_source import Source
 
-    slot, _, use = name.rpartition(":")
-    claims = [
-        claim
-        for claim in registry.catalog.claims
-        if claim.record.name == use and slot in ("", claim.record.slot)
-    ]
-    if not claims:
-        known = {claim.record.name for claim in registry.catalog.claims}
-        raise RegistryError(f"no enabled plugin provides {name!r}; {nearest(use, known)}")
-    for claim in claims:
-        options = options_of(claim.record.config)
+        self.source: Source = Source.read(file, ())
+        self.registry: Registry | None = None
+        self.error: RecdError | None = None
+        try:
+            self.registry = Registry.load(file)
+            self.enabled, self.names = self.registry.catalog, self.registry.plugins
+        except RecdError as error:
+            self.error = error
+            try:
+                self.names = plugin_names(self.source.values.get("plugins"))
+            except RecdError:
+                raise error from None  # which says the line too
+            self.enabled = Catalog(self.names, self.source.base, strict=False)
+        self.off = sorted(available().keys() - set(self.names))
+        self.broken: dict[str, RecdError] = dict(self.enabled.broken)
+
+    def all(self) -> list[Claim]:
+        """The records of the enabled plugins, and of those that are only installed."""
+        from recd_plugins.hooks.manager import Catalog
+
+        others = Catalog(self.off, self.source.base, strict=False)
+        self.broken |= others.broken
+        off = [claim for claim in others.claims if claim.provider.plugin in self.off]
+        return [*self.enabled.claims, *off]
+
+    def check(self) -> None:
+        """The registry's own error, unless the listing of broken plugins has it."""
+        if self.error is None:
+            return
+        if str(self.error) in map(str, self.broken.values()):
+            raise typer.Exit(2)
+        raise self.error
+
+    def listed(self, claims: Sequence[Claim], slots: Sequence[str], as_json: bool) -> None:
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.table import Table
+
+        from recd_plugins.slots import SLOTS
+
         if as_json:
-            said = [dataclasses.asdict(option) for option in options]
-            print(json.dumps({**_as_dict(claim, registry), "options": said}))
-            continue
-        table = Table(
-            title=f"{claim.record.slot}: {use} ({claim.provider}). {claim.record.summary}",
-            title_justify="left",
-            box=SIMPLE,
-        )
-        for column in ("option", "takes", "default", "what it does"):
-            table.add_column(column)
-        for option in options:
-            table.add_row(option.name, option.takes, option.default, option.doc)
-        Console().print(table)
+            broken = [self._broken(plugin) for plugin in self.broken]
+            print(json.dumps([*map(self._as_dict, claims), *broken]))
+            return
+        table = Table(title="slots; * chosen by the registry", title_justify="left", box=SIMPLE)
+        table.add_column("slot", no_wrap=True)
+        table.add_column("record", no_wrap=True)
+        table.add_column("what it is")
+        table.add_column("provided by")
+        for slot in slots:
+            of_slot = [claim for claim in claims if claim.record.slot == slot]
+            for index, claim in enumerate(of_slot):
+                record = claim.record
+                needs = [*record.needs, *(f"the slot {use}" for use in record.uses)]
+                table.add_row(
+                    slot if index == 0 else "",
+                    f"{'*' if self._chosen(claim) else ' '} {record.name}",
+                    record.summary + (f" Uses {', '.join(needs)}." if needs else ""),
+                    self._provider(claim),
+                )
+            if not of_slot:
+                doc = (SLOTS[slot].__doc__ or "").splitlines()[0]
+                table.add_row(slot, "  (none)", f"[dim]{doc}[/dim]", "")
+        console = Console()
+        console.print(table)
+        if len(slots) == 1:
+            form = FORM[SLOTS[slots[0]].fills].format(slot=slots[0])
+            console.print(f"in registry.yaml: {form}", markup=False)
+        elif self.off:
+            console.print(f"installed and not enabled: {', '.join(self.off)}")
+            console.print("`recd plugins SLOT` lists the records of those too")
+        for error in self.broken.values():
+            console.print(f"broken: {error}", markup=False, soft_wrap=True)
+
+    def show(self, name: str, as_json: bool) -> None:
+        """The options of each record of this name, and how to enable a plugin that is not."""
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.table import Table
+
+        from recd_plugins.describe import options_of
+
+        for claim in self._named(name):
+            record, options = claim.record, options_of(claim.record.config)
+            if as_json:
+                said = [dataclasses.asdict(option) for option in options]
+                print(json.dumps({**self._as_dict(claim), "options": said}))
+                continue
+            table = Table(
+                title=f"{record.slot}: {record.name} ({claim.provider}). {record.summary}",
+                title_justify="left",
+                box=SIMPLE,
+            )
+            for column in ("option", "takes", "default", "what it does"):
+                table.add_column(column)
+            for option in options:
+                table.add_row(option.name, option.takes, option.default, option.doc)
+            console = Console()
+            console.print(table)
+            if not self._is_enabled(claim):
+                console.print(self._enabling(claim), markup=False, soft_wrap=True)
+
+    def _named(self, name: str) -> list[Claim]:
+        """The records that `exact` or `dedup:exact` means: enabled ones, else any installed."""
+        from recd_plugins.errors import RegistryError, nearest
+
+        slot, _, use = name.rpartition(":")
+
+        def named(claims: Sequence[Claim]) -> list[Claim]:
+            return [c for c in claims if c.record.name == use and slot in ("", c.record.slot)]
+
+        claims = named(self.enabled.claims)
+        if claims:
+            return claims
+        everyone = self.all()
+        claims = named(everyone)
+        if not claims:
+            known = {claim.record.name for claim in everyone}
+            broken = "".join(f" Not looked into: {error}" for error in self.broken.values())
+            raise RegistryError(
+                f"no installed plugin provides {name!r}; {nearest(use, known)}{broken}"
+            )
+        return claims
+
+    def _enabling(self, claim: Claim) -> str:
+        line = self.source.lines.get("plugins")
+        place = f"{self.source.path}:{line}" if line else str(self.source.path)
+        names = ", ".join([*self.names, claim.provider.plugin])
+        return f"installed and not enabled; in {place} write\nplugins: [{names}]"
+
+    def _as_dict(self, claim: Claim) -> dict[str, Any]:
+        record = claim.record
+        return {
+            "slot": record.slot,
+            "name": record.name,
+            "chosen": self._chosen(claim),
+            "enabled": self._is_enabled(claim),
+            "provider": str(claim.provider),
+            "plugin": claim.provider.plugin,
+            "needs": list(record.needs),
+            "uses": list(record.uses),
+            "summary": record.summary,
+            "error": "",
+        }
+
+    def _broken(self, plugin: str) -> dict[str, Any]:
+        said = dict.fromkeys(("slot", "name", "provider", "summary"), "")
+        known = {"chosen": False, "enabled": plugin in self.names, "needs": [], "uses": []}
+        return {**said, **known, "plugin": plugin, "error": str(self.broken[plugin])}
+
+    def _is_enabled(self, claim: Claim) -> bool:
+        return claim.provider.plugin not in self.off
+
+    def _provider(self, claim: Claim) -> str:
+        if self._is_enabled(claim):
+            return str(claim.provider)
+        return f"{claim.provider.plugin}, not enabled"
+
+    def _chosen(self, claim: Claim) -> bool:
+        chosen = self.registry.chosen(claim.record.slot) if self.registry else ()
+        return any(choice.record is claim.record for choice in chosen)

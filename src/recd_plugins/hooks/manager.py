@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import (
     Distribution,
@@ -24,7 +24,7 @@ from typing import Any
 
 import pluggy
 
-from recd_plugins.errors import PluginError, RegistryError, nearest
+from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest
 from recd_plugins.hooks import specs
 from recd_plugins.hooks.markers import PROJECT
 from recd_plugins.slots import SLOTS, Record
@@ -76,15 +76,27 @@ def available() -> dict[str, list[EntryPoint]]:
 class Catalog:
     """The records of the plugins that a registry names."""
 
-    def __init__(self, plugins: Sequence[str], base: Path) -> None:
-        """Import `plugins` (paths are relative to `base`) and collect their records."""
+    def __init__(self, plugins: Sequence[str], base: Path, *, strict: bool = True) -> None:
+        """Import `plugins` (paths are relative to `base`) and collect their records.
+
+        Unless `strict`, a plugin that is broken is left out, and `broken` has its error.
+        """
         self._manager = pluggy.PluginManager(PROJECT)
         for spec in (specs.TableSpecs, specs.BatchSpecs, specs.PlacementSpecs, specs.ModelSpecs):
             self._manager.add_hookspecs(spec)
         self.providers: dict[str, Provider] = {}
+        self.claims: list[Claim] = []
+        self.broken: dict[str, RecdError] = {}
         for name in (DEFAULTS, *plugins):
-            self._register(name, base)
-        self.claims: list[Claim] = list(self._collect())
+            try:
+                self._register(name, base)
+                self.claims += self._collect(name)
+            except RecdError as error:
+                if strict:
+                    raise
+                self.broken[name] = error
+                if self._manager.has_plugin(name):
+                    self._manager.unregister(name=name)
 
     def of(self, slot: str) -> list[Claim]:
         """Every claim on a slot, in the order of the plugins."""
@@ -149,33 +161,35 @@ class Catalog:
                 )
         return None
 
-    def _collect(self) -> Iterator[Claim]:
-        everyone = self._manager.get_plugins()
-        for name, provider in self.providers.items():
-            plugin = self._manager.get_plugin(name)
-            for hook, slot in specs.HOOKS.items():
-                caller = self._manager.subset_hook_caller(hook, everyone - {plugin})
-                try:
-                    records = [record for group in caller() for record in group]
-                except Exception as error:
+    def _collect(self, name: str) -> list[Claim]:
+        """The records of one plugin, each believed once it is checked."""
+        plugin, provider = self._manager.get_plugin(name), self.providers[name]
+        others = self._manager.get_plugins() - {plugin}
+        claims: list[Claim] = []
+        for hook, slot in specs.HOOKS.items():
+            caller = self._manager.subset_hook_caller(hook, others)
+            try:
+                records = [record for group in caller() for record in group]
+            except Exception as error:
+                raise PluginError(
+                    f"plugin {name!r} ({provider}): its hook {hook} raised "
+                    f"{type(error).__name__}: {error}. Run with --debug for its traceback."
+                ) from error
+            names: set[str] = set()
+            for record in records:
+                if not isinstance(record, SLOTS[slot]):
                     raise PluginError(
-                        f"plugin {name!r} ({provider}): its hook {hook} raised "
-                        f"{type(error).__name__}: {error}. Run with --debug for its traceback."
-                    ) from error
-                names: set[str] = set()
-                for record in records:
-                    if not isinstance(record, SLOTS[slot]):
-                        raise PluginError(
-                            f"plugin {name!r} ({provider}): its hook {hook} must return "
-                            f"{SLOTS[slot].__name__} records, but returned {record!r}."
-                        )
-                    if record.name in names:
-                        raise PluginError(
-                            f"plugin {name!r} ({provider}): its hook {hook} returns two records "
-                            f"named {record.name!r}. Rename one of them."
-                        )
-                    names.add(record.name)
-                    yield Claim(record, provider)
+                        f"plugin {name!r} ({provider}): its hook {hook} must return "
+                        f"{SLOTS[slot].__name__} records, but returned {record!r}."
+                    )
+                if record.name in names:
+                    raise PluginError(
+                        f"plugin {name!r} ({provider}): its hook {hook} returns two records "
+                        f"named {record.name!r}. Rename one of them."
+                    )
+                names.add(record.name)
+                claims.append(Claim(record, provider))
+        return claims
 
 
 def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:
