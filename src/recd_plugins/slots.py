@@ -63,7 +63,6 @@ __all__ = [
     "ShardingRecord",
     "StatsRecord",
     "TableStats",
-    "TierRecord",
 ]
 
 C = TypeVar("C", bound=Config)
@@ -175,16 +174,6 @@ class ShardingRecord(Record[C, Planner]):
     slot = "sharding"
 
 
-class TierRecord(Record[C, Any]):
-    """How replicas of hot rows live, move and are priced, for a planner that asks for it.
-
-    The host's own two, on all ranks and per node, are no plugins.
-    """
-
-    slot = "tier"
-    fills = "many"
-
-
 class CacheRecord(Record[C, Planner]):
     """Which rows are kept close, and what that does to ids and batches.
 
@@ -221,7 +210,6 @@ SLOTS: dict[str, type[Record[Any, Any]]] = {
         DedupRecord,
         PreprocessRecord,
         ShardingRecord,
-        TierRecord,
         CacheRecord,
         PoolingRecord,
         ModelRecord,

@@ -30,7 +30,7 @@ from recd_plugins.slots import (
     ModelRecord,
     PoolingRecord,
     PreprocessRecord,
-    TierRecord,
+    StatsRecord,
 )
 
 SCHEMA = Schema(
@@ -185,8 +185,8 @@ def recd_dedup() -> Iterator[DedupRecord[Any]]:
 
 
 @hookimpl
-def recd_tier() -> Iterator[TierRecord[Any]]:
-    yield TierRecord(name="tier", summary="A tier.", config=Options, build=_built)
+def recd_stats() -> Iterator[StatsRecord[Any]]:
+    yield StatsRecord(name="stats", summary="A measure.", config=Options, build=_built)
 
 
 @hookimpl
@@ -209,5 +209,5 @@ def recd_model() -> Iterator[ModelRecord[Any]]:
         summary="Uses neighbours.",
         config=Options,
         build=Told,
-        uses=("pooling", "tier", "cache"),
+        uses=("pooling", "stats", "cache"),
     )

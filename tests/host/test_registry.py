@@ -18,7 +18,7 @@ from recd_plugins.settings import TrainSettings
 from recd_plugins.slots import SLOTS, Context
 
 PLUGIN = """
-from recd_plugins.slots import DedupRecord, EtlRecord, PreprocessRecord, TierRecord
+from recd_plugins.slots import DedupRecord, EtlRecord, LogRecord, PreprocessRecord
 
 def record(kind, name, build=build, **said):
     return kind(name=name, summary="A record.", config=Options, build=build, **said)
@@ -39,7 +39,7 @@ def recd_model():
 @hookimpl
 def recd_pooling():
     yield record(PoolingRecord, "sum")
-    yield record(PoolingRecord, "tiered", uses=("tier",))
+    yield record(PoolingRecord, "logged", uses=("log",))
     yield record(PoolingRecord, "circular", uses=("cache",))
 
 @hookimpl
@@ -47,8 +47,8 @@ def recd_cache():
     yield record(CacheRecord, "circular", uses=("pooling",))
 
 @hookimpl
-def recd_tier():
-    yield record(TierRecord, "flex")
+def recd_log():
+    yield record(LogRecord, "files")
 
 @hookimpl
 def recd_etl():
@@ -149,8 +149,8 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         RegistryError, match=r"nothing fills the slot 'model'.*asks, broken, plain, pools"
     ):
         registry.one("model")
-    with pytest.raises(RegistryError, match=r"nothing fills the slot 'log'.*There are none"):
-        registry.one("log")
+    with pytest.raises(RegistryError, match=r"nothing fills the slot 'stats'.*There are none"):
+        registry.one("stats")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
             {"model": "pools", "pooling": {"a": "circular"}, "cache": "circular"},
             "cache: the chosen records use one another in a circle: cache uses pooling uses cache.",
         ),
-        ({"tier": ["flex"]}, "tier: is set, but no chosen record uses a tier"),
+        ({"log": "files"}, "log: is set, but no chosen record uses a log"),
         ({"preprocess": [{"use": "first", "features": 3}]}, "preprocess[0].features: expected a f"),
         ({"preprocess": [{"use": "first", "features": []}]}, "preprocess[0].features: expected a"),
         ({"preprocess": [{"use": "first", "features": [1]}]}, "preprocess[0].features: expected"),
@@ -204,8 +204,8 @@ def test_a_slot_is_used_by_any_chosen_record(plugin: str) -> None:
         {
             "plugins": [plugin],
             "model": "pools",
-            "pooling": {"history": "tiered"},
-            "tier": ["flex", "flex"],
+            "pooling": {"history": "logged"},
+            "log": "files",
         }
     )
 

@@ -298,18 +298,18 @@ def test_a_record_gets_what_it_uses(registry: dict[str, Any]) -> None:
     registry |= {
         "model": {"use": "uses", "n": 1},
         "pooling": {"item": {"use": "pool", "n": 2}, "*": {"use": "pool", "n": 3}},
-        "tier": [{"use": "tier", "n": 4}, {"use": "tier", "n": 5}],
+        "stats": [{"use": "stats", "n": 4}, {"use": "stats", "n": 5}],
         "cache": {"use": "cache", "n": 6},
     }
     context = rp.load(registry).model().context
     assert isinstance(context, Context)
     neighbours = context.neighbours
-    assert neighbours.keys() == {"pooling", "tier", "cache"}
+    assert neighbours.keys() == {"pooling", "stats", "cache"}
     assert {name: config.n for name, (config, _) in neighbours["pooling"].items()} == {
         "item": 2,
         "*": 3,
     }
-    assert [config.n for config, _ in neighbours["tier"]] == [4, 5]
+    assert [config.n for config, _ in neighbours["stats"]] == [4, 5]
     config, of_cache = neighbours["cache"]
     assert config.n == 6
     assert of_cache.neighbours == {}
@@ -321,7 +321,7 @@ def test_a_record_gets_what_it_uses(registry: dict[str, Any]) -> None:
 def test_a_neighbour_that_is_not_set_is_nothing(registry: dict[str, Any]) -> None:
     context = rp.load(registry, ["model=uses"]).model().context
     assert isinstance(context, Context)
-    assert context.neighbours == {"pooling": {}, "tier": [], "cache": None}
+    assert context.neighbours == {"pooling": {}, "stats": [], "cache": None}
     context = rp.load(registry).model().context
     assert isinstance(context, Context)
     assert context.neighbours == {}

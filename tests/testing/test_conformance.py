@@ -11,9 +11,11 @@ import pytest
 from contract_records import Rate, broken, record
 
 from recd_plugins.config import Config
+from recd_plugins.data.stats import StatsReport
+from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.hooks.manager import Catalog
-from recd_plugins.slots import Record, TierRecord
+from recd_plugins.slots import Record, StatsRecord
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
@@ -31,13 +33,20 @@ class Positional(Config):
     """Documented, but not keyword-only."""
 
 
+class Silent:
+    """Measures nothing."""
+
+    def measure(self, table: Table, progress: Progress) -> StatsReport:
+        return StatsReport(values={})
+
+
 # What any record must have.
 
 
 @pytest.mark.parametrize(
     ("more", "rule"),
     [
-        ({"name": "My Tier"}, "tier 'My Tier': its name must be a word"),
+        ({"name": "My Stats"}, "stats 'My Stats': its name must be a word"),
         ({"summary": "No sentence"}, "summary must be a sentence on one line"),
         ({"config": dict}, "config must be a dataclass that inherits from Config"),
         ({"config": Undocumented}, "option 'rate' of Undocumented has no line of text"),
@@ -46,7 +55,7 @@ class Positional(Config):
     ],
 )
 def test_a_record_in_bad_form_is_named_with_its_rule(more: dict[str, Any], rule: str) -> None:
-    assert rule in broken(record(TierRecord, object, **more))
+    assert rule in broken(record(StatsRecord, Silent, **more))
 
 
 def test_what_is_no_record_is_told_so() -> None:
@@ -54,11 +63,11 @@ def test_what_is_no_record_is_told_so() -> None:
 
 
 def test_options_and_needs_are_checked_as_a_registry_checks_them() -> None:
-    check_record(record(TierRecord, object), options={"rate": 1})
+    check_record(record(StatsRecord, Silent), options={"rate": 1})
     with pytest.raises(RegistryError, match="must be >= 0 and <= 1"):
-        check_record(record(TierRecord, object), options={"rate": 2})
+        check_record(record(StatsRecord, Silent), options={"rate": 2})
     with pytest.raises(CapabilityError, match="needs the package 'no_such_package'"):
-        check_record(record(TierRecord, object, needs=("import:no_such_package",)))
+        check_record(record(StatsRecord, Silent, needs=("import:no_such_package",)))
 
 
 # What the host and its plugins provide.

@@ -26,7 +26,6 @@ from recd_plugins.slots import (
     ReaderRecord,
     ShardingRecord,
     StatsRecord,
-    TierRecord,
 )
 
 __all__ = ["HOOKS", "BatchSpecs", "ModelSpecs", "PlacementSpecs", "TableSpecs"]
@@ -74,10 +73,6 @@ class PlacementSpecs:
     @hookspec
     def recd_sharding(self) -> Iterable[ShardingRecord[Any]]:  # type: ignore[empty-body]
         """Planners with their sharders."""
-
-    @hookspec
-    def recd_tier(self) -> Iterable[TierRecord[Any]]:  # type: ignore[empty-body]
-        """Replica tiers for a planner to price and fill."""
 
     @hookspec
     def recd_cache(self) -> Iterable[CacheRecord[Any]]:  # type: ignore[empty-body]

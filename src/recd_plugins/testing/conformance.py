@@ -53,8 +53,7 @@ CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
     "pooling": check_pooling,
     "model": check_model,
 }
-"""How a slot's record is tried: a `cache` as the `sharding` in whose place it plans. Those of
-`tier` are built, and no more."""
+"""How a slot's record is tried: a `cache` as the `sharding` in whose place it plans."""
 
 
 def check_record(
@@ -86,7 +85,7 @@ def check_record(
             pool=pool,
             expand=expand,
         )
-        CONTRACTS.get(record.slot, Subject.build)(subject)
+        CONTRACTS[record.slot](subject)
 
 
 def _check_form(record: Record[Any, Any], options: Mapping[str, Any]) -> Config:
