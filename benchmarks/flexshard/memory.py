@@ -11,10 +11,10 @@ from benchmarks.flexshard.paper import PRICES
 from benchmarks.harness import Figure, spread
 from benchmarks.recd_train.memory import give_back
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.errand import Errand
-from recd_plugins.tiers.home.canonical import CanonicalTable
+from recd_plugins.tiers.errand import CollectiveSequence
+from recd_plugins.tiers.home.canonical import HomeTable
 from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.replica import AllRanksReplica, TierRows
+from recd_plugins.tiers.replica import ReplicatedTier, TierRows
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.tiers import CHUNK_ROWS
 from recd_plugins.tiers.updates.entries import Entries
@@ -67,7 +67,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     assert world is not None
     nodes = Nodes(world, ranks_per_node)
     layout = Layout(num_rows, ranks_per_node)
-    home = CanonicalTable(0, torch.zeros(0, dim), torch.zeros(0, 1))
+    home = HomeTable(0, torch.zeros(0, dim), torch.zeros(0, 1))
     gradients = torch.ones(num_rows, dim)
     dist.barrier()
     give_back()
@@ -75,12 +75,12 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     rows = torch.arange(num_rows)
     kept = Router([num_rows], [rows], [rows[:0]])
     optimizer = RowOptimizer("rowwise_adagrad", 1e-8)
-    replica = AllRanksReplica([TierRows(home, rows)], home.rows, optimizer, layout, nodes)
+    replica = ReplicatedTier([TierRows(home, rows)], home.rows, optimizer, layout, nodes)
     mine = torch.ones(ranks_per_node, layout.share_rows, dtype=torch.bool)
-    touched = Errand(touched_everywhere(mine, nodes)).finish()
+    touched = CollectiveSequence(touched_everywhere(mine, nodes)).finish()
     entries = Entries(layout.place(rows), gradients)
     reduction = Reduction(nodes, 1 / world.size(), chunk_rows)
-    Errand(reduction.all_ranks(replica, entries, touched, 0.1)).finish()
+    CollectiveSequence(reduction.replicated(replica, entries, touched, 0.1)).finish()
     peak = memory.above()
     del kept
     return peak / (num_rows * dim * 4)

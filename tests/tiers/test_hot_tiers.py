@@ -60,8 +60,8 @@ def mixed(
         (Sequences, ByTiers(2, seed=3), 4),
         (Sequences, ByTiers(2, seed=3, coalesce="rank", chunk_rows=4), 2),
         (Bags, ByTiers(2, seed=3), 4),
-        (Bags, ByTiers(1, seed=3, tiers="all_ranks"), 2),
-        (Bags, ByTiers(2, seed=3, tiers="all_ranks", coalesce="rank"), 2),
+        (Bags, ByTiers(1, seed=3, tiers="replicated"), 2),
+        (Bags, ByTiers(2, seed=3, tiers="replicated", coalesce="rank"), 2),
     ],
     ids=["sequences", "coalesced", "bags", "nodes of one", "row bags"],
 )
@@ -104,7 +104,7 @@ def deduplicated(batch: Batch) -> Batch:
 
 @pytest.mark.parametrize("model", [Sequences, Bags])
 def test_unique_samples_of_hot_batches(gloo_pool: GlooPool, model: Callable[[], nn.Module]) -> None:
-    drawn = ByTiers(2, seed=3, tiers="all_ranks")
+    drawn = ByTiers(2, seed=3, tiers="replicated")
     batches = mixed(drawn, 2, even=True)
     check_parity(
         gloo_pool,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.tiers.ids.different import Different, different, of_keys, to_keys
+from recd_plugins.tiers.ids.different import CoalescedIds, coalesce_by_table, of_keys, to_keys
 
 # A negative id and one beyond any table pass too: TorchRec judges them.
 IDS = st.lists(st.integers(0, 6) | st.sampled_from([-3, 2**31]), max_size=30)
@@ -23,7 +23,7 @@ def joined(tables: list[list[int]]) -> torch.Tensor:
 def test_each_id_once_for_its_table(tables: list[list[int]]) -> None:
     counts = list(map(len, tables))
     ids = joined(tables)
-    found = different(ids, counts)
+    found = coalesce_by_table(ids, counts)
     assert torch.equal(found.ids[found.inverse], ids)
     parts = zip(found.ids.split(found.counts), found.inverse.split(counts), tables, strict=True)
     first = 0
@@ -43,6 +43,6 @@ def test_keys_tell_tables_apart(tables: list[list[int]]) -> None:
 
 
 def test_no_id_at_all() -> None:
-    found = different(torch.empty(0, dtype=torch.int64), [0, 0])
+    found = coalesce_by_table(torch.empty(0, dtype=torch.int64), [0, 0])
     assert (found.counts, len(found.ids), len(found.inverse)) == ([0, 0], 0, 0)
-    assert isinstance(found, Different)
+    assert isinstance(found, CoalescedIds)

@@ -13,8 +13,8 @@ def gathered(count: int) -> list[int]:
     """The last of `count` gathers, of which nobody waits for the others; then one of nothing."""
     peers = Peers(dist.group.WORLD)
     for number in range(count):
-        arriving = peers.all_gather(torch.full((1 << 10,), 10 * number + peers.rank))
-    found = arriving.wait()
+        pending = peers.all_gather(torch.full((1 << 10,), 10 * number + peers.rank))
+    found = pending.wait()
     assert peers.all_gather(torch.empty(0, 4)).wait().shape == (peers.size, 0, 4)
     assert all(len(one.unique()) == 1 for one in found)
     return [int(one[0]) for one in found]

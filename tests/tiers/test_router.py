@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recd_plugins.tiers.ids.bitmap import RankedBitmap
-from recd_plugins.tiers.router import Landed, Routed, Router, Segments
+from recd_plugins.tiers.router import Hits, RoutedIds, Router, Segments
 
-Route = Callable[[Router, Tensor, Segments], Routed]
+Route = Callable[[Router, Tensor, Segments], RoutedIds]
 WAYS: list[Route] = [Router.route, Router.route_by_ops]
 
 
@@ -21,7 +21,7 @@ def tensor(*ids: int) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64)
 
 
-def as_lists(routed: Routed) -> list[list[int]]:
+def as_lists(routed: RoutedIds) -> list[list[int]]:
     passed, replicated, per_node = routed
     return [part.tolist() for part in (passed, *replicated, *per_node)]
 
@@ -147,5 +147,5 @@ def test_a_rank_counts_the_members_before_a_row(rows: set[int], size: int) -> No
 def test_landed_and_passed_are_typed_for_torch() -> None:
     router = Router([4], [tensor(1)], [tensor(2)])
     passed, replicated, per_node = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
-    assert isinstance(replicated, Landed)
+    assert isinstance(replicated, Hits)
     assert {t.dtype for t in (passed, *replicated, *per_node)} == {torch.int64}

@@ -47,10 +47,10 @@ def test_two_ranks_train_as_row_wise_torchrec(gloo_pool: GlooPool) -> None:
     [
         ByTiers(2, seed=0, coalesce="rank"),
         ByTiers(2, seed=1, coalesce="node"),
-        ByTiers(4, seed=2, tiers="all_ranks", coalesce="rank"),
+        ByTiers(4, seed=2, tiers="replicated", coalesce="rank"),
         ByTiers(4, seed=4, tiers="none", coalesce="node"),
     ],
-    ids=["rank", "node", "one node, all ranks", "node alone"],
+    ids=["rank", "node", "one node, replicated", "node alone"],
 )
 def test_any_rows_in_any_tier(gloo_pool: GlooPool, arrange: ByTiers) -> None:
     check_parity(

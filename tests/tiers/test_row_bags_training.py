@@ -21,7 +21,7 @@ from recd_plugins.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.row_bags import TierRowBagCollection
+from recd_plugins.tiers.row_bag_collection import TierRowBagCollection
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
 ROW_BAGS = ByTiers(ranks_per_node=2, seed=3, coalesce="rank")

@@ -22,13 +22,13 @@ from recd_plugins.testing.parity import TABLE_OPTIMIZERS, check_parity
 # Sums in another order differ by 1e-7 of what they sum; 20 steps of it stay below the kit's 1e-6.
 
 
-def test_two_ranks_with_all_ranks_replicas_train_as_row_wise_torchrec(gloo_pool: GlooPool) -> None:
+def test_two_ranks_with_replicated_rows_train_as_row_wise_torchrec(gloo_pool: GlooPool) -> None:
     batches = [[batch_of(2 * step + rank, 6) for rank in range(2)] for step in range(20)]
     check_parity(
         gloo_pool,
         Sequences,
         batches,
-        arrange=ByTiers(ranks_per_node=2, tiers="all_ranks"),
+        arrange=ByTiers(ranks_per_node=2, tiers="replicated"),
         reference=BySharding("row_wise"),
     )
 

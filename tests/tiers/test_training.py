@@ -150,8 +150,8 @@ def replicas_on_a_rank() -> tuple[list[Tensor], list[Tensor]]:
         step(model, number)
     groups = model.module.sequences.tiers._holds.groups
     return (
-        [group.all_ranks_replica.rows for group in groups],
-        [group.per_node_replica.share.rows for group in groups],
+        [group.replicated_tier.rows for group in groups],
+        [group.per_node_tier.share.rows for group in groups],
     )
 
 

@@ -38,7 +38,7 @@ TABLES_OF = {"heard": ["songs"], "seen": ["songs", "artists"], "liked": ["artist
 OUTPUTS = ("heard", "seen@songs", "seen@artists", "liked")
 DIM = 8
 
-Tiers = Literal["all_ranks", "per_node", "both", "none"]
+Tiers = Literal["replicated", "per_node", "both", "none"]
 
 IdsOf = Literal["tiers", "home", "both", "nothing"]
 """Where the rows of a batch are: all in tiers, none, some; or the batch is empty."""
@@ -177,7 +177,7 @@ def tier_plan(drawn: ByTiers, n_nodes: int) -> TierPlan:
             coalesce=drawn.coalesce,
         )
         match drawn.tiers:
-            case "all_ranks":
+            case "replicated":
                 plan = dataclasses.replace(plan, per_node=order[:0])
             case "per_node":
                 plan = dataclasses.replace(plan, replicated=order[:0])

@@ -29,7 +29,7 @@ __all__ = [
     "purge_kernels",
     "sequences_of",
     "sharding_types",
-    "slot_names",
+    "table_feature_names",
 ]
 
 
@@ -127,7 +127,7 @@ def sequences_of(module: EmbeddingBagCollection, tables: Collection[str]) -> Emb
     return part
 
 
-def slot_names(sharded: ShardedModule[Any, Any, Any, Any]) -> tuple[list[str], list[str]]:
+def table_feature_names(sharded: ShardedModule[Any, Any, Any, Any]) -> tuple[list[str], list[str]]:
     """What a sharded collection looks up, in the order of its exchanges: features, and names.
 
     A name is that of the output: `feature`, or `feature@table` where tables share a feature.
@@ -149,7 +149,7 @@ def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]
     called once, before its first input.
     """
     module: Any = sharded
-    features, _ = slot_names(sharded)
+    features, _ = table_feature_names(sharded)
     module._create_input_dist(features)
     module._has_uninitialized_input_dist = False
     permutes = list(order) != list(range(len(order)))

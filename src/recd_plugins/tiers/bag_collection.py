@@ -27,7 +27,7 @@ from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.rows.bag_awaitable import BagsAwaitable
 from recd_plugins.tiers.rows.packing import PackedBags
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
-from recd_plugins.tiers.trip import Trip
+from recd_plugins.tiers.trip import RoutedBatch
 from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["TierBagContext", "TierEmbeddingBagCollection"]
@@ -37,7 +37,7 @@ __all__ = ["TierBagContext", "TierEmbeddingBagCollection"]
 class TierBagContext(EmbeddingBagCollectionContext):
     """TorchRec's context of a batch, and its trip through the tiers."""
 
-    trip: Trip | None = None
+    trip: RoutedBatch | None = None
     packed: PackedBags | None = None
     update: Update | None = None
 
@@ -140,7 +140,7 @@ class TierEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             return self._added(ctx, self._no_sums())
         return self._added(ctx, super().compute_and_output_dist(ctx, canonical))
 
-    def _passing(self, trip: Trip, packed: PackedBags) -> KeyedJaggedTensor:
+    def _passing(self, trip: RoutedBatch, packed: PackedBags) -> KeyedJaggedTensor:
         """The ids that pass, in bags packed to the front."""
         passed = trip.passing()
         return KeyedJaggedTensor(

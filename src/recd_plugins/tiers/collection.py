@@ -18,11 +18,11 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.tiers.ids.departure import Departing, Departure
+from recd_plugins.tiers.ids.departure import DeferredExchange, DeferredSplits
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.rows.awaitable import SequencesAwaitable
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
-from recd_plugins.tiers.trip import Trip
+from recd_plugins.tiers.trip import RoutedBatch
 from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["TierEmbeddingCollection", "TierSequenceContext"]
@@ -32,7 +32,7 @@ __all__ = ["TierEmbeddingCollection", "TierSequenceContext"]
 class TierSequenceContext(EmbeddingCollectionContext):
     """TorchRec's context of a batch, and its trip through the tiers."""
 
-    trip: Trip | None = None
+    trip: RoutedBatch | None = None
     update: Update | None = None
 
     @property
@@ -125,7 +125,7 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
             return self._merged(ctx, self._no_rows())
         return self._merged(ctx, super().compute_and_output_dist(ctx, canonical))
 
-    def _depart(self, ctx: TierSequenceContext) -> list[Departing]:
+    def _depart(self, ctx: TierSequenceContext) -> list[DeferredSplits]:
         """What `_send` will exchange, once the node has said which ids pass.
 
         TorchRec's contexts are there from now on, for whoever joins those of several modules.
@@ -143,9 +143,9 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
             return request
 
         ctx.sharding_contexts = promised
-        departure = Departure([group.passing for group in ctx.trip.groups], send)
+        departure = DeferredExchange([group.passing for group in ctx.trip.groups], send)
         self.tiers.follow(departure)
-        return [Departing(departure, number) for number in range(count)]
+        return [DeferredSplits(departure, number) for number in range(count)]
 
     def _send(self, ctx: TierSequenceContext) -> KJTListSplitsAwaitable[TierSequenceContext]:
         """Have TorchRec exchange the ids that pass."""
@@ -153,11 +153,11 @@ class TierEmbeddingCollection(ShardedEmbeddingCollection):
         request: Any = super().input_dist(ctx, self._passing(ctx.trip))
         return cast("KJTListSplitsAwaitable[TierSequenceContext]", request)
 
-    def _passing(self, trip: Trip) -> KeyedJaggedTensor:
+    def _passing(self, trip: RoutedBatch) -> KeyedJaggedTensor:
         """The ids that pass, as one sample with many ids: whose they are stays here."""
         parts = [group.passage for group in trip.groups]
         lengths = [length for part in parts for length in part.lengths]
-        lengths += trip.length_per_slot[len(lengths) :]
+        lengths += trip.length_per_feature[len(lengths) :]
         return KeyedJaggedTensor(
             keys=[slot.name for slot in self.tiers.slots],
             values=torch.cat([*(part.ids for part in parts), trip.ids[trip.num_tiered :]]),

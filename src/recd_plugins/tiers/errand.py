@@ -8,37 +8,37 @@ from typing import Generic, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from recd_plugins.tiers.nodes import Arriving
+from recd_plugins.tiers.nodes import Pending
 
-__all__ = ["Errand", "Turns", "in_flight"]
+__all__ = ["CollectiveSequence", "Collectives", "in_flight"]
 
 T = TypeVar("T")
 
-Turns: TypeAlias = Generator[Arriving, Tensor, T]
+Collectives: TypeAlias = Generator[Pending, Tensor, T]
 """Yields what is on its way, takes what has arrived, returns what came of it."""
 
 
-class Errand(Generic[T]):
+class CollectiveSequence(Generic[T]):
     """Runs turns, the first at once. In between its owner does something else.
 
     Every rank of a group must advance its errands in one order, for they exchange.
     """
 
-    def __init__(self, turns: Turns[T]) -> None:
+    def __init__(self, turns: Collectives[T]) -> None:
         self._turns = turns
-        self.arriving: Arriving | None = None
+        self.pending: Pending | None = None
         """What it waits for."""
         self._results: list[T] = []
         self._take(None)
 
     @property
     def done(self) -> bool:
-        return self.arriving is None
+        return self.pending is None
 
     def advance(self) -> None:
         """Wait for what is on its way, and send what comes next; nothing once it is done."""
-        if self.arriving is not None:
-            self._take(self.arriving.wait())
+        if self.pending is not None:
+            self._take(self.pending.wait())
 
     def finish(self) -> T:
         while not self.done:
@@ -47,26 +47,26 @@ class Errand(Generic[T]):
 
     def _take(self, arrived: Tensor | None) -> None:
         try:
-            self.arriving = next(self._turns) if arrived is None else self._turns.send(arrived)
+            self.pending = next(self._turns) if arrived is None else self._turns.send(arrived)
         except StopIteration as end:
-            self.arriving = None
+            self.pending = None
             self._results.append(end.value)
 
 
-def in_flight(errands: Iterable[Turns[None]], most: int) -> Turns[None]:
+def in_flight(errands: Iterable[Collectives[None]], most: int) -> Collectives[None]:
     """Run errands, `most` at a time and each its turns in order: the same on every rank."""
-    under_way: deque[Errand[None]] = deque()
+    under_way: deque[CollectiveSequence[None]] = deque()
 
-    def advance_oldest() -> Turns[None]:
+    def advance_oldest() -> Collectives[None]:
         oldest = under_way.popleft()
-        if oldest.arriving is not None:
-            yield oldest.arriving
+        if oldest.pending is not None:
+            yield oldest.pending
             oldest.advance()
             under_way.append(oldest)
 
     for turns in errands:
         while len(under_way) >= most:
             yield from advance_oldest()
-        under_way.append(Errand(turns))
+        under_way.append(CollectiveSequence(turns))
     while under_way:
         yield from advance_oldest()

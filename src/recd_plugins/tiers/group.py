@@ -12,13 +12,13 @@ from torchrec.distributed.types import ParameterSharding, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
-from recd_plugins.compat.torchrec import fused_arithmetic, slot_names
+from recd_plugins.compat.torchrec import fused_arithmetic, table_feature_names
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
-from recd_plugins.tiers.home.canonical import CanonicalTable, canonical_tables
+from recd_plugins.tiers.home.canonical import HomeTable, home_tables
 from recd_plugins.tiers.updates.optimizer import OptimizerKind, RowOptimizer
 
-__all__ = ["Slot", "TableGroup", "arrange", "check_rounding", "check_rows"]
+__all__ = ["TableFeature", "TableGroup", "arrange", "check_rounding", "check_rows"]
 
 KINDS: dict[str, OptimizerKind] = {
     "EXACT_SGD": "sgd",
@@ -28,7 +28,7 @@ KINDS: dict[str, OptimizerKind] = {
 
 
 @dataclass(frozen=True)
-class Slot:
+class TableFeature:
     """One feature of one table."""
 
     name: str
@@ -43,8 +43,8 @@ class TableGroup:
 
     tables: tuple[str, ...]
     num_rows: tuple[int, ...]
-    homes: tuple[CanonicalTable, ...]
-    slots: tuple[Slot, ...]
+    homes: tuple[HomeTable, ...]
+    slots: tuple[TableFeature, ...]
     """Table by table."""
     coalesce: Coalesce
     arithmetic: RowOptimizer
@@ -61,7 +61,7 @@ class TableGroup:
         return self.homes[0].rows[:0]
 
     @property
-    def table_of_slot(self) -> tuple[int, ...]:
+    def table_of_feature(self) -> tuple[int, ...]:
         return tuple(self.tables.index(slot.table) for slot in self.slots)
 
     def take_learning_rate(self, rate: float | None = None) -> None:
@@ -76,7 +76,7 @@ def arrange(
     optimizer: CombinedOptimizer,
     shardings: Mapping[str, ParameterSharding],
     plan: TierPlan,
-) -> tuple[list[TableGroup], list[Slot]]:
+) -> tuple[list[TableGroup], list[TableFeature]]:
     """The groups of the tables that the plan names, and the slots of all the others."""
     every = _slots(sharded, configs)
     by_name = {config.name: config for config in configs}
@@ -109,7 +109,7 @@ def arrange(
 
 def _slots(
     sharded: ShardedModule[Any, Any, Any, Any], configs: Sequence[BaseEmbeddingConfig]
-) -> list[Slot]:
+) -> list[TableFeature]:
     """Each feature of each table once, in TorchRec's order."""
     tables = {
         name: config.name
@@ -117,9 +117,9 @@ def _slots(
         for feature in config.feature_names
         for name in (feature, f"{feature}@{config.name}")
     }
-    features, names = slot_names(sharded)
+    features, names = table_feature_names(sharded)
     found = {
-        name: Slot(name, feature, tables[name])
+        name: TableFeature(name, feature, tables[name])
         for feature, name in zip(features, names, strict=True)
     }
     return list(found.values())
@@ -127,7 +127,7 @@ def _slots(
 
 def _homes(
     kernel: KeyedOptimizer, shardings: Mapping[str, ParameterSharding], plan: TierPlan
-) -> list[tuple[str, CanonicalTable]]:
+) -> list[tuple[str, HomeTable]]:
     planned = [key.split(".")[1] for key in kernel.params if key.split(".")[1] in plan.tables]
     for name in planned:
         if shardings[name].sharding_type != "row_wise":
@@ -138,7 +138,7 @@ def _homes(
             )
     if not planned:
         return []
-    return [(name, home) for name, home in canonical_tables(kernel) if name in planned]
+    return [(name, home) for name, home in home_tables(kernel) if name in planned]
 
 
 def _arithmetic(kernel: KeyedOptimizer, tables: Sequence[str]) -> RowOptimizer:

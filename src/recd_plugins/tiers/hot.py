@@ -8,13 +8,13 @@ from itertools import accumulate
 import numpy as np
 
 from recd_plugins.errors import DataError
-from recd_plugins.tiers.group import Slot
-from recd_plugins.tiers.trip import Trip
+from recd_plugins.tiers.group import TableFeature
+from recd_plugins.tiers.trip import RoutedBatch
 
 __all__ = ["check_hot"]
 
 
-def check_hot(trip: Trip, slots: Sequence[Slot]) -> None:
+def check_hot(trip: RoutedBatch, slots: Sequence[TableFeature]) -> None:
     """Refuse a batch that is marked hot and has an id that is not replicated on every rank.
 
     Before this batch's first collective, but on this rank alone: the others wait for it until
@@ -31,7 +31,7 @@ def check_hot(trip: Trip, slots: Sequence[Slot]) -> None:
     if not numbers:
         return
     first = min(numbers)
-    ends = np.fromiter(accumulate(trip.length_per_slot), np.int64)
+    ends = np.fromiter(accumulate(trip.length_per_feature), np.int64)
     slot = slots[int(np.searchsorted(ends, first, side="right"))]
     raise DataError(
         f"a batch is marked hot, but id {int(trip.ids[first])} of table {slot.table!r} (feature "

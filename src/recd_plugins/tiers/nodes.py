@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.network.groups import own_group
 
-__all__ = ["Arriving", "Nodes", "Peers"]
+__all__ = ["Nodes", "Peers", "Pending"]
 
 
 MOST_UNDER_WAY = 64
@@ -22,7 +22,7 @@ oldest, which every peer began before, is waited for."""
 
 
 @dataclass
-class Arriving:
+class Pending:
     """A tensor that a collective is filling, or several together."""
 
     tensor: Tensor
@@ -46,13 +46,13 @@ class Peers:
         self._group = group
         self.size = 1 if group is None else group.size()
         self.rank = 0 if group is None else group.rank()
-        self._under_way: list[Arriving] = []
+        self._under_way: list[Pending] = []
 
-    def all_reduce(self, mine: Tensor) -> Arriving:
+    def all_reduce(self, mine: Tensor) -> Pending:
         """The sum over peers, in place."""
         if self._group is None:
-            return Arriving(mine, None)
-        return Arriving(mine, dist.all_reduce(mine, group=self._group, async_op=True))
+            return Pending(mine, None)
+        return Pending(mine, dist.all_reduce(mine, group=self._group, async_op=True))
 
     def most(self, mine: int, device: torch.device) -> int:
         """The largest of the peers' numbers."""
@@ -62,64 +62,64 @@ class Peers:
         dist.all_reduce(most, dist.ReduceOp.MAX, self._group)
         return int(most)
 
-    def all_gather(self, mine: Tensor) -> Arriving:
+    def all_gather(self, mine: Tensor) -> Pending:
         """[size, *mine.shape], by peer."""
         if self._group is None:
-            return Arriving(mine.unsqueeze(0), None)
+            return Pending(mine.unsqueeze(0), None)
         every, mine = mine.new_empty((self.size, *mine.shape)), mine.contiguous()
         if mine.is_cuda:
             work = dist.all_gather_into_tensor(
                 every.flatten(0, 1), mine, self._group, async_op=True
             )
-            return Arriving(every, work)
+            return Pending(every, work)
         # gloo's own gather may send before it says that it is ready to receive, and then the two
         # ways of a connection take turns.
         every[self.rank] = mine
         peers = [peer for peer in range(self.size) if peer != self.rank and mine.numel()]
         works = [dist.irecv(every[peer], group=self._group, group_src=peer) for peer in peers]
         works += [dist.isend(mine, group=self._group, group_dst=peer) for peer in peers]
-        return self._kept(Arriving(every, [work for work in works if work is not None]))
+        return self._kept(Pending(every, [work for work in works if work is not None]))
 
-    def _kept(self, arriving: Arriving) -> Arriving:
+    def _kept(self, pending: Pending) -> Pending:
         """gloo drops messages whose work nobody holds: the next would come in their place."""
         self._under_way = [one for one in self._under_way if one.work is not None]
-        self._under_way.append(arriving)
+        self._under_way.append(pending)
         if len(self._under_way) > MOST_UNDER_WAY:
             self._under_way[0].wait()
-        return arriving
+        return pending
 
-    def reduce_scatter(self, parts: Tensor) -> Arriving:
+    def reduce_scatter(self, parts: Tensor) -> Pending:
         """Of `parts` [size · n, ...], which it may use, the sum over peers of this one's n."""
         if self._group is None:
-            return Arriving(parts, None)
+            return Pending(parts, None)
         if parts.is_cuda:
             own = parts.new_empty((len(parts) // self.size, *parts.shape[1:]))
             work = dist.reduce_scatter_single(own, parts, group=self._group, async_op=True)
-            return Arriving(own, work)
+            return Pending(own, work)
         # gloo would sum all parts on all peers, for 1.6 times the bytes.
         each = parts.chunk(self.size)
         works = [
             dist.reduce(part, group=self._group, group_dst=peer, async_op=True)
             for peer, part in enumerate(each)
         ]
-        return Arriving(each[self.rank], works)
+        return Pending(each[self.rank], works)
 
     def all_to_all(
         self,
         parts: Tensor,
         sends: list[int] | None = None,
         receives: list[int] | None = None,
-    ) -> Arriving:
+    ) -> Pending:
         """Of `parts` [n, ...] the first `sends[0]` go to peer 0, and so on; as many of each peer
         come back. Without `sends`, all are sent equally many."""
         if self._group is None:
-            return Arriving(parts, None)
+            return Pending(parts, None)
         count = len(parts) if receives is None else sum(receives)
         received = parts.new_empty((count, *parts.shape[1:]))
         work = dist.all_to_all_single(
             received, parts.contiguous(), receives, sends, self._group, async_op=True
         )
-        return Arriving(received, work)
+        return Pending(received, work)
 
 
 class Nodes:

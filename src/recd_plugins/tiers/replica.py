@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.home.canonical import CanonicalTable
+from recd_plugins.tiers.home.canonical import HomeTable
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.updates.optimizer import RowOptimizer
 from recd_plugins.tiers.updates.share import Layout, Share
 
-__all__ = ["AllRanksReplica", "PerNodeReplica", "Replica", "TierRows"]
+__all__ = ["PerNodeTier", "ReplicatedTier", "Tier", "TierRows"]
 
 CHUNK_ROWS = 1 << 15
 """Rows that move at a time between replicas and their home."""
@@ -23,12 +23,12 @@ CHUNK_ROWS = 1 << 15
 class TierRows:
     """A table's rows of a tier; the tables of a tier follow each other in its positions."""
 
-    home: CanonicalTable
+    home: HomeTable
     rows: Tensor
     """[n] int64, ascending."""
 
 
-class Replica:
+class Tier:
     """Copies of `tables`' hot rows: what both tiers have in common, a share each rank updates.
 
     Every rank must call `fill` and `flush`, for they exchange.
@@ -50,7 +50,7 @@ class Replica:
             state = self.share.state.new_zeros(len(rows), self.share.state.shape[1])
             home.copy_to(rows, copies, state)
             everyones = self._nodes.world.all_reduce(copies), self._nodes.world.all_reduce(state)
-            self._put(start, *(arriving.wait() for arriving in everyones))
+            self._put(start, *(pending.wait() for pending in everyones))
 
     def flush(self) -> None:
         """Copy rows and optimizer state back home; the copies here stay as they are."""
@@ -66,7 +66,7 @@ class Replica:
             )
             home.copy_from(rows, copies, state)
 
-    def _chunks(self) -> Iterator[tuple[CanonicalTable, Tensor, int]]:
+    def _chunks(self) -> Iterator[tuple[HomeTable, Tensor, int]]:
         """Rows of one table, and the position of the first."""
         start = 0
         for table in self._tables:
@@ -85,7 +85,7 @@ class Replica:
         self.share.state[first : first + len(mine)] = state[skip::ranks]
 
 
-class PerNodeReplica(Replica):
+class PerNodeTier(Tier):
     """Rows that every node has once, spread over its ranks."""
 
     def __init__(
@@ -101,7 +101,7 @@ class PerNodeReplica(Replica):
         super().__init__(tables, share, layout, nodes)
 
 
-class AllRanksReplica(Replica):
+class ReplicatedTier(Tier):
     """Rows that every rank has, to read. Of those it updates its share, for its node."""
 
     def __init__(

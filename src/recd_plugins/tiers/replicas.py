@@ -11,7 +11,7 @@ import torch
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.tiers.group import TableGroup
 from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.replica import AllRanksReplica, PerNodeReplica, Replica, TierRows
+from recd_plugins.tiers.replica import PerNodeTier, ReplicatedTier, Tier, TierRows
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.updates.share import Layout
 
@@ -28,10 +28,10 @@ class GroupReplicas:
     """The rows of the all-ranks tier, by table."""
     per_node: tuple[TierRows, ...]
     """The rows of the per-node tier, by table."""
-    all_ranks_layout: Layout
+    replicated_layout: Layout
     per_node_layout: Layout
-    all_ranks_replica: AllRanksReplica | None = None
-    per_node_replica: PerNodeReplica | None = None
+    replicated_tier: ReplicatedTier | None = None
+    per_node_tier: PerNodeTier | None = None
 
 
 class Replicas:
@@ -49,12 +49,12 @@ class Replicas:
         """Take the rows from their home."""
         for one in self.groups:
             like, arithmetic = one.group.like, one.group.arithmetic
-            if one.all_ranks_layout.count:
-                one.all_ranks_replica = AllRanksReplica(
-                    one.replicated, like, arithmetic, one.all_ranks_layout, self._nodes
+            if one.replicated_layout.count:
+                one.replicated_tier = ReplicatedTier(
+                    one.replicated, like, arithmetic, one.replicated_layout, self._nodes
                 )
             if one.per_node_layout.count:
-                one.per_node_replica = PerNodeReplica(
+                one.per_node_tier = PerNodeTier(
                     one.per_node, like, arithmetic, one.per_node_layout, self._nodes
                 )
         for replica in self._replicas():
@@ -67,11 +67,11 @@ class Replicas:
         for replica in self._replicas():
             replica.flush()
         for one in self.groups:
-            one.all_ranks_replica = one.per_node_replica = None
+            one.replicated_tier = one.per_node_tier = None
         self.filled = False
 
-    def _replicas(self) -> list[Replica]:
-        both = [(one.all_ranks_replica, one.per_node_replica) for one in self.groups]
+    def _replicas(self) -> list[Tier]:
+        both = [(one.replicated_tier, one.per_node_tier) for one in self.groups]
         return [replica for pair in both for replica in pair if replica is not None]
 
 
@@ -91,6 +91,6 @@ def _group(group: TableGroup, plan: TierPlan, ranks_per_node: int) -> GroupRepli
         router=Router(group.num_rows, everywhere, shared, device),
         replicated=replicated,
         per_node=per_node,
-        all_ranks_layout=Layout(sum(map(len, everywhere)), ranks_per_node),
+        replicated_layout=Layout(sum(map(len, everywhere)), ranks_per_node),
         per_node_layout=Layout(sum(map(len, shared)), ranks_per_node),
     )

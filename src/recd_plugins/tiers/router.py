@@ -21,7 +21,7 @@ from torch import Tensor
 from recd_plugins.sparse.rows.prefetch import prefetch
 from recd_plugins.tiers.ids.bitmap import RankedBitmap, has_bit, members_before, place_of, word_of
 
-__all__ = ["Landed", "Routed", "Router", "Segments"]
+__all__ = ["Hits", "RoutedIds", "Router", "Segments"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 U64s: TypeAlias = npt.NDArray[np.uint64]
@@ -44,7 +44,7 @@ class Segments:
     """Each feature's table, by its number in the router; -1 for one that it does not know."""
 
 
-class Landed(NamedTuple):
+class Hits(NamedTuple):
     """The ids that a tier has."""
 
     at: Tensor
@@ -53,14 +53,14 @@ class Landed(NamedTuple):
     """[n] int64: where they are in the tier."""
 
 
-class Routed(NamedTuple):
+class RoutedIds(NamedTuple):
     """Where each of N ids goes."""
 
     passed: Tensor
     """[n] int64, ascending: which of the N ids pass on to the canonical table."""
-    replicated: Landed
+    replicated: Hits
     """Those with a copy on every rank."""
-    per_node: Landed
+    per_node: Hits
     """Those with a copy in every node."""
 
 
@@ -91,7 +91,7 @@ class Router:
     def nbytes(self) -> int:
         return self._hot.nbytes + self._replicated.nbytes
 
-    def route(self, ids: Tensor, segments: Segments) -> Routed:
+    def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """Where `ids` [N] int64 go. Ids beyond their table pass: TorchRec judges them."""
         if ids.is_cuda:
             return self.route_by_ops(ids, segments)
@@ -107,9 +107,9 @@ class Router:
             self._replicated.count > 0,
         )
         passed, at, positions, node_at, node_positions = map(torch.from_numpy, parts)
-        return Routed(passed, Landed(at, positions), Landed(node_at, node_positions))
+        return RoutedIds(passed, Hits(at, positions), Hits(node_at, node_positions))
 
-    def route_by_ops(self, ids: Tensor, segments: Segments) -> Routed:
+    def route_by_ops(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """`route` in torch's own operations, wherever the ids live."""
         lengths = torch.tensor(segments.lengths, dtype=torch.int64, device=ids.device)
         starts, sizes = (
@@ -123,10 +123,10 @@ class Router:
         replicated = hot & self._replicated.holds(torch.where(hot, order, 0))
         at, node_at = (tier.nonzero().squeeze(1) for tier in (replicated, hot & ~replicated))
         node_order = order[node_at]
-        return Routed(
+        return RoutedIds(
             (~hot).nonzero().squeeze(1),
-            Landed(at, self._replicated.rank(order[at])),
-            Landed(node_at, node_order - self._replicated.rank(node_order)),
+            Hits(at, self._replicated.rank(order[at])),
+            Hits(node_at, node_order - self._replicated.rank(node_order)),
         )
 
     def _placed(self, segments: Segments) -> tuple[I64, I64]:

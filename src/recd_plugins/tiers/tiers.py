@@ -22,19 +22,19 @@ from recd_plugins.compat.torchrec import (
     order_input,
     output_type,
     purge_kernels,
-    slot_names,
+    table_feature_names,
 )
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.hot import mark_of
-from recd_plugins.tiers.group import Slot, arrange, check_rows
+from recd_plugins.tiers.group import TableFeature, arrange, check_rows
 from recd_plugins.tiers.hot import check_hot
-from recd_plugins.tiers.ids.departure import Departure
-from recd_plugins.tiers.ids.request import Request
+from recd_plugins.tiers.ids.departure import DeferredExchange
+from recd_plugins.tiers.ids.request import GroupRequest
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.replicas import Replicas
 from recd_plugins.tiers.router import Segments
-from recd_plugins.tiers.trip import GroupTrip, Trip
+from recd_plugins.tiers.trip import RoutedBatch, RoutedGroup
 from recd_plugins.tiers.updates.optimizer import FlushingOptimizer
 from recd_plugins.tiers.updates.reduction import Reduction
 from recd_plugins.tiers.updates.update import Update
@@ -61,7 +61,7 @@ class Tiers:
         self._sharded = sharded
         self.nodes = nodes
         self._groups, rest = arrange(sharded, configs, optimizer, shardings, plan)
-        self.slots: list[Slot] = [s for group in self._groups for s in group.slots] + rest
+        self.slots: list[TableFeature] = [s for group in self._groups for s in group.slots] + rest
         self.optimizer = FlushingOptimizer(optimizer, self.flush, self._set_learning_rates)
         self._chunk_rows = chunk_rows
         self._keys: list[str] | None = None
@@ -71,13 +71,13 @@ class Tiers:
         self._version = plan.version
         self._holds = self._routes
         """What has the rows, or had them last."""
-        self._owing: WeakSet[Update] = WeakSet()
-        self._departures: list[Departure] = []
+        self._unapplied: WeakSet[Update] = WeakSet()
+        self._departures: list[DeferredExchange] = []
         self.alive = torch.empty(0, requires_grad=True)
         names = [slot.name for slot in self.slots]
-        order_input(sharded, [names.index(name) for name in slot_names(sharded)[1]])
+        order_input(sharded, [names.index(name) for name in table_feature_names(sharded)[1]])
 
-    def depart(self, features: KeyedJaggedTensor) -> Trip:
+    def depart(self, features: KeyedJaggedTensor) -> RoutedBatch:
         """Route a batch by the latest plan.
 
         It is hot if it is marked so under this plan. Marked under the one before, it was formed
@@ -90,16 +90,16 @@ class Tiers:
         slot = start = 0
         for one in self._routes.groups:
             part = tuple(lengths[slot : slot + len(one.group.slots)])
-            segments = Segments(part, one.group.table_of_slot)
+            segments = Segments(part, one.group.table_of_feature)
             own = ids[start : start + sum(part)]
-            groups.append(GroupTrip.of(one, start, own, segments, self.nodes, hot=hot))
+            groups.append(RoutedGroup.of(one, start, own, segments, self.nodes, hot=hot))
             slot, start = slot + len(part), start + sum(part)
-        trip = Trip(
+        trip = RoutedBatch(
             replicas=self._routes,
             groups=groups,
             ids=ids,
             lengths=features.lengths().view(len(self.slots), -1),
-            length_per_slot=lengths,
+            length_per_feature=lengths,
             weights=features.weights_or_none(),
             hot=hot,
         )
@@ -107,7 +107,7 @@ class Tiers:
             check_hot(trip, self.slots)
         return trip
 
-    def follow(self, departure: Departure) -> None:
+    def follow(self, departure: DeferredExchange) -> None:
         """Have `advance` reach it until TorchRec sends its ids."""
         self._departures.append(departure)
 
@@ -117,11 +117,11 @@ class Tiers:
             departure.advance()
         self._departures = [one for one in self._departures if not one.begun]
 
-    def requests(self, trip: Trip) -> list[Request]:
+    def requests(self, trip: RoutedBatch) -> list[GroupRequest]:
         """Of each group, in their order."""
         return [group.request(self.nodes) for group in trip.groups]
 
-    def arrive(self, trip: Trip, answers: Sequence[Any]) -> Update:
+    def arrive(self, trip: RoutedBatch, answers: Sequence[Any]) -> Update:
         """Have the rows where the batch looks for them, and send the node what it asked."""
         self._hold(trip.replicas)
         for group, answer in zip(trip.groups, answers, strict=True):
@@ -131,7 +131,7 @@ class Tiers:
 
     def expect(self, update: Update) -> None:
         """A forward whose backward will update the replicas."""
-        self._owing.add(update)
+        self._unapplied.add(update)
 
     def flush(self) -> None:
         """Bring all rows and optimizer states home. Every rank must call it."""
@@ -168,7 +168,7 @@ class Tiers:
 
     def _hold(self, replicas: Replicas) -> None:
         if self._holds is not replicas:
-            owing = (update for update in self._owing if not update.paid)
+            owing = (update for update in self._unapplied if not update.applied)
             if any(update.trip.replicas is self._holds for update in owing):
                 raise CapabilityError(
                     "tiers: a batch of the new plan is computed between a forward of the old one "

@@ -9,33 +9,33 @@ import torch
 from torch import Tensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.tiers.errand import Errand
-from recd_plugins.tiers.ids.exchange import Asked
-from recd_plugins.tiers.ids.passage import Passage
-from recd_plugins.tiers.ids.request import Answer, Request
-from recd_plugins.tiers.nodes import Arriving, Nodes
+from recd_plugins.tiers.errand import CollectiveSequence
+from recd_plugins.tiers.ids.exchange import AskedIds
+from recd_plugins.tiers.ids.passage import HomeIds
+from recd_plugins.tiers.ids.request import GroupAnswer, GroupRequest
+from recd_plugins.tiers.nodes import Nodes, Pending
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
-from recd_plugins.tiers.router import Routed, Segments
+from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.updates.entries import Entries, HotGradients
 
-__all__ = ["GroupTrip", "Trip"]
+__all__ = ["RoutedBatch", "RoutedGroup"]
 
 
 @dataclass
-class GroupTrip(Multistreamable):
+class RoutedGroup(Multistreamable):
     """The ids of one group of tables, which lie together among those of the batch."""
 
     replicas: GroupReplicas
     start: int
     """Where the group's ids begin among those of the batch."""
     segments: Segments
-    routed: Routed
-    passing: Errand[Passage]
-    asked: Asked | None
+    routed: RoutedIds
+    passing: CollectiveSequence[HomeIds]
+    asked: AskedIds | None
     """Of this rank's node; none where that tier is empty."""
-    answer: Answer | None = None
+    answer: GroupAnswer | None = None
     """What is known once the ids have been exchanged."""
-    rows: Arriving | None = None
+    rows: Pending | None = None
     """[u, D]: the rows that were asked for, on their way."""
     hot: bool = False
     """Whether all ids of the batch, on every rank, are of the all-ranks tier."""
@@ -50,33 +50,35 @@ class GroupTrip(Multistreamable):
         nodes: Nodes,
         *,
         hot: bool = False,
-    ) -> GroupTrip:
+    ) -> RoutedGroup:
         """Of a group's `ids` [N] int64."""
         routed = replicas.router.route(ids, segments)
         passed = routed.passed
-        passing = Errand(Passage.of(replicas.group, ids, passed, segments, nodes, hot=hot))
+        passing = CollectiveSequence(
+            HomeIds.of(replicas.group, ids, passed, segments, nodes, hot=hot)
+        )
         layout = replicas.per_node_layout
         asked = None
         if layout.count and not hot:
-            asked = Asked.of(routed.per_node.positions, layout)
+            asked = AskedIds.of(routed.per_node.positions, layout)
         return cls(replicas, start, segments, routed, passing, asked, hot=hot)
 
     @property
-    def passage(self) -> Passage:
+    def passage(self) -> HomeIds:
         """What passes; known once TorchRec has been sent it."""
         return self.passing.finish()
 
-    def request(self, nodes: Nodes) -> Request:
+    def request(self, nodes: Nodes) -> GroupRequest:
         """Ask the node for rows of its tier, and find out what all ranks touch."""
         positions = self.routed.replicated.positions
-        return Request(self.replicas, positions, self.asked, nodes, hot=self.hot)
+        return GroupRequest(self.replicas, positions, self.asked, nodes, hot=self.hot)
 
-    def arrive(self, answer: Answer, nodes: Nodes) -> None:
+    def arrive(self, answer: GroupAnswer, nodes: Nodes) -> None:
         """Send the node the rows that it asked of this rank."""
         self.answer = answer
         if answer.ids is not None:
-            assert self.replicas.per_node_replica is not None
-            rows = self.replicas.per_node_replica.share.rows.index_select(0, answer.ids.ids)
+            assert self.replicas.per_node_tier is not None
+            rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.ids.ids)
             self.rows = answer.ids.send_back(rows, nodes.node)
 
     def no_gradients(self) -> HotGradients:
@@ -95,16 +97,16 @@ class GroupTrip(Multistreamable):
 
 
 @dataclass
-class Trip(Multistreamable):
+class RoutedBatch(Multistreamable):
     """The ids of one batch, which keep the version of the replicas that they were routed by."""
 
     replicas: Replicas
-    groups: list[GroupTrip]
+    groups: list[RoutedGroup]
     ids: Tensor
     """[N] int64: the ids of all slots, one slot after another."""
     lengths: Tensor
     """[S, B]: how many each sample has in each slot."""
-    length_per_slot: list[int]
+    length_per_feature: list[int]
     weights: Tensor | None = None
     """[N] float32: of ids in weighted bags."""
     hot: bool = False

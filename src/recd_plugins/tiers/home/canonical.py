@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
-__all__ = ["CanonicalTable", "canonical_tables"]
+__all__ = ["HomeTable", "home_tables"]
 
 
 @dataclass(frozen=True)
-class CanonicalTable:
+class HomeTable:
     """Consecutive rows of a table with their optimizer state, as views of TorchRec's tensors.
 
     Their versions are their own (`.data`): between a forward and its backward rows may come home,
@@ -45,7 +45,7 @@ class CanonicalTable:
         return here, at[here]
 
 
-def canonical_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, CanonicalTable]]:
+def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
     """The row-wise sharded tables that a fused optimizer of TorchRec updates, by name.
 
     TorchRec lays a table's state out as its rows: one tensor, but for SGD, which has none.
@@ -62,7 +62,7 @@ def canonical_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, Canonical
         name = key.split(".")[1]  # embeddings.NAME.weight
         yield (
             name,
-            CanonicalTable(
+            HomeTable(
                 shard.metadata.shard_offsets[0],
                 rows,
                 state.unsqueeze(1) if state.dim() == 1 else state,

@@ -15,15 +15,15 @@ from torchrec.distributed.embedding_sharding import (
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.tiers.errand import Errand
-from recd_plugins.tiers.ids.passage import Passage
+from recd_plugins.tiers.errand import CollectiveSequence
+from recd_plugins.tiers.ids.passage import HomeIds
 
-__all__ = ["Departing", "Departure"]
+__all__ = ["DeferredExchange", "DeferredSplits"]
 
 Sent = Sequence[Awaitable[KeyedJaggedTensor]]
 
 
-class Departure:
+class DeferredExchange:
     """First the node's turns, then TorchRec's `send`.
 
     Under a pipeline another batch is computed meanwhile, which advances this one where the
@@ -31,7 +31,9 @@ class Departure:
     """
 
     def __init__(
-        self, passing: Sequence[Errand[Passage]], send: Callable[[], KJTListSplitsAwaitable[Any]]
+        self,
+        passing: Sequence[CollectiveSequence[HomeIds]],
+        send: Callable[[], KJTListSplitsAwaitable[Any]],
     ) -> None:
         self._passing, self._send = passing, send
         self._splits: Callable[[], KJTListAwaitable] | None = None
@@ -67,10 +69,10 @@ class Departure:
             self._splits = _exchange(self._send())
 
 
-class Departing(Awaitable[Awaitable[KeyedJaggedTensor]]):
+class DeferredSplits(Awaitable[Awaitable[KeyedJaggedTensor]]):
     """One of the exchanges of a departure, as TorchRec waits for it."""
 
-    def __init__(self, departure: Departure, number: int) -> None:
+    def __init__(self, departure: DeferredExchange, number: int) -> None:
         super().__init__()
         self._departure, self._number = departure, number
 

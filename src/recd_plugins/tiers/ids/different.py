@@ -11,14 +11,14 @@ from torch import Tensor
 
 from recd_plugins.sparse.rows.coalesce import coalesce
 
-__all__ = ["Different", "different", "of_keys", "to_keys"]
+__all__ = ["CoalescedIds", "coalesce_by_table", "of_keys", "to_keys"]
 
 SPAN = 1 << 40
 """Id i of table t has the key t · SPAN + i: far more than a table has rows, so that an id out
 of range stays its table's, and TorchRec judges it."""
 
 
-class Different(NamedTuple):
+class CoalescedIds(NamedTuple):
     """N ids as u different ones: id n is `ids[inverse[n]]`. Equal ids of two tables are two."""
 
     ids: Tensor
@@ -29,12 +29,12 @@ class Different(NamedTuple):
     """[N] int64."""
 
 
-def different(ids: Tensor, counts: Sequence[int]) -> Different:
+def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
     """Of `ids` [N] int64, the first `counts[0]` of them of table 0, and so on."""
     if ids.is_cuda:
         keys, inverse = torch.unique(to_keys(ids, counts), return_inverse=True)
         own, tables = of_keys(keys)
-        return Different(own, torch.bincount(tables, minlength=len(counts)).tolist(), inverse)
+        return CoalescedIds(own, torch.bincount(tables, minlength=len(counts)).tolist(), inverse)
     parts = [coalesce(part) for part in ids.split(list(counts))]
     found = [len(part.ids) for part in parts]
     inverse = torch.empty_like(ids)
@@ -42,7 +42,7 @@ def different(ids: Tensor, counts: Sequence[int]) -> Different:
         parts, inverse.split(list(counts)), accumulate(found, initial=0), strict=False
     ):
         torch.add(part.inverse_lookup, before, out=own)
-    return Different(torch.cat([part.ids for part in parts]), found, inverse)
+    return CoalescedIds(torch.cat([part.ids for part in parts]), found, inverse)
 
 
 def to_keys(ids: Tensor, counts: Sequence[int]) -> Tensor:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.tiers.errand import Turns
-from recd_plugins.tiers.nodes import Arriving, Peers
+from recd_plugins.tiers.errand import Collectives
+from recd_plugins.tiers.nodes import Peers, Pending
 from recd_plugins.tiers.updates.share import Layout
 
-__all__ = ["Asked", "NodeIds", "ask_node"]
+__all__ = ["AskedIds", "NodeExchange", "ask_node"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedIds:
     """What this rank asks of its node: different ids, those of rank 0's share first."""
 
     ids: Tensor
@@ -27,7 +27,7 @@ class Asked:
     """[n] int64: which of the u a rank's n occurrences are."""
 
     @classmethod
-    def of(cls, positions: Tensor, layout: Layout) -> Asked:
+    def of(cls, positions: Tensor, layout: Layout) -> AskedIds:
         """Rows of a tier that is dealt out by `layout`; many a one more than once."""
         places, inverse = torch.unique(layout.place(positions), return_inverse=True)
         ends = torch.arange(1, layout.ranks_per_node + 1, device=places.device) * layout.share_rows
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass
-class NodeIds(Multistreamable):
+class NodeExchange(Multistreamable):
     """What the node asks of this rank, and how many it asked of others."""
 
     ids: Tensor
@@ -46,11 +46,11 @@ class NodeIds(Multistreamable):
     answers: list[int]
     """To each rank; they sum to r."""
 
-    def send_back(self, rows: Tensor, node: Peers) -> Arriving:
+    def send_back(self, rows: Tensor, node: Peers) -> Pending:
         """`rows` [r, D] for the ids asked of this rank; [u, D] for those that it asked."""
         return node.all_to_all(rows, self.answers, self.asked)
 
-    def send_there(self, rows: Tensor, node: Peers) -> Arriving:
+    def send_there(self, rows: Tensor, node: Peers) -> Pending:
         """`rows` [u, D], of the ids that this rank asked, to whom it asked; [r, D] arrive."""
         return node.all_to_all(rows, self.asked, self.answers)
 
@@ -58,9 +58,9 @@ class NodeIds(Multistreamable):
         self.ids.record_stream(stream)
 
 
-def ask_node(asked: Asked, node: Peers) -> Turns[NodeIds]:
+def ask_node(asked: AskedIds, node: Peers) -> Collectives[NodeExchange]:
     """Every rank of the node must ask; first it says how many, then which."""
     answers = (yield node.all_to_all(asked.counts)).tolist()
     sends = asked.counts.tolist()
     ids = yield node.all_to_all(asked.ids, sends, answers)
-    return NodeIds(ids, sends, answers)
+    return NodeExchange(ids, sends, answers)

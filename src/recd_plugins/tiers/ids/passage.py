@@ -12,18 +12,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.tiers.errand import Turns
+from recd_plugins.tiers.errand import Collectives
 from recd_plugins.tiers.group import TableGroup
-from recd_plugins.tiers.ids.different import Different, different, of_keys, to_keys
-from recd_plugins.tiers.ids.exchange import Asked, NodeIds, ask_node
+from recd_plugins.tiers.ids.different import CoalescedIds, coalesce_by_table, of_keys, to_keys
+from recd_plugins.tiers.ids.exchange import AskedIds, NodeExchange, ask_node
 from recd_plugins.tiers.nodes import Nodes, Peers
 from recd_plugins.tiers.router import Segments
 
-__all__ = ["Passage"]
+__all__ = ["HomeIds"]
 
 
 @dataclass(frozen=True)
-class Passage(Multistreamable):
+class HomeIds(Multistreamable):
     """The ids that a group of tables sends to TorchRec, slot by slot."""
 
     ids: Tensor
@@ -45,7 +45,7 @@ class Passage(Multistreamable):
         nodes: Nodes,
         *,
         hot: bool = False,
-    ) -> Turns[Passage]:
+    ) -> Collectives[HomeIds]:
         """Of a group's `ids` [N] those at `passed` [n], ascending; coalesced as the group says.
 
         Over a node it takes turns, which every rank of it must run, for the others' ids. Of a
@@ -59,7 +59,7 @@ class Passage(Multistreamable):
         lengths = [end - start for start, end in pairwise(cuts)]
         if group.coalesce == "none":
             return cls(ids[passed], lengths, None)
-        found = different(ids[passed], _by_table(lengths, segments, len(group.tables)))
+        found = coalesce_by_table(ids[passed], _by_table(lengths, segments, len(group.tables)))
         if group.coalesce == "rank" or nodes.ranks_per_node == 1:
             return cls(found.ids, _by_slot(found.counts, segments), found.inverse)
         asked = _ask(found, group, nodes)
@@ -91,7 +91,7 @@ class Passage(Multistreamable):
 class _Concentrated(Multistreamable):
     """Ids that the ranks of a node had this one ask for, each once for all of them."""
 
-    asked: NodeIds
+    asked: NodeExchange
     inverse: Tensor
     """[r] int64: which of the u different ids each that a rank asked is."""
     peers: Peers
@@ -117,7 +117,7 @@ class _Deconcentrate(Function):
         return summed.index_add_(0, node.inverse, theirs), None
 
 
-def _ask(found: Different, group: TableGroup, nodes: Nodes) -> Asked:
+def _ask(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> AskedIds:
     """Ask each id of the rank that has the place in this node which its home has in its own.
 
     So ids cross between nodes on one way, and those at home in this node cross to no other.
@@ -132,15 +132,15 @@ def _ask(found: Different, group: TableGroup, nodes: Nodes) -> Asked:
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     counts = torch.bincount(concentrators, minlength=nodes.ranks_per_node)
-    return Asked(keys[order], counts, places)
+    return AskedIds(keys[order], counts, places)
 
 
-def _different_keys(keys: Tensor, num_tables: int) -> tuple[Different, Tensor]:
+def _different_keys(keys: Tensor, num_tables: int) -> tuple[CoalescedIds, Tensor]:
     """The different ones of `keys` [r] in any order; and which of them each is, [r]."""
     ids, tables = of_keys(keys)
     order = tables.argsort(stable=True)
     counts = torch.bincount(tables, minlength=num_tables).tolist()
-    found = different(ids[order], counts)
+    found = coalesce_by_table(ids[order], counts)
     inverse = torch.empty_like(order)
     inverse[order] = found.inverse
     return found, inverse

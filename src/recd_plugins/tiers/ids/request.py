@@ -13,24 +13,24 @@ from torch import Tensor
 from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.tiers.errand import Errand
-from recd_plugins.tiers.ids.exchange import Asked, NodeIds, ask_node
+from recd_plugins.tiers.errand import CollectiveSequence
+from recd_plugins.tiers.ids.exchange import AskedIds, NodeExchange, ask_node
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.replicas import GroupReplicas
 from recd_plugins.tiers.updates.touched import Touched, touched_everywhere, touched_in_nodes
 
-__all__ = ["Answer", "Request"]
+__all__ = ["GroupAnswer", "GroupRequest"]
 
 
 @dataclass(frozen=True)
-class Answer(Multistreamable):
+class GroupAnswer(Multistreamable):
     """What a rank knows of a batch before it is computed; parts are there if their tier is."""
 
-    ids: NodeIds | None
+    ids: NodeExchange | None
     """What the node asks of this rank."""
-    touched: Errand[Touched] | None
+    touched: CollectiveSequence[Touched] | None
     """Which rows of the all-ranks tier the batch touches, on its way: backward needs it."""
-    touched_in_nodes: Errand[Tensor] | None
+    touched_in_nodes: CollectiveSequence[Tensor] | None
     """Of this rank's share of the per-node tier, likewise."""
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -38,14 +38,14 @@ class Answer(Multistreamable):
             self.ids.record_stream(stream)
 
 
-class Request(Awaitable[Awaitable[Answer]]):
+class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
     """The first turn of a group's errands. Every rank makes them, in one order."""
 
     def __init__(
         self,
         replicas: GroupReplicas,
         positions: Tensor,
-        asked: Asked | None,
+        asked: AskedIds | None,
         nodes: Nodes,
         *,
         hot: bool = False,
@@ -53,40 +53,42 @@ class Request(Awaitable[Awaitable[Answer]]):
         """For a batch that touches `positions` of the all-ranks tier; a hot one, those alone."""
         super().__init__()
         self._replicas, self._nodes = replicas, nodes
-        self._ids = None if asked is None else Errand(ask_node(asked, nodes.node))
+        self._ids = None if asked is None else CollectiveSequence(ask_node(asked, nodes.node))
         self._touched = None
-        layout = replicas.all_ranks_layout
+        layout = replicas.replicated_layout
         if layout.count:
             mine = _marked(layout.place(positions), layout.num_places)
             mine = mine.view(layout.ranks_per_node, layout.share_rows)
-            self._touched = Errand(touched_everywhere(mine, nodes, hot=hot))
+            self._touched = CollectiveSequence(touched_everywhere(mine, nodes, hot=hot))
 
-    def _wait_impl(self) -> Awaitable[Answer]:
+    def _wait_impl(self) -> Awaitable[GroupAnswer]:
         self._advance()
-        return _Arriving(self)
+        return _PendingAnswer(self)
 
     def _advance(self) -> None:
         for errand in (self._ids, self._touched):
             if errand is not None:
                 errand.advance()
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> GroupAnswer:
         self._advance()
         if self._ids is None:
-            return Answer(None, self._touched, None)
+            return GroupAnswer(None, self._touched, None)
         ids = self._ids.finish()
         mine = _marked(ids.ids, self._replicas.per_node_layout.share_rows)
-        return Answer(ids, self._touched, Errand(touched_in_nodes(mine, self._nodes)))
+        return GroupAnswer(
+            ids, self._touched, CollectiveSequence(touched_in_nodes(mine, self._nodes))
+        )
 
 
-class _Arriving(Awaitable[Answer]):
+class _PendingAnswer(Awaitable[GroupAnswer]):
     """The second turn, once TorchRec has its splits."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: GroupRequest) -> None:
         super().__init__()
         self._request = request
 
-    def _wait_impl(self) -> Answer:
+    def _wait_impl(self) -> GroupAnswer:
         return self._request._answer()
 
 

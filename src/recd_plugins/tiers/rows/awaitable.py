@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recd_plugins.tiers.rows.merge import Sources, merge_sequences
 from recd_plugins.tiers.rows.together import together
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.trip import GroupTrip
+from recd_plugins.tiers.trip import RoutedGroup
 from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["SequencesAwaitable"]
@@ -42,7 +42,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         canonical = self._canonical.wait()
         self._tiers.advance()
         rows = self._rows(canonical)
-        ids = trip.ids.split(trip.length_per_slot)
+        ids = trip.ids.split(trip.length_per_feature)
         return {
             slot.name: JaggedTensor(
                 values=values, lengths=lengths, weights=own if self._need_indices else None
@@ -63,7 +63,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
                 group.passage.back(torch.cat(parts) if len(parts) > 1 else parts[0]),
                 self._tiers.alive,
                 _sources(group),
-                partial(self._update.owe, number),
+                partial(self._update.accumulate, number),
             )
             merged.append(rows)
         others = [canonical[slot.name].values() for slot in slots]
@@ -75,13 +75,13 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         yield from tied[len(groups) :]
 
 
-def _sources(group: GroupTrip) -> Sources:
-    everywhere = group.replicas.all_ranks_replica
+def _sources(group: RoutedGroup) -> Sources:
+    everywhere = group.replicas.replicated_tier
     return Sources(
         routed=group.routed,
-        passed_inverse=group.passage.inverse,
+        missed_inverse=group.passage.inverse,
         replicated=None if everywhere is None else everywhere.rows,
-        layout=group.replicas.all_ranks_layout,
+        layout=group.replicas.replicated_layout,
         per_node=None if group.rows is None else group.rows.wait(),
         per_node_inverse=None if group.asked is None else group.asked.inverse,
     )

@@ -9,10 +9,10 @@ from torch import Tensor
 from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recd_plugins.tiers.rows.bags import BagSlot, GroupBags, add_bags
+from recd_plugins.tiers.rows.bags import GroupBags, PooledFeature, add_bags
 from recd_plugins.tiers.rows.packing import PackedBags
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.trip import GroupTrip, Trip
+from recd_plugins.tiers.trip import RoutedBatch, RoutedGroup
 from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["BagsAwaitable"]
@@ -57,13 +57,13 @@ class BagsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
             slots,
             self._packed,
             groups,
-            self._update.owe,
+            self._update.accumulate,
         )
         return KeyedTensor(
             keys=canonical.keys(), length_per_key=canonical.length_per_key(), values=values
         )
 
-    def _slots(self, canonical: KeyedTensor) -> list[BagSlot]:
+    def _slots(self, canonical: KeyedTensor) -> list[PooledFeature]:
         columns = {}
         end = 0
         for key, width in zip(canonical.keys(), canonical.length_per_key(), strict=True):
@@ -71,16 +71,18 @@ class BagsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
             end += width
         sizes = self._update.trip.bag_sizes() if any(self._divides) else None
         return [
-            BagSlot(columns[slot.name], sizes[number] + TINY if sizes is not None and own else None)
+            PooledFeature(
+                columns[slot.name], sizes[number] + TINY if sizes is not None and own else None
+            )
             for number, (slot, own) in enumerate(zip(self._tiers.slots, self._divides, strict=True))
         ]
 
     def _group(
-        self, trip: Trip, group: GroupTrip, slots: Sequence[BagSlot], first: int
+        self, trip: RoutedBatch, group: RoutedGroup, slots: Sequence[PooledFeature], first: int
     ) -> GroupBags:
         """That of slots `first` and on."""
         ids = slice(group.start, group.start + sum(group.segments.lengths))
-        everywhere = group.replicas.all_ranks_replica
+        everywhere = group.replicas.replicated_tier
         return GroupBags(
             trip=group,
             slots=slots[first : first + len(group.segments.lengths)],

@@ -11,16 +11,16 @@ from torch import Tensor
 from torch.autograd import Function
 
 from recd_plugins.tiers.rows.packing import PackedBags
-from recd_plugins.tiers.trip import GroupTrip
+from recd_plugins.tiers.trip import RoutedGroup
 from recd_plugins.tiers.updates.entries import Entries, HotGradients
 
-__all__ = ["BagSlot", "GroupBags", "add_bags"]
+__all__ = ["GroupBags", "PooledFeature", "add_bags"]
 
 Columns = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class BagSlot:
+class PooledFeature:
     """Where a slot is in what the collection yields."""
 
     columns: Columns
@@ -33,8 +33,8 @@ class BagSlot:
 class GroupBags:
     """The bags of one group's ids: bag s · B + b is that of slot s and sample b."""
 
-    trip: GroupTrip
-    slots: Sequence[BagSlot]
+    trip: RoutedGroup
+    slots: Sequence[PooledFeature]
     bags: Tensor
     """[N] int64: whose each id is."""
     weights: Tensor | None
@@ -64,7 +64,7 @@ class GroupBags:
         routed = self.trip.routed
         at, positions = routed.replicated
         everywhere = Entries(
-            places=self.trip.replicas.all_ranks_layout.place(positions),
+            places=self.trip.replicas.replicated_layout.place(positions),
             gradients=sums,
             sources=self.bags[at],
             weights=None if self.weights is None else self.weights[at],
@@ -95,7 +95,7 @@ class _AddBags(Function):
         canonical: Tensor,
         alive: Tensor,
         batch_size: int,
-        slots: Sequence[BagSlot],
+        slots: Sequence[PooledFeature],
         packed: PackedBags,
         groups: Sequence[GroupBags],
         keep: Callable[[int, HotGradients], None],
@@ -135,7 +135,7 @@ def add_bags(
     canonical: Tensor,
     alive: Tensor,
     batch_size: int,
-    slots: Sequence[BagSlot],
+    slots: Sequence[PooledFeature],
     packed: PackedBags,
     groups: Sequence[GroupBags],
     keep: Callable[[int, HotGradients], None],

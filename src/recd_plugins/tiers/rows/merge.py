@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from recd_plugins.tiers.router import Routed
+from recd_plugins.tiers.router import RoutedIds
 from recd_plugins.tiers.updates.entries import Entries, HotGradients
 from recd_plugins.tiers.updates.share import Layout
 
@@ -20,8 +20,8 @@ __all__ = ["Sources", "merge_sequences"]
 class Sources:
     """Where the N rows of a group's ids come from."""
 
-    routed: Routed
-    passed_inverse: Tensor | None
+    routed: RoutedIds
+    missed_inverse: Tensor | None
     """[n] int64: which of the canonical rows each id that passed has; by default its own."""
     replicated: Tensor | None
     """[H, D]: the replica on this rank."""
@@ -44,7 +44,7 @@ class _MergeSequences(Function):
     ) -> Tensor:
         ctx.sources, ctx.keep, ctx.canonical_shape = sources, keep, canonical.shape
         routed = sources.routed
-        passed = _chosen(canonical, sources.passed_inverse)
+        passed = _chosen(canonical, sources.missed_inverse)
         parts = [(routed.passed, passed)]
         if sources.replicated is not None:
             rows = sources.replicated.index_select(0, routed.replicated.positions)
@@ -73,7 +73,7 @@ class _MergeSequences(Function):
         # Where all ids are in the tier, each has the gradient of its own number.
         at = None if len(places) == len(gradient) else routed.replicated.at
         ctx.keep(HotGradients(Entries(places, gradient.float(), at), shared))
-        passed = _summed(gradient, routed.passed, sources.passed_inverse, ctx.canonical_shape[0])
+        passed = _summed(gradient, routed.passed, sources.missed_inverse, ctx.canonical_shape[0])
         return passed, None, None, None
 
 

@@ -12,18 +12,18 @@ from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.compat.torchrec import LazyKeyedTensor
-from recd_plugins.tiers.group import Slot
+from recd_plugins.tiers.group import TableFeature
 from recd_plugins.tiers.rows.bag_awaitable import TINY
 from recd_plugins.tiers.rows.row_pool import Lookups, RowPool, pool_rows
 from recd_plugins.tiers.rows.together import together
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.trip import GroupTrip
+from recd_plugins.tiers.trip import RoutedGroup
 from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["PooledRows", "RowBagsAwaitable"]
 
 
-class PooledRows(LazyAwaitable[Mapping[Slot, Tensor]]):
+class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
     """The bags [B, D] of each slot, whose rows are all of one dimension."""
 
     def __init__(
@@ -40,13 +40,13 @@ class PooledRows(LazyAwaitable[Mapping[Slot, Tensor]]):
         self._canonical = canonical
         self._divides = divides
 
-    def _wait_impl(self) -> Mapping[Slot, Tensor]:
+    def _wait_impl(self) -> Mapping[TableFeature, Tensor]:
         if torch.is_grad_enabled():
             self._tiers.expect(self._update)
         canonical = self._canonical.wait()
         self._tiers.advance()
         slots = iter(self._tiers.slots)
-        found: dict[Slot, Tensor] = {}
+        found: dict[TableFeature, Tensor] = {}
         for number, group in enumerate(self._update.trip.groups):
             own = list(islice(slots, len(group.segments.lengths)))
             rows = [canonical[slot.name].values() for slot in own]
@@ -54,12 +54,12 @@ class PooledRows(LazyAwaitable[Mapping[Slot, Tensor]]):
                 group.passage.back(torch.cat(rows) if len(rows) > 1 else rows[0]),
                 self._tiers.alive,
                 self._pool(group, len(found)),
-                partial(self._update.owe, number),
+                partial(self._update.accumulate, number),
             )
             found.update(zip(own, bags.unflatten(0, (len(own), -1)).unbind(), strict=True))
         return found
 
-    def _pool(self, group: GroupTrip, first: int) -> RowPool:
+    def _pool(self, group: RoutedGroup, first: int) -> RowPool:
         """That of slots `first` and on."""
         trip = self._update.trip
         batch_size, count = trip.lengths.shape[1], len(group.segments.lengths)
@@ -73,7 +73,7 @@ class PooledRows(LazyAwaitable[Mapping[Slot, Tensor]]):
             return Lookups(which, bags[at], None if weights is None else weights[at])
 
         routed, asked = group.routed, group.asked
-        everywhere = group.replicas.all_ranks_replica
+        everywhere = group.replicas.replicated_tier
         inverse = group.passage.inverse
         if inverse is None:
             inverse = torch.arange(len(routed.passed), device=bags.device)
@@ -82,7 +82,7 @@ class PooledRows(LazyAwaitable[Mapping[Slot, Tensor]]):
             passed=lookups(inverse, routed.passed),
             replicated=lookups(routed.replicated.positions, routed.replicated.at),
             replica=None if everywhere is None else everywhere.rows,
-            place=group.replicas.all_ranks_layout.place,
+            place=group.replicas.replicated_layout.place,
             per_node=None if asked is None else lookups(asked.inverse, routed.per_node.at),
             node_rows=None if group.rows is None else group.rows.wait(),
             divisors=list(self._divisors(first, count)),
@@ -99,7 +99,9 @@ class RowBagsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]
     """What an EmbeddingBagCollection yields, of the bags of its dimensions."""
 
     def __init__(
-        self, parts: Sequence[LazyAwaitable[Mapping[Slot, Tensor]]], names: Mapping[Slot, str]
+        self,
+        parts: Sequence[LazyAwaitable[Mapping[TableFeature, Tensor]]],
+        names: Mapping[TableFeature, str],
     ) -> None:
         """`names` are the keys of the slots, in their order."""
         super().__init__()

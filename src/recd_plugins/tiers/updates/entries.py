@@ -87,7 +87,7 @@ class Entries:
 class HotGradients:
     """What the backward of one group of tables leaves for its replicas."""
 
-    all_ranks: Entries
+    replicated: Entries
     """Of rows that every rank has."""
     per_node: Tensor | None
     """[u, D] float32: of the rows that this rank asked of its node."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.errand import Turns, in_flight
-from recd_plugins.tiers.nodes import Arriving, Nodes
-from recd_plugins.tiers.replica import AllRanksReplica, PerNodeReplica
+from recd_plugins.tiers.errand import Collectives, in_flight
+from recd_plugins.tiers.nodes import Nodes, Pending
+from recd_plugins.tiers.replica import PerNodeTier, ReplicatedTier
 from recd_plugins.tiers.updates.chunks import Chunks
 from recd_plugins.tiers.updates.entries import Entries
 from recd_plugins.tiers.updates.touched import Touched
@@ -39,18 +39,18 @@ class Reduction:
     """Of a hot batch: by no all-to-all. All ranks of a node sum all rows that one of them touched,
     for they touch mostly the same."""
 
-    def all_ranks(
+    def replicated(
         self,
-        replica: AllRanksReplica,
+        replica: ReplicatedTier,
         entries: Entries,
         touched: Touched,
         learning_rate: float,
-    ) -> Turns[None]:
+    ) -> Collectives[None]:
         """Update rows that every rank has; `entries` are this rank's, by place."""
         node = self.nodes.node
         chunks = Chunks(touched, node.rank, max(1, self.chunk_rows // node.size))
 
-        def chunk(number: int, part: Entries) -> Turns[None]:
+        def chunk(number: int, part: Entries) -> Collectives[None]:
             rows = chunks.rows(number)
             summed = yield from self._in_node(chunks, number, part, touched)
             summed = yield from self._across(summed, touched.by_node[:, rows])
@@ -68,8 +68,8 @@ class Reduction:
         yield from in_flight((chunk(number, part) for number, part in parts), IN_FLIGHT)
 
     def per_node(
-        self, replica: PerNodeReplica, entries: Entries, by_node: Tensor, learning_rate: float
-    ) -> Turns[None]:
+        self, replica: PerNodeTier, entries: Entries, by_node: Tensor, learning_rate: float
+    ) -> Collectives[None]:
         """Update this rank's share of rows that every node has; `entries` are its node's."""
         union = by_node.any(0)
         rows = union.nonzero().squeeze(1)
@@ -78,7 +78,7 @@ class Reduction:
         if len(rows) > width:
             ranked = ranked.sorted()
 
-        def chunk(start: int) -> Turns[None]:
+        def chunk(start: int) -> Collectives[None]:
             own = rows[start : start + width]
             part = ranked.between(start, start + len(own), 0) if len(rows) > width else ranked
             summed = yield from self._across(part.summed(len(own)), by_node[:, own])
@@ -88,7 +88,7 @@ class Reduction:
 
     def _in_node(
         self, chunks: Chunks, number: int, part: Entries, touched: Touched
-    ) -> Turns[Tensor]:
+    ) -> Collectives[Tensor]:
         """The sum over the node's ranks of a chunk's gradients, of this rank's share."""
         node = self.nodes.node
         sends = chunks.sends(number)
@@ -104,7 +104,7 @@ class Reduction:
         summed = yield node.reduce_scatter(padded.flatten(0, 1))
         return summed[: len(shares[node.rank])]
 
-    def _across(self, sums: Tensor, by_node: Tensor) -> Turns[Tensor]:
+    def _across(self, sums: Tensor, by_node: Tensor) -> Collectives[Tensor]:
         """The sum over nodes of `sums` [n, D], alike on all; `by_node` [N, n]: who touched which.
 
         Bytes in all: 2 (N - 1) n rows by a ring over all rows, (N - 1) N m by gathering at most
@@ -116,7 +116,7 @@ class Reduction:
         most = int(by_node.sum(1).max()) if len(sums) else 0
         if across.size * most >= 2 * len(sums):
             # Even with nothing to send it counts as a step: chunks must stay in turn.
-            return (yield across.all_reduce(sums) if len(sums) else Arriving(sums, None))
+            return (yield across.all_reduce(sums) if len(sums) else Pending(sums, None))
         mine = by_node[across.rank].nonzero().squeeze(1)
         sent = sums.new_zeros(most, sums.shape[1])
         sent[: len(mine)] = sums[mine]

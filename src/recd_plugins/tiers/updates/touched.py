@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.errand import Turns
+from recd_plugins.tiers.errand import Collectives
 from recd_plugins.tiers.nodes import Nodes
 
 __all__ = ["Touched", "touched_everywhere", "touched_in_nodes"]
@@ -27,7 +27,7 @@ class Touched(NamedTuple):
     """[W, R] bool: any rank at all, of each share."""
 
 
-def touched_everywhere(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Turns[Touched]:
+def touched_everywhere(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collectives[Touched]:
     """From the rows that each rank touched, of all shares: `mine` [W, R] bool.
 
     Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
@@ -44,7 +44,7 @@ def touched_everywhere(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Turn
     return Touched(mine, *(_unpack(bits, size) for bits in (by_rank, by_node, anywhere)))
 
 
-def touched_in_nodes(mine: Tensor, nodes: Nodes) -> Turns[Tensor]:
+def touched_in_nodes(mine: Tensor, nodes: Nodes) -> Collectives[Tensor]:
     """[N, R] bool by node, from the rows of this rank's share that its node touched: `mine` [R]."""
     by_node = yield nodes.across.all_gather(_pack(mine))
     return _unpack(by_node, len(mine))

@@ -34,7 +34,7 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.torchrec import OfParts, sequences_of, sharding_types
 from recd_plugins.tiers.collection import TierEmbeddingCollection, TierSequenceContext
-from recd_plugins.tiers.group import Slot
+from recd_plugins.tiers.group import TableFeature
 from recd_plugins.tiers.rows.row_bags_awaitable import PooledRows, RowBagsAwaitable
 
 __all__ = ["RowBagContext", "TierRowBagCollection"]
@@ -55,7 +55,7 @@ class RowBagContext(Multistreamable):
             part.record_stream(stream)
 
 
-class _Rows(TierEmbeddingCollection):
+class _RowsOfDimension(TierEmbeddingCollection):
     """The tables of one dimension, whose rows come one by one, to be pooled."""
 
     def __init__(self, module: EmbeddingCollection, means: Sequence[str], **options: Any) -> None:
@@ -92,8 +92,8 @@ class TierRowBagCollection(
         """`options` are those of `TierEmbeddingCollection`."""
         super().__init__(qcomm_codecs_registry=options.get("qcomm_codecs_registry"))
         configs = module.embedding_bag_configs()
-        self.parts: tuple[_Rows, ...] = tuple(
-            _Rows(
+        self.parts: tuple[_RowsOfDimension, ...] = tuple(
+            _RowsOfDimension(
                 sequences_of(module, tables),
                 means=[config.name for config in configs if config.pooling is PoolingType.MEAN],
                 parameters={name: parameters[name] for name in tables},
@@ -203,7 +203,7 @@ class TierRowBagCollection(
 
     def _by_part(
         self, ctx: RowBagContext, input: KJTList
-    ) -> Iterator[tuple[_Rows, TierSequenceContext, KJTList]]:
+    ) -> Iterator[tuple[_RowsOfDimension, TierSequenceContext, KJTList]]:
         canonical, request = 0, len(ctx.sharding_contexts)
         for part, context, requests in zip(self.parts, ctx.parts, ctx.requests, strict=True):
             count = len(context.sharding_contexts)
@@ -223,7 +223,9 @@ def _by_dimension(configs: Sequence[EmbeddingBagConfig]) -> list[list[str]]:
     return list(tables.values())
 
 
-def _names(configs: Sequence[EmbeddingBagConfig], slots: Sequence[Slot]) -> dict[Slot, str]:
+def _names(
+    configs: Sequence[EmbeddingBagConfig], slots: Sequence[TableFeature]
+) -> dict[TableFeature, str]:
     """Each slot's key, in the order of the unsharded module's."""
     found = {(slot.table, slot.feature): slot for slot in slots}
     return {
