@@ -9,9 +9,7 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingPlan
 
-from recd_plugins import hookimpl
-from recd_plugins.config import Config
-from recd_plugins.slots import ShardingRecord
+from recd_plugins.api import Config, ShardingRecord, hookimpl
 
 LARGE = 10_000
 """Rows of a table that is worth an exchange with every rank."""

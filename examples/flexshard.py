@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import recd_plugins as rp
-from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.training import train_quietly
+from recd_plugins.api.testing import GlooPool, train_quietly
 
 item = {"name": "item", "num_ids": 50_000, "table": "items", "skew": 1.2}
 history = item | {"name": "history", "kind": "user", "sequence": True, "length": 20}

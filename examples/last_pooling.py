@@ -2,9 +2,7 @@
 
 import torch
 
-from recd_plugins import hookimpl
-from recd_plugins.config import Config
-from recd_plugins.slots import PoolingRecord
+from recd_plugins.api import Config, PoolingRecord, hookimpl
 
 
 class Last(torch.nn.Module):

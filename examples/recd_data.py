@@ -11,7 +11,7 @@ from recd_dedup.log.replay import Replay, chunks_of
 from recd_dedup.log.report import JoinReport
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dedup.preprocess.sigrid_hash import SigridHash
-from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.api.batch import RowWise
 
 user = {"kind": "user", "num_ids": 100_000, "stay": 0.95, "sequence": True, "length": 40}
 features = [user | {"name": f"history_{i}", "group": "history", "shift": True} for i in range(4)]

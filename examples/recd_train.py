@@ -8,8 +8,7 @@ import tempfile
 from rich.console import Console
 from rich.table import Table
 
-from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.training import train_quietly
+from recd_plugins.api.testing import GlooPool, train_quietly
 
 user = {"kind": "user", "num_ids": 20_000, "stay": 0.95}
 history = user | {"sequence": True, "shift": True, "length": 20, "max_length": 40}

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import recd_plugins as rp
-from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.training import train_quietly
+from recd_plugins.api.testing import GlooPool, train_quietly
 from recd_scars.curve import Curve
 from recd_scars.sources import together
 

@@ -26,14 +26,14 @@ from recd_dedup.preprocess.clamp import ClampConfig, build_clamp
 from recd_dedup.preprocess.first_x import FirstXConfig, build_first_x
 from recd_dedup.preprocess.sigrid_hash import SigridHashConfig, build_sigrid_hash
 from recd_dedup.stats.measure import SessionStatsConfig, build_session_stats
-from recd_plugins import hookimpl
-from recd_plugins.slots import (
+from recd_plugins.api import (
     DatasetRecord,
     DedupRecord,
     EtlRecord,
     LogRecord,
     PreprocessRecord,
     StatsRecord,
+    hookimpl,
 )
 
 

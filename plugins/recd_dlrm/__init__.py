@@ -20,8 +20,7 @@ from recd_dlrm.models.sequence_dlrm import SequenceDlrmConfig, build_sequence_dl
 from recd_dlrm.poolings.attention import AttentionConfig, build_attention
 from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum
 from recd_dlrm.poolings.transformer import TransformerConfig, build_transformer
-from recd_plugins import hookimpl
-from recd_plugins.slots import DatasetRecord, ModelRecord, PoolingRecord
+from recd_plugins.api import DatasetRecord, ModelRecord, PoolingRecord, hookimpl
 
 
 @hookimpl

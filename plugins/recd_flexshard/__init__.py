@@ -10,8 +10,7 @@ from typing import Any
 
 from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.planner import build_flexshard
-from recd_plugins import hookimpl
-from recd_plugins.slots import ShardingRecord
+from recd_plugins.api import ShardingRecord, hookimpl
 
 
 @hookimpl

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from recd_flexshard.policy.goals import Goal
-from recd_plugins.config import Config, Range
-from recd_plugins.errors import RegistryError
-from recd_plugins.planning.plan import TorchRecPlannerConfig
-from recd_plugins.planning.prices.pricing import Pricing
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.api import Config, Range, RegistryError
+from recd_plugins.api.planning import Coalesce, Pricing, TorchRecPlannerConfig
 
 __all__ = ["BUDGETED", "FlexShardConfig"]
 

@@ -7,18 +7,25 @@ from typing import TYPE_CHECKING
 
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
-from recd_plugins.naming.patterns import fitting
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.explain.report import Frontier, PlanReport
-from recd_plugins.planning.ledger import SequenceTable
-from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
-from recd_plugins.planning.plan import build_torchrec_planner
-from recd_plugins.planning.prices.pricing import PAPER_K, priced
-from recd_plugins.planning.prices.replica_memory import replica_factor
-from recd_plugins.planning.tier_plan import Coalesce
-from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.slots import Context
-from recd_plugins.tiers.planner import Chosen, TierPlanner
+from recd_plugins.api import Context, fitting
+from recd_plugins.api.planning import (
+    GB,
+    PAPER_K,
+    Chosen,
+    Cluster,
+    Coalesce,
+    Frontier,
+    ModelTable,
+    PlanReport,
+    SequenceTable,
+    TierPlanner,
+    Topology,
+    build_torchrec_planner,
+    check_collections,
+    model_tables,
+    priced,
+    replica_factor,
+)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recd_plugins import hookimpl
-from recd_plugins.slots import CacheRecord
+from recd_plugins.api import CacheRecord, hookimpl
 from recd_scars.config import ScarsConfig
 from recd_scars.planner import build_scars
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, reported
+from recd_plugins.api.cli import AsJson, Debug, Overrides, RegistryFile, reported
 
 if TYPE_CHECKING:
     from recd_scars.curve import Curve

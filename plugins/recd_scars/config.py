@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from recd_plugins.config import Config, Range
-from recd_plugins.errors import RegistryError
-from recd_plugins.planning.constraints import CacheAlgorithm
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.api import Config, Range, RegistryError
+from recd_plugins.api.planning import CacheAlgorithm, Coalesce
 from recd_scars.home import Home
 
 __all__ = ["ScarsConfig"]

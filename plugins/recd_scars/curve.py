@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.api.planning import RowDistribution
 from recd_scars.theory.cache_size import CacheSize, cost, optimal_cache
 from recd_scars.theory.communication import epoch
 from recd_scars.theory.memory import Memory

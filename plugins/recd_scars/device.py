@@ -6,9 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.planning.prices.replica_memory import state_bytes
-from recd_plugins.planning.topology import GB, Topology
+from recd_plugins.api.planning import GB, Topology, model_tables, state_bytes
 from recd_scars.uvm.kernel_bytes import row_wise_state
 
 if TYPE_CHECKING:

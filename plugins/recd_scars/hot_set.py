@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.prices.step_time import marginal_ms
-from recd_plugins.planning.rows import Integers, RowDistribution
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.api.planning import (
+    Coalesce,
+    Integers,
+    Merged,
+    Prices,
+    RowDistribution,
+    marginal_ms,
+)
 from recd_scars.theory.cache_size import CacheSize, optimal_cache
 from recd_scars.theory.memory import Memory
 

@@ -8,22 +8,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.explain.report import PlanReport
-from recd_plugins.planning.ledger import Ledger, SequenceTable, tier_plan
-from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
-from recd_plugins.planning.prices.replica_memory import replica_factor
-from recd_plugins.planning.profile import Profile, profile_batches
-from recd_plugins.planning.proposal import HoldsRowWise, Tiered
-from recd_plugins.planning.rows import Integers, RowDistribution
-from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.slots import Context, Loader
-from recd_plugins.tiers.planner import Chosen, TierPlanner
+from recd_plugins.api import CapabilityError, Context, Loader, RegistryError
+from recd_plugins.api.planning import (
+    GB,
+    Chosen,
+    Cluster,
+    HoldsRowWise,
+    Integers,
+    Ledger,
+    Merged,
+    ModelTable,
+    PlanReport,
+    Prices,
+    Profile,
+    RowDistribution,
+    SequenceTable,
+    TableConstraint,
+    Tiered,
+    TierPlan,
+    TierPlanner,
+    Topology,
+    check_collections,
+    model_tables,
+    profile_batches,
+    replica_factor,
+    tier_plan,
+)
 from recd_scars.config import ScarsConfig
 from recd_scars.device import DeviceMemory
 from recd_scars.home import check_home, seen_from
@@ -37,7 +47,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-    from recd_plugins.data.batch import Batch
+    from recd_plugins.api.batch import Batch
 
 __all__ = ["ScarsPlanner", "build_scars"]
 
@@ -79,7 +89,7 @@ class ScarsPlanner(TierPlanner):
         sharders = super().sharders()
         if self._config.home != "mapped":
             return sharders
-        from recd_plugins.tiers.home.mapped import mapped
+        from recd_plugins.api.embedding import mapped
 
         folder = self._config.mapped_folder or self.context.folder / "mapped"
         folder.mkdir(parents=True, exist_ok=True)
@@ -264,7 +274,7 @@ def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
         raise CapabilityError(
             f"cache: scars needs its tables row-wise, but the sharding slot's planner "
             f"({type(others).__name__}) has no `may_be_row_wise` and `row_wise`, by which it would "
-            "be told (recd_plugins.planning.proposal.HoldsRowWise). Set "
+            "be told (recd_plugins.api.planning.HoldsRowWise). Set "
             "`sharding: {use: torchrec}`."
         )
     return ScarsPlanner(config, context, others)

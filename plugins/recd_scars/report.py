@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from recd_plugins.planning.explain.words import aligned
-from recd_plugins.planning.ledger import SequenceTable, TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.api.planning import Coalesce, SequenceTable, TableSizes, aligned
 from recd_scars.theory.communication import coalesced, plain
 
 __all__ = ["lines", "rows_per_batch"]

@@ -10,11 +10,17 @@ from pathlib import Path
 import numpy as np
 
 import recd_plugins
-from recd_plugins.errors import RegistryError, nearest
-from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
-from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.planning.profile import Profile, profile_batches
-from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.api import RegistryError, nearest
+from recd_plugins.api.planning import (
+    Profile,
+    RowDistribution,
+    exponential,
+    half_normal,
+    model_tables,
+    profile_batches,
+    uniform,
+    zipf,
+)
 
 __all__ = ["Source", "of_law", "of_profile", "of_registry", "together"]
 

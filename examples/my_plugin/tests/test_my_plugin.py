@@ -12,11 +12,8 @@ from my_plugin.decay import Decay
 from torch import nn
 
 import recd_plugins as rp
-from recd_plugins.slots import Record
-from recd_plugins.testing.batches import random_batches
-from recd_plugins.testing.conformance import check_record
-from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.parity import check_parity
+from recd_plugins.api import Record
+from recd_plugins.api.testing import GlooPool, check_parity, check_record, random_batches
 
 REGISTRY = Path(__file__).parents[1] / "registry.yaml"
 

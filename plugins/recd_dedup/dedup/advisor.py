@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from recd_dedup.dedup.sample import Sample, sample_batches
-from recd_plugins.data.table import Table
-from recd_plugins.sparse.groups import Groups
+from recd_plugins.api.batch import Groups
+from recd_plugins.api.data import Table
 
 __all__ = ["Advice", "FeatureAdvice", "Limits", "Neighbour", "advise", "decide"]
 

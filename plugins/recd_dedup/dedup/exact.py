@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recd_dedup.dedup.groups import GroupConverter, GroupsConfig
-from recd_plugins.slots import Context
+from recd_plugins.api import Context
 
 if TYPE_CHECKING:
-    from recd_plugins.data.columns import Columns
-    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+    from recd_plugins.api.batch import Columns, InverseKeyedJaggedTensor
 
 __all__ = ["Exact", "build_exact"]
 

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from recd_plugins.config import Config, Range
-from recd_plugins.errors import DataError, RegistryError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, DataError, Range, RegistryError
 
 if TYPE_CHECKING:
-    from recd_plugins.data.columns import Columns
-    from recd_plugins.sparse.groups import Groups
+    from recd_plugins.api.batch import Columns, Groups
 
 __all__ = ["GroupConverter", "GroupsConfig", "chosen_groups"]
 
@@ -93,7 +90,7 @@ def chosen_groups(config: GroupsConfig, context: Context) -> Chosen:
         why = "\n".join([f"dedup: {head}", *(f"  {line}" for line in reasons)])
         return Chosen(advice.groups, why, partial(tuple, advice.unique_shares))
     from recd_dedup.dedup.sample import measured_shares
-    from recd_plugins.sparse.groups import check_groups
+    from recd_plugins.api.batch import check_groups
 
     try:
         groups = check_groups(config.groups, context.require_schema().sparse_names)

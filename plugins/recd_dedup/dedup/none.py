@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recd_plugins.config import Config
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from recd_plugins.data.columns import Columns
-    from recd_plugins.sparse.groups import Groups
+    from recd_plugins.api.batch import Columns, Groups
 
 __all__ = ["NoDedup", "NoneConfig", "build_none"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recd_dedup.dedup.groups import GroupConverter, GroupsConfig
-from recd_plugins.slots import Context
+from recd_plugins.api import Context
 
 if TYPE_CHECKING:
-    from recd_plugins.data.columns import Columns
-    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+    from recd_plugins.api.batch import Columns, PartialInverseKeyedJaggedTensor
 
 __all__ = ["Partial", "build_partial"]
 
@@ -18,7 +17,7 @@ class Partial(GroupConverter):
     """To a partial IKJT."""
 
     def convert(self, features: Columns) -> PartialInverseKeyedJaggedTensor:
-        from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+        from recd_plugins.api.batch import PartialInverseKeyedJaggedTensor
 
         partial = PartialInverseKeyedJaggedTensor.from_kjt(features.to_kjt(), self.groups)
         if self._validate:

@@ -16,10 +16,10 @@ from recd_dedup.etl.scan import require_sessions
 from recd_dedup.stats.in_batch import BatchRepeats
 from recd_dedup.stats.rows import I64, Rows, batches, chunks, without_dense
 from recd_dedup.stats.together import agreement
-from recd_plugins.data.table import Table
-from recd_plugins.errors import DataError
-from recd_plugins.sparse.groups import Groups
-from recd_plugins.sparse.rows.unique import group_codes
+from recd_plugins.api import DataError
+from recd_plugins.api.batch import Groups
+from recd_plugins.api.data import Table
+from recd_plugins.api.rows import group_codes
 
 __all__ = ["Sample", "choose_runs", "measured_shares", "sample_batches"]
 

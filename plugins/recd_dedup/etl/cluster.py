@@ -19,10 +19,8 @@ from recd_dedup.etl.checksum import Checksum
 from recd_dedup.etl.parts import Bucket, Part, Parts, Workspace, fingerprint
 from recd_dedup.etl.scan import decoded_bytes, require_sessions
 from recd_dedup.etl.spills import Spills
-from recd_plugins.config import Config, Range
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table, silent
-from recd_plugins.slots import Context, Etl
+from recd_plugins.api import Config, Context, Etl, Range
+from recd_plugins.api.data import Progress, Schema, Table, silent
 
 __all__ = ["ClusterBySession", "ClusterConfig", "build_cluster", "cluster_buckets"]
 

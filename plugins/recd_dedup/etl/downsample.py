@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from recd_dedup.etl.scan import require_sessions, scan
 from recd_dedup.etl.session_count import Population, SessionCount
 from recd_dedup.hashing import mix, salt
-from recd_plugins.config import Config, Range
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table, silent, write_table
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, Range
+from recd_plugins.api.data import Progress, Schema, Table, silent, write_table
 
 __all__ = [
     "DownsampleConfig",

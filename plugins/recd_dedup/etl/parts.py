@@ -19,9 +19,8 @@ import pyarrow as pa
 from recd_dedup.etl.checksum import Checksum, checksum, row_hashes
 from recd_dedup.etl.scan import conform, scan
 from recd_dedup.etl.sort import clustered
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Table, TableWriter
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
+from recd_plugins.api.data import Schema, Table, TableWriter
 
 __all__ = ["Bucket", "Part", "Parts", "Workspace", "fingerprint"]
 

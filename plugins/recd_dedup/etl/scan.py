@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Stripe, Table, check_columns
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
+from recd_plugins.api.data import Schema, Stripe, Table, check_columns
 
 __all__ = ["conform", "decoded_bytes", "require_sessions", "scan"]
 

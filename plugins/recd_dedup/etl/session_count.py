@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dedup.hashing import U64, mix, salt
-from recd_plugins.data.schema import Schema
+from recd_plugins.api.data import Schema
 
 __all__ = ["Population", "SessionCount"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dedup.hashing import I64, U64, mix
-from recd_plugins.data.schema import Schema
+from recd_plugins.api.data import Schema
 
 __all__ = ["clustered"]
 

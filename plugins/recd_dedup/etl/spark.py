@@ -21,9 +21,8 @@ from recd_dedup.etl.checksum import Checksum, checksum
 from recd_dedup.etl.parts import Part, Parts, Workspace, fingerprint
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
 from recd_dedup.hashing import MULTIPLIERS, SHIFTS
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table, silent
-from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.api import CapabilityError, DataError
+from recd_plugins.api.data import Progress, Schema, Table, silent
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

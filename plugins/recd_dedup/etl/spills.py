@@ -18,9 +18,8 @@ import pyarrow as pa
 from recd_dedup.etl.checksum import Checksum, row_hashes
 from recd_dedup.etl.scan import scan
 from recd_dedup.hashing import bucket_of, mix
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
+from recd_plugins.api.data import Progress, Schema, Table
 
 __all__ = ["Spills"]
 

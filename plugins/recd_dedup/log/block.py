@@ -13,8 +13,8 @@ import zstandard
 from numpy.typing import NDArray
 
 from recd_dedup.log.frame import Damaged, Frame, frame_bytes, read_payload
-from recd_plugins.data.messages import MESSAGES
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
+from recd_plugins.api.data import MESSAGES
 
 __all__ = ["Block", "fitting", "read_block"]
 

@@ -23,9 +23,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_dedup.hashing import I64
-from recd_plugins.data.messages import MESSAGES
-from recd_plugins.data.schema import IDS, Schema
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
+from recd_plugins.api.data import IDS, MESSAGES, Schema
 
 __all__ = ["Decoded", "Events", "MessageCodec", "Requests"]
 

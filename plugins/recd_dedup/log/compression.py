@@ -13,8 +13,8 @@ import pyarrow as pa
 from recd_dedup.log.frame import FILE_BYTES, frames, read_payload
 from recd_dedup.log.manifest import Manifest
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, shard_files
-from recd_plugins.data.messages import LogRoute
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
+from recd_plugins.api.data import LogRoute
 
 __all__ = ["Compression", "compression", "compression_of"]
 

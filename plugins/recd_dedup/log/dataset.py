@@ -13,12 +13,8 @@ import pyarrow as pa
 from recd_dedup.hashing import uniforms
 from recd_dedup.log.join import JoinConfig, joined
 from recd_dedup.log.report import JoinReport
-from recd_plugins.config import Config, Range
-from recd_plugins.data.dataset import Dataset, Split, Tables
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, silent
-from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context, LogStore
+from recd_plugins.api import Config, Context, LogStore, Range, RegistryError
+from recd_plugins.api.data import Dataset, Progress, Schema, Split, Tables, silent
 
 __all__ = ["LoggedConfig", "LoggedSamples", "build_logged"]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 from zlib import crc32
 
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 __all__ = ["Damaged", "Frame", "file_head", "frame_bytes", "frames", "read_payload"]
 

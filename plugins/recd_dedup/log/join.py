@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from recd_dedup.log.codec import MessageCodec, Requests
 from recd_dedup.log.report import JoinReport
-from recd_plugins.config import Config, Range
-from recd_plugins.data.schema import IDS, Schema
-from recd_plugins.data.table import Progress, Table, TableWriter, silent
-from recd_plugins.slots import LogStore
+from recd_plugins.api import Config, LogStore, Range
+from recd_plugins.api.data import IDS, Progress, Schema, Table, TableWriter, silent
 
 __all__ = ["Join", "JoinConfig", "join_log", "joined", "samples_of", "streams_of"]
 

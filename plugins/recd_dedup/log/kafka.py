@@ -16,10 +16,8 @@ import pyarrow as pa
 
 from recd_dedup.log.routing import session_shards
 from recd_dedup.log.shards import check_messages
-from recd_plugins.config import Config, Range
-from recd_plugins.data.messages import MESSAGES, LogRoute
-from recd_plugins.errors import CapabilityError, DataError
-from recd_plugins.slots import Context
+from recd_plugins.api import CapabilityError, Config, Context, DataError, Range
+from recd_plugins.api.data import MESSAGES, LogRoute
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from recd_plugins.data.messages import LogRoute
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
+from recd_plugins.api.data import LogRoute
 
 __all__ = ["Manifest"]
 

@@ -17,11 +17,8 @@ import pyarrow.parquet as pq
 
 from recd_dedup.hashing import F64, I64, mix, salt, uniforms
 from recd_dedup.log.codec import MessageCodec
-from recd_plugins.config import Config, Range
-from recd_plugins.data.messages import MESSAGES
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Table
-from recd_plugins.errors import DataError
+from recd_plugins.api import Config, DataError, Range
+from recd_plugins.api.data import MESSAGES, Schema, Table
 
 __all__ = ["Replay", "ReplayConfig", "chunks_of"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dedup.hashing import I64, bucket_of, mix
-from recd_plugins.data.messages import LogRoute
+from recd_plugins.api.data import LogRoute
 
 __all__ = ["message_shards", "routed", "session_shards"]
 

@@ -24,10 +24,8 @@ from recd_dedup.log.frame import Damaged, frames
 from recd_dedup.log.manifest import Manifest
 from recd_dedup.log.routing import routed
 from recd_dedup.log.writer import Fsync, ShardFile
-from recd_plugins.config import Config, Range
-from recd_plugins.data.messages import MESSAGES, LogRoute
-from recd_plugins.errors import DataError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, DataError, Range
+from recd_plugins.api.data import MESSAGES, LogRoute
 
 __all__ = ["ZstdShards", "ZstdShardsConfig", "build_zstd_shards", "check_messages", "shard_files"]
 
@@ -166,7 +164,7 @@ def check_messages(messages: pa.RecordBatch) -> None:
     if messages.schema.names != MESSAGES.names or messages.schema.types != MESSAGES.types:
         raise DataError(
             f"log messages must have the columns {_said(MESSAGES)}, but have "
-            f"{_said(messages.schema)}. See recd_plugins.data.messages."
+            f"{_said(messages.schema)}. See recd_plugins.api.data.MESSAGES."
         )
     for name, column in zip(MESSAGES.names, messages.columns, strict=True):
         if column.null_count:

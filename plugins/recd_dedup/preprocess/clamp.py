@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from torch import nn
 
-from recd_plugins.config import Config, Range
-from recd_plugins.data.schema import Schema
-from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context
-from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.api import Config, Context, Range, RegistryError
+from recd_plugins.api.data import Schema
+from recd_plugins.api.rows import with_ids
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from torch import nn
 
-from recd_plugins.config import Config, Range
-from recd_plugins.data.schema import Schema
-from recd_plugins.slots import Context
-from recd_plugins.sparse.keyed import with_ids
-from recd_plugins.sparse.rows.gather import spread_rows
+from recd_plugins.api import Config, Context, Range
+from recd_plugins.api.data import Schema
+from recd_plugins.api.rows import spread_rows, with_ids
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor

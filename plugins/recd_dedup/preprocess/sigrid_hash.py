@@ -12,10 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.config import Config, Range
-from recd_plugins.data.schema import Schema
-from recd_plugins.slots import Context
-from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.api import Config, Context, Range
+from recd_plugins.api.data import Schema
+from recd_plugins.api.rows import with_ids
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor

@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.config import Config, Range
-from recd_plugins.data.stats import StatsReport
-from recd_plugins.data.table import Progress, Table, write_table
-from recd_plugins.errors import DataError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, DataError, Range
+from recd_plugins.api.data import Progress, StatsReport, Table, write_table
 
 if TYPE_CHECKING:
     from recd_dedup.stats.in_batch import BatchRepeats

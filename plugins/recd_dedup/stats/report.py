@@ -9,7 +9,7 @@ from typing import Any
 from recd_dedup.stats.figures import draw_duplicates, draw_samples_per_session
 from recd_dedup.stats.measure import Measured
 from recd_dedup.stats.together import agreement, groups
-from recd_plugins.data.stats import StatsReport, StatsTable
+from recd_plugins.api.data import StatsReport, StatsTable
 
 __all__ = ["report"]
 

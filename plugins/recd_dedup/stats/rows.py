@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from recd_dedup.etl.scan import scan
-from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Table
-from recd_plugins.sparse.rows.unique import unique_rows
+from recd_plugins.api.data import Schema, Table
+from recd_plugins.api.rows import unique_rows
 
 __all__ = ["I64", "Lists", "Rows", "batches", "blocks", "chunks", "without_dense"]
 

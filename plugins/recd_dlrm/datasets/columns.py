@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.data.schema import IDS
+from recd_plugins.api.data import IDS
 
 __all__ = ["F64", "I64", "U64", "id_lists", "offsets_of", "ranges", "single_ids"]
 

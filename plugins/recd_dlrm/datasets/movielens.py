@@ -19,10 +19,8 @@ from recd_dlrm.datasets.columns import F64, I64, single_ids
 from recd_dlrm.datasets.histories import History, windows
 from recd_dlrm.datasets.runs import run_begins, run_starts
 from recd_dlrm.datasets.sources import TOKENS, check_sources, empty_split, fingerprint, read_tsv
-from recd_plugins.config import Config, Range
-from recd_plugins.data.dataset import Dataset, Split
-from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, Range
+from recd_plugins.api.data import Dataset, Schema, SparseFeature, Split
 
 __all__ = ["MovieLens", "MovieLensConfig", "build_movielens"]
 

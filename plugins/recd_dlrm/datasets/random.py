@@ -11,11 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dlrm.datasets.columns import id_lists, offsets_of
-from recd_plugins.config import Config, Range
-from recd_plugins.data.dataset import SPLITS, Dataset, Split
-from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, Range, RegistryError
+from recd_plugins.api.data import SPLITS, Dataset, Schema, SparseFeature, Split
 
 __all__ = ["RandomConfig", "RandomRows", "RowsConfig", "build_random"]
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from recd_plugins.data.dataset import Split
-from recd_plugins.errors import DataError, nearest
+from recd_plugins.api import DataError, nearest
+from recd_plugins.api.data import Split
 
 __all__ = ["TOKENS", "check_sources", "empty_split", "fingerprint", "read_tsv", "text_lines"]
 

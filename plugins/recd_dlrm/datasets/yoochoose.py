@@ -23,11 +23,8 @@ from recd_dlrm.datasets.draws import salt, streams, uniforms
 from recd_dlrm.datasets.histories import History, windows
 from recd_dlrm.datasets.runs import run_starts
 from recd_dlrm.datasets.sources import check_sources, empty_split, fingerprint, read_tsv
-from recd_plugins.config import Config, Range
-from recd_plugins.data.dataset import Dataset, Split
-from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.errors import DataError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, DataError, Range
+from recd_plugins.api.data import Dataset, Schema, SparseFeature, Split
 
 __all__ = ["Yoochoose", "YoochooseConfig", "build_yoochoose"]
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
+    from recd_plugins.api.batch import Batch
 
 __all__ = ["ClickModel", "weighted_loss"]
 

@@ -13,10 +13,8 @@ from torch import nn
 
 from recd_dlrm.models.click import ClickModel
 from recd_dlrm.models.tables import bag_tables
-from recd_plugins.config import Config, Range
-from recd_plugins.data.schema import Schema
-from recd_plugins.errors import DataError, RegistryError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, DataError, Range, RegistryError
+from recd_plugins.api.data import Schema
 
 __all__ = ["DlrmConfig", "build_dlrm"]
 

@@ -13,8 +13,7 @@ from torch import nn
 from recd_dlrm.models.click import ClickModel
 from recd_dlrm.models.dlrm import DlrmConfig, dense_width, sparse_schema
 from recd_dlrm.models.tables import bag_tables
-from recd_plugins.config import Range
-from recd_plugins.slots import Context
+from recd_plugins.api import Context, Range
 
 __all__ = ["DlrmDcnConfig", "build_dlrm_dcn"]
 

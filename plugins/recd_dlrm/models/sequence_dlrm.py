@@ -13,10 +13,15 @@ from recd_dlrm.models.click import ClickModel
 from recd_dlrm.models.dlrm import DlrmConfig, dense_width, sparse_schema
 from recd_dlrm.models.tables import bag_tables, sequence_tables
 from recd_dlrm.poolings.reduce import Reduce
-from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.errors import RegistryError, nearest
-from recd_plugins.naming.patterns import check_patterns, matching
-from recd_plugins.slots import Context, PoolingFactory
+from recd_plugins.api import (
+    Context,
+    PoolingFactory,
+    RegistryError,
+    check_patterns,
+    matching,
+    nearest,
+)
+from recd_plugins.api.data import Schema, SparseFeature
 
 if TYPE_CHECKING:
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection

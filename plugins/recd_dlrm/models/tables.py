@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.errors import RegistryError
+from recd_plugins.api import RegistryError
+from recd_plugins.api.data import Schema, SparseFeature
 
 if TYPE_CHECKING:
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from recd_dlrm.poolings.products import Histories, dot_products, weighted_sums
 from recd_dlrm.poolings.reduce import rows_of
-from recd_plugins.config import Config, Range
-from recd_plugins.embedding.expand import cells_of, expand_rows
-from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context, PoolingFactory
+from recd_plugins.api import Config, Context, PoolingFactory, Range, RegistryError
+from recd_plugins.api.embedding import cells_of, expand_rows
 
 __all__ = ["Attention", "AttentionConfig", "build_attention"]
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recd_plugins.config import Config
-from recd_plugins.slots import Context, PoolingFactory
+from recd_plugins.api import Config, Context, PoolingFactory
 
 __all__ = ["Reduce", "ReduceConfig", "build_max", "build_mean", "build_sum", "rows_of"]
 

@@ -9,11 +9,8 @@ from typing import Annotated, Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recd_plugins.config import Config, Range
-from recd_plugins.embedding.attention import self_attention
-from recd_plugins.embedding.buckets import Buckets, Chunk, chunk_values
-from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context, PoolingFactory
+from recd_plugins.api import Config, Context, PoolingFactory, Range, RegistryError
+from recd_plugins.api.embedding import Buckets, Chunk, chunk_values, self_attention
 
 __all__ = ["Transformer", "TransformerConfig", "build_transformer"]
 

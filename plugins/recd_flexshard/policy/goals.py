@@ -13,11 +13,15 @@ from recd_flexshard.policy.offers import PER_NODE, REPLICATED, Offers
 from recd_flexshard.policy.optimum import Optimum
 from recd_flexshard.policy.paper import breakpoints
 from recd_flexshard.policy.too_little import too_little
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
-from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.rows import Integers
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.api.planning import (
+    Coalesce,
+    Integers,
+    Ledger,
+    Merged,
+    Prices,
+    SequenceTable,
+    TableSizes,
+)
 
 __all__ = ["Goal", "auto", "choose", "frontier"]
 

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.prices.step_time import marginal_ms
-from recd_plugins.planning.rows import Floats
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.api.planning import Coalesce, Cost, Floats, Merged, Prices, marginal_ms
 
 __all__ = ["PER_NODE", "REPLICATED", "ROW_WISE", "Offers"]
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
 from recd_flexshard.policy.too_little import too_little
-from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.rows import Floats, Integers
+from recd_plugins.api.planning import Floats, Integers, Merged
 
 __all__ = ["Optimum"]
 

@@ -7,8 +7,7 @@ from typing import Literal
 import numpy as np
 
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
-from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.rows import Floats, Integers
+from recd_plugins.api.planning import Floats, Integers, Merged
 
 __all__ = ["breakpoints"]
 

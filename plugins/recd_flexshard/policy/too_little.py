@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.topology import GB
+from recd_plugins.api import CapabilityError
+from recd_plugins.api.planning import GB
 
 __all__ = ["too_little"]
 

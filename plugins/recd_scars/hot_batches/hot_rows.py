@@ -11,11 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.batch import Batch
-from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+from recd_plugins.api import CapabilityError
+from recd_plugins.api.batch import Batch, InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.api.planning import TablePlan, TierPlan
 
 __all__ = ["HotRows"]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.batch import Batch
-from recd_plugins.errors import CapabilityError
+from recd_plugins.api import CapabilityError
+from recd_plugins.api.batch import Batch
 
 __all__ = ["Samples"]
 

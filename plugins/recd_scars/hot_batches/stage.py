@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from recd_plugins.data.batch import Batch
-from recd_plugins.errors import CapabilityError, DataError
-from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.slots import Loader
+from recd_plugins.api import CapabilityError, DataError, Loader
+from recd_plugins.api.batch import Batch
+from recd_plugins.api.planning import TierPlan
 from recd_scars.hot_batches.hot_rows import HotRows
 from recd_scars.hot_batches.window import Formed, Window
 

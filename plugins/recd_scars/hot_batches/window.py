@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from recd_plugins.data.batch import Batch
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
+from recd_plugins.api.batch import Batch
 from recd_scars.hot_batches.hot_rows import HotRows
 from recd_scars.hot_batches.mix import I64, Bools, hot_places, mixed, most_hot
 from recd_scars.hot_batches.samples import Samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.api.planning import RowDistribution
 from recd_scars.theory.communication import epoch
 from recd_scars.theory.memory import Memory
 

@@ -6,8 +6,8 @@ numbers, P(e) the chance that a sample brings row e; an index counts as one numb
 
 from __future__ import annotations
 
-from recd_plugins.errors import DataError
-from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.api import DataError
+from recd_plugins.api.planning import RowDistribution
 
 __all__ = ["coalesced", "epoch", "plain"]
 

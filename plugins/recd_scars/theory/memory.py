@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recd_plugins.errors import RegistryError
+from recd_plugins.api import RegistryError
 
 __all__ = ["Memory"]
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recd_plugins.planning.constraints import CacheAlgorithm
-from recd_plugins.planning.rows import Floats, RowDistribution, appears
+from recd_plugins.api.planning import CacheAlgorithm, Floats, RowDistribution, appears
 
 __all__ = ["HitCurve", "Shards", "hit_curve"]
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recd_plugins.planning.constraints import CacheAlgorithm
-from recd_plugins.planning.prices.replica_memory import state_bytes
+from recd_plugins.api.planning import CacheAlgorithm, state_bytes
 
 __all__ = ["SLOTS_PER_SET", "KernelBytes"]
 

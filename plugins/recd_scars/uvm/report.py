@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from recd_plugins.planning.constraints import CacheAlgorithm
-from recd_plugins.planning.explain.words import aligned
-from recd_plugins.planning.ledger import SequenceTable, TableSizes
-from recd_plugins.planning.topology import GB
+from recd_plugins.api.planning import GB, CacheAlgorithm, SequenceTable, TableSizes, aligned
 from recd_scars.uvm.choice import Choice
 
 __all__ = ["lines"]

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recd_plugins.planning.constraints import CacheAlgorithm, TableConstraint
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.api.planning import CacheAlgorithm, Ledger, ModelTable, TableConstraint
 from recd_scars.uvm.choice import Choice, choose
 from recd_scars.uvm.report import lines
 from recd_scars.uvm.tables import check_host_memory, constraints, host_tables

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.constraints import CacheAlgorithm, TableConstraint
-from recd_plugins.planning.ledger import SequenceTable, TableSizes
-from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.topology import GB
+from recd_plugins.api import CapabilityError
+from recd_plugins.api.planning import (
+    GB,
+    CacheAlgorithm,
+    ModelTable,
+    SequenceTable,
+    TableConstraint,
+    TableSizes,
+)
 from recd_scars.uvm.choice import Choice, HostTable
 from recd_scars.uvm.hits import Shards, hit_curve
 from recd_scars.uvm.kernel_bytes import KernelBytes

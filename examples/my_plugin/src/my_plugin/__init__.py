@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from my_plugin.decay import DecayConfig, build_decay
 from my_plugin.tastes import TastesConfig, build_tastes
-from recd_plugins import hookimpl
-from recd_plugins.slots import DatasetRecord, PoolingRecord
+from recd_plugins.api import DatasetRecord, PoolingRecord, hookimpl
 
 
 @hookimpl

@@ -8,8 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.config import Config, Range
-from recd_plugins.slots import Context, PoolingFactory
+from recd_plugins.api import Config, Context, PoolingFactory, Range
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,8 @@ from typing import Annotated
 import numpy as np
 import pyarrow as pa
 
-from recd_plugins.config import Config, Range
-from recd_plugins.data.dataset import SPLITS, Dataset, Split
-from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, Range
+from recd_plugins.api.data import SPLITS, Dataset, Schema, SparseFeature, Split
 
 ROWS_PER_CHUNK = 10_000
 

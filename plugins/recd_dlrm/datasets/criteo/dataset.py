@@ -15,12 +15,8 @@ from recd_dlrm.datasets.columns import single_ids
 from recd_dlrm.datasets.criteo.rows import CATEGORIES, INTEGERS, Rows, count_rows, read_rows
 from recd_dlrm.datasets.criteo.vocabulary import CategoryCounts, HashVocabulary, Vocabulary
 from recd_dlrm.datasets.sources import check_sources, empty_split, fingerprint
-from recd_plugins.config import Config, Range
-from recd_plugins.data.dataset import Dataset, Split, Tables
-from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Progress, silent
-from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, Range, RegistryError
+from recd_plugins.api.data import Dataset, Progress, Schema, SparseFeature, Split, Tables, silent
 
 __all__ = ["Criteo", "CriteoConfig", "build_criteo"]
 

@@ -19,7 +19,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from recd_dlrm.datasets.columns import I64
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 __all__ = ["CATEGORIES", "INTEGERS", "MISSING", "Rows", "count_rows", "read_rows"]
 

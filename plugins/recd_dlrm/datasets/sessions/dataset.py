@@ -23,11 +23,8 @@ from recd_dlrm.datasets.sessions.features import FeatureConfig, FeatureDraws, ch
 from recd_dlrm.datasets.sessions.ids import Scatter
 from recd_dlrm.datasets.sessions.label import LabelConfig, LabelModel, sigmoid
 from recd_dlrm.datasets.sessions.stream import SessionStream, Slice
-from recd_plugins.config import Config, Range
-from recd_plugins.data.dataset import Dataset, Split
-from recd_plugins.data.schema import Schema
-from recd_plugins.errors import RegistryError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, Range, RegistryError
+from recd_plugins.api.data import Dataset, Schema, Split
 
 __all__ = ["Scored", "Sessions", "SessionsConfig", "build_sessions", "default_features"]
 

@@ -18,9 +18,8 @@ from recd_dlrm.datasets.columns import I64, U64, offsets_of, ranges
 from recd_dlrm.datasets.draws import salt, streams, uniforms
 from recd_dlrm.datasets.sessions.counts import CountLaw
 from recd_dlrm.datasets.sessions.ids import Distribution, id_law
-from recd_plugins.config import Config, Range
-from recd_plugins.data.schema import SparseFeature
-from recd_plugins.errors import RegistryError
+from recd_plugins.api import Config, Range, RegistryError
+from recd_plugins.api.data import SparseFeature
 
 __all__ = ["FeatureConfig", "FeatureDraws", "change_rates"]
 

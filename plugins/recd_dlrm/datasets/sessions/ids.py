@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_dlrm.datasets.columns import F64, I64, U64
-from recd_plugins.errors import RegistryError
+from recd_plugins.api import RegistryError
 
 __all__ = ["Distribution", "IdLaw", "Scatter", "id_law"]
 

@@ -25,7 +25,7 @@ from recd_dlrm.datasets.columns import F64, I64
 from recd_dlrm.datasets.draws import bits, salt, streams, uniforms
 from recd_dlrm.datasets.sessions.features import FeatureConfig
 from recd_dlrm.datasets.sessions.solve import solve
-from recd_plugins.config import Config, Range
+from recd_plugins.api import Config, Range
 
 __all__ = ["LabelConfig", "LabelModel", "sigmoid"]
 

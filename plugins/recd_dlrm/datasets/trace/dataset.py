@@ -18,12 +18,8 @@ from recd_dlrm.datasets.columns import I64, id_lists
 from recd_dlrm.datasets.random import RowsConfig
 from recd_dlrm.datasets.sources import check_sources, fingerprint, text_lines
 from recd_dlrm.datasets.trace.stack_distance import Profile, SyntheticTrace, adjusted_floor, profile
-from recd_plugins.config import Config, Range
-from recd_plugins.data.dataset import SPLITS, Dataset, Split
-from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table
-from recd_plugins.errors import DataError, RegistryError
-from recd_plugins.slots import Context
+from recd_plugins.api import Config, Context, DataError, Range, RegistryError
+from recd_plugins.api.data import SPLITS, Dataset, Schema, SparseFeature, Split, Table
 
 __all__ = ["SyntheticRows", "TraceConfig", "TraceFeature", "build_trace", "read_trace"]
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
 from recd_dlrm.datasets.columns import F64, I64
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 __all__ = ["Profile", "SyntheticTrace", "adjusted_floor", "generate", "hit_curve", "profile"]
 

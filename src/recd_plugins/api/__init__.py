@@ -1,0 +1,85 @@
+"""What plugins and trainers may build on: every name here and in this package's modules.
+
+This module defines a plugin: its hooks, records, contexts, configs, errors, and the protocols of
+what records build. It loads without torch, as do `data` and `planning`; `batch`, `rows`,
+`embedding` and `testing` need torch. docs/api.md says what is stable and what is provisional.
+"""
+
+from recd_plugins.config import Config, Range
+from recd_plugins.errors import (
+    CapabilityError,
+    DataError,
+    PluginError,
+    RecdError,
+    RegistryError,
+    VersionError,
+    nearest,
+)
+from recd_plugins.hooks.markers import hookimpl
+from recd_plugins.naming.patterns import check_patterns, fitting, matching
+from recd_plugins.slots import (
+    CacheRecord,
+    Context,
+    DatasetRecord,
+    DedupConverter,
+    DedupRecord,
+    Etl,
+    EtlRecord,
+    Explains,
+    Loader,
+    LogRecord,
+    LogStore,
+    ModelRecord,
+    Planner,
+    Pooling,
+    PoolingFactory,
+    PoolingRecord,
+    Preprocess,
+    PreprocessRecord,
+    Reader,
+    ReaderRecord,
+    Record,
+    ShardingRecord,
+    StatsRecord,
+    TableStats,
+)
+
+__all__ = [
+    "CacheRecord",
+    "CapabilityError",
+    "Config",
+    "Context",
+    "DataError",
+    "DatasetRecord",
+    "DedupConverter",
+    "DedupRecord",
+    "Etl",
+    "EtlRecord",
+    "Explains",
+    "Loader",
+    "LogRecord",
+    "LogStore",
+    "ModelRecord",
+    "Planner",
+    "PluginError",
+    "Pooling",
+    "PoolingFactory",
+    "PoolingRecord",
+    "Preprocess",
+    "PreprocessRecord",
+    "Range",
+    "Reader",
+    "ReaderRecord",
+    "RecdError",
+    "Record",
+    "RegistryError",
+    "ShardingRecord",
+    "StatsRecord",
+    "TableStats",
+    "VersionError",
+    "check_patterns",
+    "fitting",
+    "hookimpl",
+    "matching",
+    "nearest",
+]

@@ -1,0 +1,18 @@
+"""A batch, its columns before they are tensors, and the forms that features have in it."""
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.columns import Columns
+from recd_plugins.sparse.groups import Groups, check_groups
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.row_wise import RowWise
+
+__all__ = [
+    "Batch",
+    "Columns",
+    "Groups",
+    "InverseKeyedJaggedTensor",
+    "PartialInverseKeyedJaggedTensor",
+    "RowWise",
+    "check_groups",
+]

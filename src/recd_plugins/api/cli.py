@@ -1,0 +1,21 @@
+"""What the host's commands share, so that a plugin's look like them."""
+
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Overrides,
+    RegistryFile,
+    TableFolder,
+    progress,
+    reported,
+)
+
+__all__ = [
+    "AsJson",
+    "Debug",
+    "Overrides",
+    "RegistryFile",
+    "TableFolder",
+    "progress",
+    "reported",
+]

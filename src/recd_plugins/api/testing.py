@@ -1,0 +1,21 @@
+"""The kit that plugin authors test with; its pytest fixture `gloo_pool` is always there."""
+
+from recd_plugins.testing.batches import random_batch, random_batches, random_table
+from recd_plugins.testing.conformance import ContractBroken, check_record
+from recd_plugins.testing.gloo import GlooPool, RanksFailed
+from recd_plugins.testing.parity import check_parity
+from recd_plugins.testing.resume import check_resume
+from recd_plugins.testing.training import train_quietly
+
+__all__ = [
+    "ContractBroken",
+    "GlooPool",
+    "RanksFailed",
+    "check_parity",
+    "check_record",
+    "check_resume",
+    "random_batch",
+    "random_batches",
+    "random_table",
+    "train_quietly",
+]
