@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,3 +180,64 @@ def test_a_dedup_takes_features_of_the_schema_each_once(groups) -> None:
 
 def test_a_dedup_without_groups_takes_nothing() -> None:
     check_record(record(DedupRecord, lambda: OneGroup(groups=())))
+
+
+Rows = tuple[tuple[int, ...], ...]
+"""A sample's row of each feature of a group."""
+
+
+@dataclass
+class SameByKey:
+    """Takes samples for the same whose rows have the same key."""
+
+    key: Callable[[Rows], object]
+    groups: tuple[tuple[str, ...], ...] = (("item", "shop", "history"),)
+
+    def convert(self, features: Columns) -> Kept:
+        lists = to_lists(features.to_kjt())
+        (group,) = self.groups
+        samples = list(zip(*(map(tuple, lists[name]) for name in group), strict=True))
+        firsts: dict[object, Rows] = {}
+        kept = [firsts.setdefault(self.key(sample), sample) for sample in samples]
+        rows = zip(*kept, strict=True)
+        return Kept({name: list(of) for name, of in zip(group, rows, strict=True)})
+
+
+@dataclass
+class Kept:
+    lists: dict[str, list[tuple[int, ...]]]
+
+    def to_kjt(self) -> KeyedJaggedTensor:
+        return from_lists(self.lists)
+
+
+APPROXIMATE: dict[str, Callable[[Rows], object]] = {
+    "sum": lambda rows: tuple(map(sum, rows)),
+    "sum and length": lambda rows: tuple((sum(row), len(row)) for row in rows),
+    "first and last id": lambda rows: tuple((row[:1], row[-1:]) for row in rows),
+    "first and last id, length, sum": lambda rows: tuple(
+        (row[:1], row[-1:], len(row), sum(row)) for row in rows
+    ),
+    "set": lambda rows: tuple(map(frozenset, rows)),
+    "ids in any order": lambda rows: tuple(tuple(sorted(row)) for row in rows),
+    "first ids": lambda rows: tuple(row[:64] for row in rows),
+    "last ids": lambda rows: tuple(row[-64:] for row in rows),
+    "length": lambda rows: tuple(map(len, rows)),
+    "the first feature": lambda rows: rows[0],
+    "all but the last feature": lambda rows: rows[:-1],
+    "features end to end": lambda rows: tuple(itertools.chain(*rows)),
+    "features in any order": lambda rows: tuple(sorted(rows)),
+    "sum of all": lambda rows: sum(map(sum, rows)),
+    "empty is 0": lambda rows: tuple(row or (0,) for row in rows),
+}
+
+
+def test_samples_told_apart_by_all_their_ids_come_back() -> None:
+    check_record(record(DedupRecord, lambda: SameByKey(lambda rows: rows)))
+
+
+@pytest.mark.parametrize("key", APPROXIMATE)
+def test_a_dedup_that_takes_nearly_equal_samples_for_equal_is_caught(key: str) -> None:
+    told = broken(record(DedupRecord, lambda: SameByKey(APPROXIMATE[key])))
+    assert "must come back through expand, but they differ" in told
+    assert "these rows are nearly equal" in told

@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 from contract_records import Rate, broken, record
 from torch import nn
 from torch.distributed import ProcessGroup
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+import recd_scars
+from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.planning.topology import Topology
-from recd_plugins.slots import Context, ShardingRecord
+from recd_plugins.slots import (
+    CacheRecord,
+    Context,
+    DedupRecord,
+    Reader,
+    ReaderRecord,
+    ShardingRecord,
+)
+from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.probe import SCHEMA
 
 # sharding: its records travel to ranks, so they are built by functions of this module
 
@@ -73,3 +86,53 @@ def test_a_sharding_that_breaks_a_rule_is_told_which(
 
 def test_a_sharding_needs_ranks() -> None:
     assert "check_record(record, pool=gloo_pool)" in broken(record(ShardingRecord, object))
+
+
+# neighbours: what a record uses is there, though nobody gave it
+
+
+def build_in_front(config: Rate, context: Context) -> TorchRecPlanner:
+    """A cache that plans as the sharding slot's planner does, whom it finds in its context."""
+    planner: TorchRecPlanner = context.neighbours["sharding"]
+    assert context.batches is not None
+    assert next(iter(context.batches())).features.keys()
+    return planner
+
+
+def test_a_cache_is_given_a_planner_to_stand_in_front_of(gloo_pool: GlooPool) -> None:
+    cache = CacheRecord(
+        name="mine", summary="Mine.", config=Rate, build=build_in_front, uses=("sharding",)
+    )
+    check_record(cache, pool=gloo_pool)
+
+
+def test_scars_is_checked_as_its_plugin_gives_it(gloo_pool: GlooPool) -> None:
+    (scars,) = recd_scars.recd_cache()
+    check_record(scars, pool=gloo_pool)
+
+
+def test_what_is_given_comes_before_what_the_kit_has() -> None:
+    mine = object()
+    built: list[Context] = []
+
+    def build(config: Rate, context: Context) -> Reader:
+        built.append(context)
+        return build_local_reader(LocalReaderConfig(prefetch=False), context)
+
+    uses = ("sharding", "pooling", "preprocess", "model", "dedup")
+    given = Context(schema=SCHEMA, neighbours={"sharding": mine})
+    reader = ReaderRecord(name="mine", summary="Mine.", config=Rate, build=build, uses=uses)
+    check_record(reader, context=given)
+    neighbours = built[0].neighbours
+    assert neighbours.keys() == set(uses)
+    assert neighbours["sharding"] is mine
+    assert neighbours["preprocess"] == []
+    assert isinstance(neighbours["model"], nn.Module)
+    pooled = neighbours["pooling"]["*"](2)(torch.ones(3, 2), torch.tensor([2, 0, 1]))
+    assert pooled.tolist() == [[2, 2], [0, 0], [1, 1]]
+    check_record(record(DedupRecord, lambda: neighbours["dedup"]))
+
+
+def test_a_neighbour_that_the_kit_lacks_is_asked_for() -> None:
+    with pytest.raises(CapabilityError, match=r"uses the slot 'log', .*neighbours={'log'"):
+        check_record(record(ReaderRecord, object, uses=("log",)))

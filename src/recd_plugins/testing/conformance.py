@@ -19,6 +19,7 @@ from recd_plugins.capability import check_needs
 from recd_plugins.config import Config, parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.describe import field_docs
+from recd_plugins.errors import CapabilityError
 from recd_plugins.slots import SLOTS, Context, Record
 from recd_plugins.testing.contracts.dataset import check_dataset
 from recd_plugins.testing.contracts.dedup import check_dedup
@@ -31,6 +32,7 @@ from recd_plugins.testing.contracts.reader import check_reader
 from recd_plugins.testing.contracts.sharding import check_sharding
 from recd_plugins.testing.contracts.stats import check_stats
 from recd_plugins.testing.contracts.subject import ContractBroken, Subject
+from recd_plugins.testing.neighbours import probe_batches, supplied
 from recd_plugins.testing.probe import SCHEMA
 
 if TYPE_CHECKING:
@@ -66,17 +68,32 @@ def check_record(
 ) -> None:
     """Raise `ContractBroken`, naming the rule and the way to mend it, if the record breaks one.
 
-    `options` are those of registry.yaml, by default none. `context` is what `build` gets; by
-    default CPU, seed 0, the schema of `testing.probe` and nothing from neighbour slots. A
-    `sharding` or `cache` needs ranks: `pool`, the fixture gloo_pool. A `dedup` whose batches
-    have no `dedup.to_kjt()` needs `expand`, from a converted batch to the features put there.
+    `options`: those of registry.yaml; the defaults where there are none.
+    `context`: what `build` gets. By default it is a CPU, seed 0, an empty folder, the schema and
+    some batches of `testing.probe`. Where `context.neighbours` lacks a slot that the record
+    `uses`, the kit supplies it: TorchRec's planner for `sharding` and `cache`, a sum for
+    `pooling`, the local reader, each feature alone for `dedup`, `Probe` for `model`, and nothing
+    for a slot that takes a list. A `log` or a `dataset` you give yourself.
+    `pool`: the fixture gloo_pool, whose ranks a `sharding` or a `cache` trains on.
+    `expand`: from a converted batch to the features that a `dedup` took, where what it makes has
+    no `to_kjt()`.
+
     What the record needs of the machine and does not find raises `CapabilityError`.
     """
     __tracebackhide__ = True
     config = _check_form(record, options or {})
     with tempfile.TemporaryDirectory(prefix="recd-check-") as folder:
-        context = context or Context(schema=SCHEMA, folder=Path(folder) / "data")
-        check_needs(record, context.device, context.neighbours, "check_record", "this plugin")
+        context = context or Context(
+            schema=SCHEMA, folder=Path(folder) / "data", batches=probe_batches
+        )
+        filled = context.neighbours.keys() | supplied()
+        check_needs(record, context.device, filled, "check_record", "this plugin")
+        for slot in record.uses:
+            if slot not in filled:
+                raise CapabilityError(
+                    f"{record.slot} {record.name!r} uses the slot {slot!r}, for which the kit has "
+                    f"nothing. Give it: context=Context(neighbours={{{slot!r}: ...}}, ...)."
+                )
         subject = Subject(
             record=record,
             config=config,

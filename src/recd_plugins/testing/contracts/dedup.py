@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import PooledColumns
+from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.sparse.jagged import Jagged, slice_rows
 from recd_plugins.sparse.rows.pool import Picked
@@ -19,6 +21,9 @@ from recd_plugins.testing.batches import from_lists, random_batch, to_lists
 from recd_plugins.testing.contracts.subject import Subject
 
 __all__ = ["check_dedup"]
+
+DRAWN = 6
+"""Random samples in a batch, beside those that are nearly equal."""
 
 
 def check_dedup(subject: Subject) -> None:
@@ -33,7 +38,7 @@ def check_dedup(subject: Subject) -> None:
     )
     transform = BatchTransform([], converter)
     for seed in range(3):
-        batch = _repetitive(random_batch(schema, 6, seed=seed), seed)
+        batch = _batch(schema, seed)
         apart = [key for key in schema.sparse_names if key in taken]
         rest = dataclasses.replace(batch, features=without(batch.features, apart))
         # As any reader hands them over, and as one does that has told equal rows apart.
@@ -44,7 +49,8 @@ def check_dedup(subject: Subject) -> None:
                 subject.hold(
                     found.get(key) == rows,
                     f"every row of {key!r} must come back through expand, but they differ",
-                    "Take no feature that is not in `groups`; check the inverse lookup.",
+                    "Take no feature that is not in `groups`; check the inverse lookup; compare "
+                    "all ids of all features of a group, for these rows are nearly equal.",
                 )
 
 
@@ -72,13 +78,63 @@ def _pooled(batch: Batch, keys: Sequence[str]) -> PooledColumns:
     return PooledColumns(keys, parts)
 
 
-def _repetitive(batch: Batch, seed: int) -> Batch:
-    """24 samples, each one of the batch's, so that rows repeat within features and across."""
-    chosen = torch.randint(0, len(batch), (24,), generator=torch.Generator().manual_seed(seed))
-    lists = to_lists(batch.features)
+def _nearly_equal(schema: Schema) -> Iterator[dict[str, list[int]]]:
+    """Samples that a converter may mistake for one another.
+
+    Each differs from the first in one feature, or in two, and there as little as can be.
+    """
+    first = {feature.name: _ids(feature, range(1, 7)) for feature in schema.sparse}
+    yield first
+    yield {name: [] for name in first}
+    for feature in schema.sparse:
+        for row in _variants(feature):
+            yield {**first, feature.name: row}
+    for one, other in itertools.pairwise(schema.sparse):
+        ids, others = first[one.name], first[other.name]
+        # The ids of a group in a line are the same, and so is their sum.
+        yield {**first, one.name: [*ids, 1], other.name: others}
+        yield {**first, one.name: ids, other.name: [1, *others]}
+        yield {**first, one.name: _ids(one, [2]), other.name: _ids(other, [3])}
+        yield {**first, one.name: _ids(one, [3]), other.name: _ids(other, [2])}
+
+
+def _variants(feature: SparseFeature) -> Iterator[list[int]]:
+    """Rows of a feature, each a little different from 1, 2, 3, 4, 5, 6 or from a long row."""
+    yield from ([], [0], [0, 0], _ids(feature, [1]))
+    ids = list(range(1, 7))
+    for row in (
+        [1, 2, 3, 5, 5, 6],  # one id
+        [1, 2, 4, 3, 5, 6],  # the order; sum, set, first and last ids are the same
+        [1, 1, 4, 4, 5, 6],  # two ids; length, sum, first and last ids are the same
+        [0, 2, 3, 4, 5, 6],  # the first
+        [1, 2, 3, 4, 5, 0],  # the last
+        ids[::-1],
+        ids[1:],
+        ids[:-1],
+        [*ids, 0],
+        [*ids, 6],  # the set is the same
+        [*ids, *ids],
+    ):
+        yield _ids(feature, row)
+    long = [*ids] * 20
+    for at in (0, 60, 119):
+        yield _ids(feature, [*long[:at], 0, *long[at + 1 :]])
+    yield _ids(feature, long)
+
+
+def _ids(feature: SparseFeature, ids: Iterable[int]) -> list[int]:
+    return [id_ % feature.num_ids for id_ in ids]
+
+
+def _batch(schema: Schema, seed: int) -> Batch:
+    """Samples that are nearly equal and drawn ones, each twice, in an order of the seed's."""
+    drawn = to_lists(random_batch(schema, DRAWN, seed=seed).features)
+    samples = [{key: rows[at] for key, rows in drawn.items()} for at in range(DRAWN)]
+    samples = [*samples, *_nearly_equal(schema)] * 2
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
     return Batch(
-        dense=batch.dense[chosen],
-        features=from_lists({key: [ids[row] for row in chosen] for key, ids in lists.items()}),
-        labels=batch.labels[chosen],
-        weights=batch.weights[chosen],
+        dense=torch.zeros(len(samples), len(schema.dense)),
+        features=from_lists({key: [samples[at][key] for at in order] for key in drawn}),
+        labels=torch.zeros(len(samples)),
+        weights=torch.ones(len(samples)),
     )

@@ -19,6 +19,7 @@ from recd_plugins.testing.arrange import Arranged, tables_of
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.contracts.subject import ContractBroken, Subject
 from recd_plugins.testing.gloo import RanksFailed
+from recd_plugins.testing.neighbours import with_neighbours
 from recd_plugins.testing.parity import check_parity
 from recd_plugins.testing.probe import SCHEMA, Probe
 
@@ -35,7 +36,7 @@ class ByRecord:
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         context = dataclasses.replace(self.context, fused=optimizer.fused_params())
-        planner = self.record.build(self.config, context)
+        planner = self.record.build(self.config, with_neighbours(self.record, context))
         group = dist.group.WORLD
         assert group is not None
         plan = planner.plan(model, Topology(), group)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.config import Config
 from recd_plugins.data.batch import Batch
 from recd_plugins.slots import Context, Record
+from recd_plugins.testing.neighbours import with_neighbours
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -36,7 +37,7 @@ class Subject:
     expand: Callable[[Batch], KeyedJaggedTensor] | None = None
 
     def build(self) -> Any:
-        return self.record.build(self.config, self.context)
+        return self.record.build(self.config, with_neighbours(self.record, self.context))
 
     def hold(self, kept: bool, rule: str, fix: str) -> None:
         """Unless the rule is kept, raise what says who breaks it and how to mend it."""
