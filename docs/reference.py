@@ -15,7 +15,7 @@ from recd_plugins import slots
 from recd_plugins.describe import nested, options_of
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.hooks.specs import HOOKS
-from recd_plugins.settings import TrainSettings
+from recd_plugins.registry.settings import TrainSettings
 
 HERE = Path(__file__).parent
 BUILDS = {

@@ -22,7 +22,7 @@ from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.network.measure import measure_topology
 from recd_plugins.planning.topology import Topology
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 

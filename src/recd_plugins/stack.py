@@ -14,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from recd_plugins.capability import resolve_device
-from recd_plugins.contexts import Contexts
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
@@ -24,8 +22,10 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.planning.proposal import OrdersBatches, Proposes, Retiers
 from recd_plugins.planning.topology import Topology
-from recd_plugins.prepare import prepared
 from recd_plugins.registry import Choice, Registry
+from recd_plugins.registry.capability import resolve_device
+from recd_plugins.registry.contexts import Contexts
+from recd_plugins.registry.prepare import prepared
 from recd_plugins.slots import DedupConverter, Explains, Loader, Planner, Reader
 
 if TYPE_CHECKING:

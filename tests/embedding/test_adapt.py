@@ -23,7 +23,7 @@ from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbed
 from recd_plugins.embedding.pooling import DedupPooling
 from recd_plugins.embedding.strides import evened
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.reference import unsharded
 

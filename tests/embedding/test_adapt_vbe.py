@@ -16,7 +16,7 @@ from recd_plugins.embedding.sharded import ShardedDedupEmbeddingCollection
 from recd_plugins.embedding.sharder import DedupSharder
 from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import CapabilityError
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 
 SGD = OptimizerSettings(tables="sgd")

@@ -16,7 +16,7 @@ import torch
 from mixed import Mixed, Sharded, batch_of, deduplicated, several
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, assert_parity, train_and_gather
 from recd_plugins.testing.reference import train_reference

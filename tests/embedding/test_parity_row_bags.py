@@ -11,7 +11,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.embedding.sharder import with_dedup
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_parity, train_on

@@ -25,7 +25,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.ledger import TableSizes
 from recd_plugins.planning.profile import Profile
 from recd_plugins.planning.topology import Topology
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.conformance import check_record

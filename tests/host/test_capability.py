@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from recd_plugins.capability import check_needs, resolve_device
 from recd_plugins.config import Config
 from recd_plugins.errors import CapabilityError
+from recd_plugins.registry.capability import check_needs, resolve_device
 from recd_plugins.slots import CacheRecord, Context
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU here")

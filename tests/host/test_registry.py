@@ -14,7 +14,7 @@ from recd_plugins.errors import CapabilityError, PluginError, RecdError, Registr
 from recd_plugins.planning.plan import TorchRecPlannerConfig
 from recd_plugins.planning.topology import PRESETS, Topology
 from recd_plugins.registry import KEYS, Registry
-from recd_plugins.settings import TrainSettings
+from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import SLOTS, Context
 
 PLUGIN = """

@@ -20,7 +20,7 @@ from recd_plugins.hooks import specs
 from recd_plugins.hooks.manager import Catalog, available
 from recd_plugins.hooks.specs import HOOKS
 from recd_plugins.registry import KEYS
-from recd_plugins.settings import TrainSettings
+from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import HOST_USES, SLOTS, Record
 
 SPECS = (specs.TableSpecs, specs.BatchSpecs, specs.PlacementSpecs, specs.ModelSpecs)
@@ -60,6 +60,10 @@ def test_the_package_exports_this_and_no_more() -> None:
     assert get_type_hints(load)["return"] is Original
     with pytest.raises(AttributeError, match="'recd_plugins' has no attribute 'laod'"):
         _ = recd_plugins.laod
+
+
+def test_the_root_of_the_package_holds_at_most_eight_modules() -> None:
+    assert len(list(Path(recd_plugins.__path__[0]).glob("*.py"))) <= 8
 
 
 def test_importing_the_package_loads_nothing_heavy_and_no_plugin() -> None:

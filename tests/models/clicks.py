@@ -28,7 +28,7 @@ from recd_dlrm import recd_model, recd_pooling
 from recd_dlrm.models.dlrm import DlrmConfig
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, PoolingFactory
 from recd_plugins.testing.arrange import Arranged
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers

@@ -30,7 +30,7 @@ from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
 from recd_plugins.planning.prices.bag_cost import travelling
 from recd_plugins.planning.rows import RowDistribution
 from recd_plugins.planning.topology import Topology
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.traffic import Traffic, TrafficCounter
 

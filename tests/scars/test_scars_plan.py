@@ -27,7 +27,7 @@ from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.planning.proposal import OrdersBatches, Retiers, Tiered
 from recd_plugins.planning.rows import RowDistribution
 from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, Loader
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.conformance import check_record

@@ -17,7 +17,7 @@ from torch import nn
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.proposal import Tiered
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.arrange import ByRegistry, BySharding
 from recd_plugins.testing.gloo import GlooPool

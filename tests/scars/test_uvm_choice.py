@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.rows import RowDistribution, appears
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_scars.uvm.choice import CACHE_TAKES, Choice, HostTable, choose, pays
 from recd_scars.uvm.hits import HitCurve, Shards, hit_curve
 from recd_scars.uvm.kernel_bytes import KernelBytes

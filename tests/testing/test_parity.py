@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, ByRegistry, BySharding
 from recd_plugins.testing.batches import random_batch, random_batches
 from recd_plugins.testing.gloo import GlooPool

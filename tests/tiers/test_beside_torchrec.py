@@ -18,7 +18,7 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, BySharding, tables_of
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity

@@ -19,7 +19,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table

@@ -12,7 +12,7 @@ from tiered import ByTiers, Sequences, batch_of, tier_plan
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table

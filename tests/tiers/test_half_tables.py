@@ -21,7 +21,7 @@ from torchrec.modules.embedding_configs import DataType
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.tier_plan import Coalesce
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, train_on

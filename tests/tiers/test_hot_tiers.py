@@ -17,7 +17,7 @@ from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.sharder import with_dedup
 from recd_plugins.errors import DataError
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool

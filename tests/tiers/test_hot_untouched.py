@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.distributed import DistributedModelParallel
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.home.mapped import mapped
 from recd_plugins.tiers.home.mapped_file import IN_MEMORY, file_system

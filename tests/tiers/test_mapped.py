@@ -27,7 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, check_parity

@@ -13,7 +13,7 @@ from tiered import Bags, ByTiers, Sequences, batch_of, sharded, tier_plan, train
 from torch import Tensor, nn
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders

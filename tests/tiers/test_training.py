@@ -14,7 +14,7 @@ from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDi
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table

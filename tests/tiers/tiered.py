@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.parity import TableOptimizerName
 from recd_plugins.testing.trained import gather_table

@@ -16,7 +16,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.gloo import GlooPool

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed import DistributedModelParallel
 
 from recd_plugins.errors import DataError
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import Probe

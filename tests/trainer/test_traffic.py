@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.traffic import TrafficCounter

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from recd_plugins.errors import RecdError
     from recd_plugins.hooks.manager import Claim
     from recd_plugins.registry import Registry
-    from recd_plugins.yaml_source import Source
+    from recd_plugins.registry.source import Source
 
 __all__ = ["FORM", "plugins"]
 
@@ -65,7 +65,7 @@ class Found:
         from recd_plugins.errors import RecdError
         from recd_plugins.hooks.manager import Catalog, available
         from recd_plugins.registry import Registry, plugin_names
-        from recd_plugins.yaml_source import Source
+        from recd_plugins.registry.source import Source
 
         self.source: Source = Source.read(file, ())
         self.registry: Registry | None = None

@@ -31,7 +31,7 @@ from recd_plugins.slots import SLOTS, Record
 
 __all__ = ["Catalog", "Claim", "Provider", "available"]
 
-DEFAULTS = "recd_plugins.defaults"
+DEFAULTS = "recd_plugins.hooks.defaults"
 """The host's own plugin, always on: what a slot means when registry.yaml is silent."""
 
 

@@ -21,7 +21,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 
 __all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding", "tables_of"]
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.capability import check_needs
 from recd_plugins.config import Config, parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.describe import field_docs
 from recd_plugins.errors import CapabilityError
+from recd_plugins.registry.capability import check_needs
 from recd_plugins.slots import SLOTS, Context, Record
 from recd_plugins.testing.contracts.dataset import check_dataset
 from recd_plugins.testing.contracts.dedup import check_dedup

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, ByRegistry
 from recd_plugins.testing.reference import train_reference
 from recd_plugins.testing.trained import Trained, dense_optimizer

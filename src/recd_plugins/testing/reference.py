@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.trained import Trained, dense_optimizer
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers, table_name
 

@@ -15,7 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.tables import initialise_tables, table_initialisers
 

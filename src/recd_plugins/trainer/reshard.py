@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import DataError, RegistryError
-from recd_plugins.settings import TrainSettings
+from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.trainer.checkpoint import read_job, read_rank, write_json
 from recd_plugins.trainer.storage import JsonReader
 

@@ -13,7 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.config import Config
 from recd_plugins.planning.topology import Topology
-from recd_plugins.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, Record
 from recd_plugins.testing.arrange import Arranged, tables_of
 from recd_plugins.testing.batches import random_batches

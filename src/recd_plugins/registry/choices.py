@@ -10,14 +10,14 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.capability import check_needs
 from recd_plugins.config import Config, parse
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest
 from recd_plugins.hooks.manager import Catalog, Provider
 from recd_plugins.planning.topology import PRESETS, Topology, load_topology
-from recd_plugins.settings import TrainSettings
+from recd_plugins.registry.capability import check_needs
+from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.registry.source import Source
 from recd_plugins.slots import HOST_USES, SLOTS, Context, Record
-from recd_plugins.yaml_source import Source
 
 __all__ = ["Choice", "Registry", "plugin_names"]
 

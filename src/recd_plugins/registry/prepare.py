@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Tables
 from recd_plugins.data.table import Progress, Table
-from recd_plugins.registry import Choice, Registry
+from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import Context, Etl
 
 __all__ = ["prepared"]

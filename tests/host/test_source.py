@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recd_plugins.errors import RegistryError
-from recd_plugins.yaml_source import Source
+from recd_plugins.registry.source import Source
 
 TEXT = """\
 # a comment

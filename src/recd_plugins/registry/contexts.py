@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
-from recd_plugins.registry import Registry
+from recd_plugins.registry.choices import Registry
 from recd_plugins.slots import SLOTS, Context
 
 if TYPE_CHECKING:
