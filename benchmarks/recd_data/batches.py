@@ -21,10 +21,10 @@ from recd_plugins.data.table import Table
 from recd_plugins.sparse.arrow import jagged_to_arrow
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import Jagged, to_kjt
+from recd_plugins.sparse.jagged import Jagged, concat
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
-from recd_plugins.sparse.wire.stream import to_bytes
+from recd_plugins.sparse.wire import to_bytes
 
 __all__ = ["conversions", "padded_unique", "preprocessing", "wire"]
 
@@ -124,7 +124,7 @@ def _partial(inputs: Sequence[Columns], groups: Groups, rounds: int) -> list[Fig
     """Of the groups whose lists shift where they change."""
     shift = {one.name for one in sessions("rm1", SMALL, samples=1).features if one.shift}
     shifted = tuple(group for group in groups if group[0] in shift)
-    kjts = [to_kjt({key: [columns[key]] for key in chain(*shifted)}) for columns in inputs]
+    kjts = [_concatenate({key: columns[key] for key in chain(*shifted)}) for columns in inputs]
     kinds = {"exact": InverseKeyedJaggedTensor, "partial": PartialInverseKeyedJaggedTensor}
     measured = alternate(
         {name: _each(kjts, partial(kind.from_kjt, groups=shifted)) for name, kind in kinds.items()},
@@ -251,7 +251,9 @@ def _cat(columns: Columns) -> KeyedJaggedTensor:
 
 
 def _concatenate(columns: Columns) -> KeyedJaggedTensor:
-    return to_kjt({key: [column] for key, column in columns.items()})
+    values, lengths = concat(list(columns.values()))
+    stride = lengths.numel() // len(columns)
+    return KeyedJaggedTensor(keys=list(columns), values=values, lengths=lengths, stride=stride)
 
 
 def _memcpy(inputs: Sequence[Columns]) -> Callable[[], None]:

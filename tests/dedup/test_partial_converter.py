@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_dedup.dedup.advisor import advise
 from recd_dedup.dedup.exact import Exact
@@ -26,7 +27,6 @@ from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context, DedupRecord
 from recd_plugins.sparse.arrow import jagged_from_arrow
-from recd_plugins.sparse.jagged import to_kjt
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.batches import from_lists, to_lists
 from recd_plugins.testing.conformance import check_record
@@ -53,7 +53,8 @@ def clustered(dataset: Dataset, batch_size: int = 512) -> Iterator[Batch]:
     rows = rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")])
     for first in range(0, min(rows.num_rows, 32 * batch_size), batch_size):
         column = rows["history"].slice(first, batch_size)
-        features = to_kjt({"history": [jagged_from_arrow(column, "history")]})
+        values, lengths = jagged_from_arrow(column, "history")
+        features = KeyedJaggedTensor(keys=["history"], values=values, lengths=lengths)
         zeros = torch.zeros(features.stride())
         yield Batch(dense=zeros[:, None], features=features, labels=zeros, weights=zeros)
 

@@ -29,8 +29,8 @@ from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.sharder import with_dedup
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import without
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.rows.weighted import without
 from recd_plugins.testing.arrange import Arranged, tables_of
 
 DIM = 16

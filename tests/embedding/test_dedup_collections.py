@@ -24,7 +24,7 @@ from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.rows.weighted import without
+from recd_plugins.sparse.jagged import without
 from recd_plugins.testing.reference import unsharded
 
 

@@ -19,8 +19,8 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.sparse.hot import mark_of
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.resume import check_resume

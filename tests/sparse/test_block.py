@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.sparse.jagged import Jagged, Scratch
-from recd_plugins.sparse.rows.block import Block, blocks, join
+from recd_plugins.sparse.rows.pool import RowBlock, gather_blocks, join_blocks
 from recd_plugins.testing.batches import to_lists
 
 Rows = list[list[int]]
@@ -19,7 +19,7 @@ def jagged(rows: Rows, dtype: torch.dtype = torch.int64) -> Jagged:
     return Jagged(values, torch.tensor([len(row) for row in rows]))
 
 
-def lists(block: Block) -> list[Rows]:
+def lists(block: RowBlock) -> list[Rows]:
     """The rows of each feature."""
     keys = [str(feature) for feature in range(len(block.lengths))]
     found = to_lists(block.kjt(keys))
@@ -33,15 +33,17 @@ B: Rows = [[], [7], [8], []]
 def test_rows_in_order_cut_and_joined_again() -> None:
     columns = [[jagged(A[:3]), jagged(A[3:])], [jagged(B[:1], torch.int32), jagged(B[1:])]]
     order = [3, 0, 2, 2, 1]
-    first, second = blocks(columns, np.array(order), [2, 3], Scratch())
+    first, second = gather_blocks(columns, np.array(order), [2, 3], Scratch())
     assert lists(first) == [[A[3], A[0]], [B[3], B[0]]]
     assert lists(second) == [[A[2], A[2], A[1]], [B[2], B[2], B[1]]]
-    assert lists(join([second, first])) == [[rows[i] for i in (2, 2, 1, 3, 0)] for rows in (A, B)]
-    assert join([first]) is first
+    assert lists(join_blocks([second, first])) == [
+        [rows[i] for i in (2, 2, 1, 3, 0)] for rows in (A, B)
+    ]
+    assert join_blocks([first]) is first
 
 
 def test_a_block_as_a_kjt() -> None:
-    (block,) = blocks([[jagged(A)], [jagged(B)]], np.arange(4), [4], Scratch())
+    (block,) = gather_blocks([[jagged(A)], [jagged(B)]], np.arange(4), [4], Scratch())
     features = block.kjt(["a", "b"])
     assert to_lists(features) == {"a": A, "b": B}
     assert features.values().dtype == torch.int64
@@ -50,9 +52,9 @@ def test_a_block_as_a_kjt() -> None:
 
 
 def test_without_features_there_are_still_samples() -> None:
-    made = blocks([], np.arange(3), [1, 2], Scratch())
+    made = gather_blocks([], np.arange(3), [1, 2], Scratch())
     assert [block.kjt([]).stride() for block in made] == [1, 2]
-    assert join(made).kjt([]).stride() == 3
+    assert join_blocks(made).kjt([]).stride() == 3
 
 
 @given(
@@ -66,8 +68,8 @@ def test_without_features_there_are_still_samples() -> None:
 def test_any_order_and_any_cuts(rows, order, cuts, parts) -> None:
     bounds = [0, *sorted(cut for cut in cuts if cut < len(order)), len(order)]
     columns = [[jagged(feature[:parts]), jagged(feature[parts:])] for feature in rows]
-    made = blocks(columns, np.array(order), np.diff(bounds).tolist(), Scratch())
+    made = gather_blocks(columns, np.array(order), np.diff(bounds).tolist(), Scratch())
     expected = [[feature[row] for row in order] for feature in rows]
     for block, start, stop in zip(made, bounds, bounds[1:], strict=False):
         assert lists(block) == [feature[start:stop] for feature in expected]
-    assert lists(join(made)) == expected
+    assert lists(join_blocks(made)) == expected

@@ -210,23 +210,6 @@ def test_joined_parts_are_the_whole(batch, weighted, data):
     assert same(found.kjt, whole.kjt)
 
 
-@given(batch=batches(fewest=1), weighted=st.booleans())
-def test_variable_batch_form_and_back(batch, weighted):
-    lists, groups = batch
-    ikjt = IKJT.from_kjt(kjt(lists, weighted), groups)
-    vbe = ikjt.to_vbe_kjt()
-    assert vbe.variable_stride_per_key()
-    names, inverse = vbe.inverse_indices()
-    dense = {key: [row.tolist() for row in vbe[key].to_dense()] for key in vbe.keys()}  # noqa: SIM118
-    expanded = {
-        key: [dense[key][row] for row in rows]
-        for key, rows in zip(names, inverse.tolist(), strict=True)
-    }
-    assert expanded == lists
-    assert same(IKJT.from_vbe_kjt(vbe, ikjt.groups).kjt, ikjt.kjt)
-    assert same(IKJT.from_vbe_kjt(vbe).to_kjt(list(lists)), kjt(lists, weighted))
-
-
 def test_torchrec_takes_both_forms():
     from torchrec import EmbeddingCollection, EmbeddingConfig
 
@@ -345,12 +328,14 @@ def test_groups_must_name_features_once(groups, said):
 
 def test_what_cannot_be_converted_says_what_to_do():
     ikjt = IKJT.from_kjt(from_lists(PAPER), [["b"], ["c", "d"]])
-    with pytest.raises(DataError, match="use from_vbe_kjt"):
-        IKJT.from_kjt(ikjt.to_vbe_kjt())
-    with pytest.raises(DataError, match="no inverse_indices"):
-        IKJT.from_vbe_kjt(from_lists(PAPER))
-    with pytest.raises(DataError, match="'c' and 'b' are in one group, but differ"):
-        IKJT.from_vbe_kjt(ikjt.to_vbe_kjt(), [["b", "c"], ["d"]])
+    vbe = KeyedJaggedTensor(
+        keys=["b", "c"],
+        values=torch.arange(3),
+        lengths=torch.ones(3, dtype=torch.int64),
+        stride_per_key_per_rank=[[1], [2]],
+    )
+    with pytest.raises(DataError, match="a VBE KJT"):
+        IKJT.from_kjt(vbe)
     with pytest.raises(DataError, match="there is no key 'x'"):
         ikjt.to_kjt(["x"])
     one, two = torch.tensor([1]), torch.tensor([1, 1])

@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.wire.ikjt import _padded
+from recd_plugins.sparse.wire import _padded
 from recd_plugins.testing.batches import from_lists, to_lists
 
 IKJT = InverseKeyedJaggedTensor

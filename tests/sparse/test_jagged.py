@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse import jagged
 from recd_plugins.sparse.jagged import (
     Jagged,
     Scratch,
+    WeightedJagged,
     concat,
-    select,
-    select_rows,
     slice_rows,
-    split,
-    to_kjt,
 )
 
 Lists = list[list[int]]
@@ -36,8 +32,19 @@ def lists_of(one: Jagged) -> Lists:
     return [part.tolist() for part in one.values.split(one.lengths.tolist())]
 
 
-def kjt(columns: dict[str, Lists]):
+def to_kjt(columns: dict[str, list[Jagged]]) -> KeyedJaggedTensor:
+    values, lengths = concat([part for parts in columns.values() for part in parts])
+    stride = lengths.numel() // max(len(columns), 1)
+    return KeyedJaggedTensor(keys=list(columns), values=values, lengths=lengths, stride=stride)
+
+
+def kjt(columns: dict[str, Lists]) -> KeyedJaggedTensor:
     return to_kjt({name: [column(lists)] for name, lists in columns.items()})
+
+
+def select(one: Jagged, rows: torch.Tensor) -> Jagged:
+    selected = WeightedJagged(*one).select(rows)
+    return Jagged(selected.values, selected.lengths)
 
 
 def rows_of(features) -> dict[str, Lists]:
@@ -47,9 +54,9 @@ def rows_of(features) -> dict[str, Lists]:
 
 
 @st.composite
-def tables(draw, min_rows: int = 0) -> dict[str, Lists]:
+def tables(draw) -> dict[str, Lists]:
     """1 to 3 features of equally many rows."""
-    num_rows = draw(st.integers(min_rows, 8))
+    num_rows = draw(st.integers(0, 8))
     lists = st.lists(st.lists(st.integers(-9, 9), max_size=3), min_size=num_rows, max_size=num_rows)
     return {name: draw(lists) for name in "abc"[: draw(st.integers(1, 3))]}
 
@@ -83,7 +90,7 @@ def test_scratch_is_used_again():
 
 
 @given(lists=columns, data=st.data())
-def test_rows_of_a_feature_selected_split_and_joined_again(lists, data):
+def test_rows_of_a_feature_selected(lists, data):
     rows = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=12))
     wide = data.draw(st.booleans())
     selected = select(
@@ -91,19 +98,12 @@ def test_rows_of_a_feature_selected_split_and_joined_again(lists, data):
         torch.tensor(rows, dtype=torch.int64),
     )
     assert lists_of(selected) == [lists[row] for row in rows]
-    borders = [0, *sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4))), len(rows)]
-    sizes = [stop - start for start, stop in pairwise(borders)]
-    parts = split(selected, sizes)
-    assert [part.lengths.numel() for part in parts] == sizes
-    assert lists_of(concat(parts)) == [lists[row] for row in rows]
 
 
-def test_select_copies_and_split_does_not():
+def test_select_copies():
     whole = column([[1], [2, 3], [4]])
     select(whole, torch.tensor([1, 1])).values.zero_()
     assert lists_of(whole) == [[1], [2, 3], [4]]
-    split(whole, [1, 2])[1].values.zero_()
-    assert lists_of(whole) == [[1], [0, 0], [0]]
 
 
 def test_more_ids_than_int32_counts_are_added_up_in_int64(monkeypatch):
@@ -121,11 +121,3 @@ def test_slices_are_slices(table, data):
     part = slice_rows(kjt(table), start, stop)
     assert part.stride() == stop - start
     assert rows_of(part) == {name: lists[start:stop] for name, lists in table.items()}
-
-
-@given(table=tables(min_rows=1), data=st.data())
-def test_selected_rows_in_any_order_with_repeats(table, data):
-    rows = data.draw(st.lists(st.integers(0, len(table["a"]) - 1), max_size=12))
-    selected = select_rows(kjt(table), torch.tensor(rows, dtype=torch.int64))
-    assert selected.stride() == len(rows)
-    assert rows_of(selected) == {name: [lists[i] for i in rows] for name, lists in table.items()}

@@ -19,7 +19,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor as Partial
 from recd_plugins.sparse.rows.gather import spread_places, spread_rows
-from recd_plugins.sparse.rows.overlap import overlap_rows
+from recd_plugins.sparse.rows.shared import overlap_rows
 
 Columns = dict[str, list[list[int]]]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.rows.pool import Picked, RowPool, joined, unique_samples
+from recd_plugins.sparse.rows.pool import Picked, RowPool, join_picked, unique_samples
 from recd_plugins.sparse.rows.unique import hash_row
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -111,7 +111,7 @@ def test_joined_are_the_rows_picked(features, data) -> None:
         whole = Picked.of([[jagged(f[:1]), jagged(f[1:rows])] for f in features], np.array(order))
         cut = data.draw(st.integers(0, len(order)))
         parts += whole.cut([cut, len(order) - cut])
-    found = joined(parts)
+    found = join_picked(parts)
     expected = [[f[row] for order in orders for row in order] for f in features]
     assert found.lengths.tolist() == [[len(row) for row in rows] for rows in expected]
     assert found.values.tolist() == [id_ for rows in expected for row in rows for id_ in row]

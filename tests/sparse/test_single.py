@@ -11,8 +11,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.rows.single import MIX
-from recd_plugins.sparse.rows.spans import add_up, addresses_of_lengths
+from recd_plugins.sparse.rows.gather import add_up, addresses_of_lengths
+from recd_plugins.sparse.rows.unique import MIX
 
 EXTREMES = [0, 1, -1, 2**63 - 1, -(2**63), 2**32, 2**31 - 1, -(2**31)]
 ids = st.integers(0, 2) | st.sampled_from(EXTREMES)

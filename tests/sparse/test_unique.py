@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.rows import unique
-from recd_plugins.sparse.rows.unique import group_codes, hash_row, unique_rows
-from recd_plugins.sparse.rows.unique_on_device import hash_rows, unique_rows_on_device
+from recd_plugins.sparse.rows.unique import (
+    group_codes,
+    hash_row,
+    hash_rows,
+    unique_rows,
+    unique_rows_on_device,
+)
 
 BOTH = pytest.mark.parametrize("find", [unique_rows, unique_rows_on_device], ids=["cpu", "torch"])
 DTYPES = (torch.int32, torch.int64)

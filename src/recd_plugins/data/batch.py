@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.hot import marked
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.keyed import marked
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["Batch"]

@@ -25,8 +25,7 @@ from recd_plugins.data.sessions import runs_of
 from recd_plugins.data.stripes import Decoded, StripeReader
 from recd_plugins.data.table import Table
 from recd_plugins.sparse.jagged import Jagged, Scratch
-from recd_plugins.sparse.rows.block import Block, blocks, join
-from recd_plugins.sparse.rows.pool import Picked
+from recd_plugins.sparse.rows.pool import Picked, RowBlock, gather_blocks, join_blocks
 
 __all__ = ["BatchReader"]
 
@@ -41,7 +40,7 @@ class Part:
     """[b] float32."""
     weights: Tensor
     """[b] float32; 0 marks padding."""
-    features: Block
+    features: RowBlock
     """Of the features that go into the batch."""
     apart: Picked
     """Of those that do not."""
@@ -126,7 +125,7 @@ class BatchReader:
             _take([piece.dense for piece in pieces], order).split(sizes),
             _take([piece.labels for piece in pieces], order).split(sizes),
             weights.split(sizes),
-            blocks(features, order, sizes, self._scratch),
+            gather_blocks(features, order, sizes, self._scratch),
             Picked.of(apart, order).cut(sizes),
             strict=True,
         )
@@ -135,7 +134,7 @@ class BatchReader:
     def _join(self, parts: Sequence[Part]) -> tuple[Batch, Columns]:
         batch = Batch(
             dense=torch.cat([part.dense for part in parts]),
-            features=join([part.features for part in parts]).kjt(self._features),
+            features=join_blocks([part.features for part in parts]).kjt(self._features),
             labels=torch.cat([part.labels for part in parts]),
             weights=torch.cat([part.weights for part in parts]),
         )

@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.rows.pool import Picked, joined, unique_samples
+from recd_plugins.sparse.rows.pool import Picked, join_picked, unique_samples
 
 __all__ = ["Columns", "JoinedColumns", "PooledColumns"]
 
@@ -67,7 +67,7 @@ class PooledColumns(Columns):
         return self._keys
 
     def to_kjt(self) -> KeyedJaggedTensor:
-        return joined(self._parts).kjt(self._keys)
+        return join_picked(self._parts).kjt(self._keys)
 
     def to_ikjt(self, groups: Sequence[Sequence[str]]) -> InverseKeyedJaggedTensor:
         checked = check_groups(groups, self._keys)
@@ -78,7 +78,7 @@ class PooledColumns(Columns):
         at = {key: index for index, key in enumerate(self._keys)}
         unique = unique_samples(part.rows, [[at[key] for key in group] for group in groups])
         return InverseKeyedJaggedTensor(
-            joined([Picked(part.pool, unique.rows)]).kjt([*chain.from_iterable(groups)]),
+            join_picked([Picked(part.pool, unique.rows)]).kjt([*chain.from_iterable(groups)]),
             torch.from_numpy(unique.inverse_lookup),
             groups,
             tuple(unique.counts.tolist()),

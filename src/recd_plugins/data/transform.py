@@ -13,9 +13,9 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, JoinedColumns
 from recd_plugins.errors import PluginError, nearest
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import without
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
-from recd_plugins.sparse.rows.weighted import without
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess

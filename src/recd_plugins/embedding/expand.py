@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from recd_plugins.sparse.jagged import Jagged, select
+from recd_plugins.sparse.jagged import WeightedJagged
 
 __all__ = ["cells_of", "expand_columns", "expand_rows", "expand_values", "sum_cells"]
 
@@ -36,7 +36,7 @@ def expand_values(values: Tensor, lengths: Tensor, inverse_lookup: Tensor) -> Te
     Unique sample u has `lengths[u]` of the values, sample i those of `inverse_lookup[i]`.
     """
     if values.dim() == 1 and not values.requires_grad:
-        return select(Jagged(values, lengths), inverse_lookup).values
+        return WeightedJagged(values, lengths).select(inverse_lookup).values
     if values.is_cuda and values.dim() == 2:
         # Its kernel finds each value's cell itself, and keeps none for the gradient.
         lengths = lengths.long()

@@ -11,8 +11,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.hot import mark_of, marked
-from recd_plugins.sparse.rows.weighted import Weighted
+from recd_plugins.sparse.jagged import WeightedJagged
+from recd_plugins.sparse.keyed import mark_of, marked
 
 __all__ = ["rows_of", "vbe_rows_of"]
 
@@ -34,7 +34,7 @@ def _rows_of(
     if isinstance(features, KeyedJaggedTensor):
         if _is_whole(features, keys, features.stride()):
             return features
-        return _joined(Weighted.by_key(features), keys, [features])
+        return _joined(WeightedJagged.by_key(features), keys, [features])
     dedup, group_of = features.dedup, features.group_of
     counts = [dedup.unique_counts[group_of[key]] for key in keys if key in group_of]
     if _is_whole(dedup.kjt, keys, max(counts, default=0)):
@@ -50,10 +50,10 @@ def vbe_rows_of(
     No row pads. A feature that is not deduplicated has its own row for each sample.
     """
     unique = isinstance(features, SparseFeatures)
-    parts = features.rows if unique else Weighted.by_key(features)
+    parts = features.rows if unique else WeightedJagged.by_key(features)
     group_of = features.group_of if unique else {}
     chosen = _chosen(parts, keys)
-    rows = Weighted.joined(chosen)
+    rows = WeightedJagged.joined(chosen)
     every = torch.arange(features.stride(), device=rows.lengths.device)
     lookups = [
         features.dedup.inverse_lookup[group_of[key]] if key in group_of else every for key in keys
@@ -73,12 +73,12 @@ def _is_whole(kjt: KeyedJaggedTensor, keys: Sequence[str], stride: int) -> bool:
 
 
 def _joined(
-    parts: Mapping[str, Weighted], keys: Sequence[str], of: Sequence[KeyedJaggedTensor]
+    parts: Mapping[str, WeightedJagged], keys: Sequence[str], of: Sequence[KeyedJaggedTensor]
 ) -> KeyedJaggedTensor:
     """The parts of `keys`, which are those of the KJTs `of`, without the rows that only pad."""
     chosen = _chosen(parts, keys)
     stride = max([1, *(part.lengths.numel() for part in chosen)])
-    rows = Weighted.joined(chosen)
+    rows = WeightedJagged.joined(chosen)
     return KeyedJaggedTensor(
         keys=list(keys),
         values=rows.values,
@@ -89,7 +89,7 @@ def _joined(
     )
 
 
-def _chosen(parts: Mapping[str, Weighted], keys: Sequence[str]) -> list[Weighted]:
+def _chosen(parts: Mapping[str, WeightedJagged], keys: Sequence[str]) -> list[WeightedJagged]:
     for key in keys:
         if key not in parts:
             raise DataError(f"the batch has no feature {key!r}; {nearest(key, parts)}")

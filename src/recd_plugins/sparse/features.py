@@ -9,7 +9,7 @@ from functools import cached_property
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.rows.weighted import Weighted
+from recd_plugins.sparse.jagged import WeightedJagged
 
 __all__ = ["SparseFeatures"]
 
@@ -27,9 +27,9 @@ class SparseFeatures:
     """Those that are: the unique samples of each group, and which sample has which."""
 
     @cached_property
-    def rows(self) -> Mapping[str, Weighted]:
+    def rows(self) -> Mapping[str, WeightedJagged]:
         """Each feature's rows: its unique samples, or all B."""
-        return Weighted.by_key(self.plain) | self.dedup.parts()
+        return WeightedJagged.by_key(self.plain) | self.dedup.parts()
 
     @cached_property
     def group_of(self) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""Feature groups: keys that are deduplicated together."""
+"""Feature groups: keys that are deduplicated as one, and how many unique samples each has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recd_plugins.errors import DataError, nearest
 
-__all__ = ["Groups", "agreed_groups", "check_groups"]
+__all__ = ["Groups", "agreed_groups", "check_groups", "is_padded", "real_rows"]
 
 Groups = tuple[tuple[str, ...], ...]
 """Group by group its keys; each key is in one."""
@@ -55,3 +55,25 @@ def agreed_groups(
                     "sample has which row. Give each a group of its own."
                 )
     return checked, [lookups[group[0]] for group in checked]
+
+
+def real_rows(
+    groups: Groups, unique_counts: Sequence[int], device: torch.device | None = None
+) -> Tensor:
+    """[keys * max(unique_counts)] bool: which rows are those of unique samples, and no padding."""
+    by_group = zip(groups, unique_counts, strict=True)
+    by_key = torch.tensor([count for group, count in by_group for _ in group], device=device)
+    rows = torch.arange(max(unique_counts), device=device)
+    return (rows < by_key[:, None]).view(-1)
+
+
+def is_padded(groups: Groups, unique_counts: Sequence[int], lengths: Tensor) -> bool:
+    """Whether all rows behind those of unique samples are of length 0."""
+    rows = lengths.view(-1, max(unique_counts))
+    some = rows.numpy() if rows.is_cpu else rows  # small slices cost a fifth of what torch takes
+    stop = 0
+    for group, count in zip(groups, unique_counts, strict=True):
+        start, stop = stop, stop + len(group)
+        if some[start:stop, count:].any():
+            return False
+    return True

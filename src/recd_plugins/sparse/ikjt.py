@@ -14,19 +14,14 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.sparse import wire
 from recd_plugins.sparse.bundle import Bundle
-from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups
-from recd_plugins.sparse.invariants import check_ikjt, check_lookup
-from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.padding import real_rows
-from recd_plugins.sparse.rows.deduplicate import deduplicate, unique_samples
+from recd_plugins.sparse.groups import Groups, check_groups, real_rows
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged
+from recd_plugins.sparse.rows.deduplicate import deduplicate, unique_of_group
 from recd_plugins.sparse.rows.unique import unique_numbers
-from recd_plugins.sparse.rows.weighted import Weighted
-from recd_plugins.sparse.wire import columns as dictionaries
-from recd_plugins.sparse.wire import ikjt as wire
-from recd_plugins.sparse.wire import stream
 
-__all__ = ["InverseKeyedJaggedTensor"]
+__all__ = ["InverseKeyedJaggedTensor", "check_ikjt", "check_lookup"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +56,11 @@ class InverseKeyedJaggedTensor(Bundle):
         """
         if features.variable_stride_per_key():
             raise DataError(
-                "from_kjt: its keys differ in batch size (a VBE KJT): use from_vbe_kjt."
+                "from_kjt: its keys differ in batch size (a VBE KJT). Expand it to the batch first."
             )
         keys = features.keys()
         groups = check_groups([[key] for key in keys] if groups is None else groups, keys)
-        ikjt = cls._of(groups, *deduplicate(groups, Weighted.by_key(features)))
+        ikjt = cls._of(groups, *deduplicate(groups, WeightedJagged.by_key(features)))
         return ikjt.validate() if validate else ikjt
 
     @classmethod
@@ -78,7 +73,7 @@ class InverseKeyedJaggedTensor(Bundle):
     ) -> InverseKeyedJaggedTensor:
         """As `from_kjt`, of features not yet joined: only unique samples are ever copied."""
         groups = check_groups([[key] for key in features] if groups is None else groups, features)
-        rows = {key: Weighted(*features[key]) for group in groups for key in group}
+        rows = {key: WeightedJagged(*features[key]) for group in groups for key in group}
         sizes = {feature.lengths.numel() for feature in rows.values()}
         if len(sizes) > 1:
             raise DataError(
@@ -89,34 +84,14 @@ class InverseKeyedJaggedTensor(Bundle):
         return ikjt.validate() if validate else ikjt
 
     @classmethod
-    def from_vbe_kjt(
-        cls, features: KeyedJaggedTensor, groups: Sequence[Sequence[str]] | None = None
-    ) -> InverseKeyedJaggedTensor:
-        """From TorchRec's variable-batch form; keys of one group must agree in their inverse.
-
-        By default those that lie side by side and agree are a group. Checked always.
-        """
-        if features.inverse_indices_or_none() is None or any(
-            len(strides) != 1 for strides in features.stride_per_key_per_rank()
-        ):
-            raise DataError(
-                "from_vbe_kjt: it has no inverse_indices, or strides of several ranks: hand over "
-                "a KJT of one rank that was built with inverse_indices."
-            )
-        names, inverse = features.inverse_indices()
-        lookups = {key: inverse[names.index(key)].to(torch.int64) for key in features.keys()}  # noqa: SIM118
-        checked, agreed = agreed_groups(lookups, groups, "from_vbe_kjt")
-        return cls.from_rows(checked, Weighted.by_key(features), agreed)
-
-    @classmethod
     def from_rows(
-        cls, groups: Groups, rows: Mapping[str, Weighted], lookups: Sequence[Tensor]
+        cls, groups: Groups, rows: Mapping[str, WeightedJagged], lookups: Sequence[Tensor]
     ) -> InverseKeyedJaggedTensor:
         """Of rows of each key and each group's inverse lookup [B] into them, checked.
 
         Rows that no sample has are dropped, the others put in order of first appearance.
         """
-        kept: dict[str, Weighted] = {}
+        kept: dict[str, WeightedJagged] = {}
         inverse_lookup = []
         for group, lookup in zip(groups, lookups, strict=True):
             counts = {rows[key].lengths.numel() for key in group}
@@ -136,19 +111,21 @@ class InverseKeyedJaggedTensor(Bundle):
 
     @classmethod
     def from_parts(
-        cls, groups: Groups, rows: Mapping[str, Weighted], inverse_lookup: Tensor
+        cls, groups: Groups, rows: Mapping[str, WeightedJagged], inverse_lookup: Tensor
     ) -> InverseKeyedJaggedTensor:
         """Of each key's unique rows and an inverse lookup [G, B], as they are."""
         counts = tuple(rows[group[0]].lengths.numel() for group in groups)
         parts = [rows[key] for group in groups for key in group]
         numels = [part.values.numel() for part in parts]
-        return cls._of(groups, Weighted.joined(parts, padded=True), inverse_lookup, counts, numels)
+        return cls._of(
+            groups, WeightedJagged.joined(parts, padded=True), inverse_lookup, counts, numels
+        )
 
     @classmethod
     def _of(
         cls,
         groups: Groups,
-        rows: Weighted,
+        rows: WeightedJagged,
         inverse_lookup: Tensor,
         counts: tuple[int, ...],
         length_per_key: list[int] | None = None,
@@ -176,17 +153,17 @@ class InverseKeyedJaggedTensor(Bundle):
         are if the dictionaries lie one after another in one array, as `to_arrow` leaves them;
         else the unique rows are joined by one copy. Checked always.
         """
-        return cls.from_rows(*dictionaries.from_columns(columns, groups))
+        return cls.from_rows(*wire.from_columns(columns, groups))
 
     @classmethod
     def from_record_batch(cls, batch: pa.RecordBatch) -> InverseKeyedJaggedTensor:
         """What `to_record_batch` made; checked always."""
-        return cls._of(*wire.from_record_batch(batch)).validate()
+        return cls._of(*wire.ikjt_from_batch(batch)).validate()
 
     @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> InverseKeyedJaggedTensor:
         """What `to_bytes` made; checked always."""
-        return cls.from_record_batch(stream.from_bytes(data))
+        return cls.from_record_batch(wire.from_bytes(data))
 
     @classmethod
     def concat(cls, parts: Sequence[InverseKeyedJaggedTensor]) -> InverseKeyedJaggedTensor:
@@ -199,11 +176,11 @@ class InverseKeyedJaggedTensor(Bundle):
                 "batches with the same groups."
             )
         by_part = [part.parts() for part in parts]
-        rows: dict[str, Weighted] = {}
+        rows: dict[str, WeightedJagged] = {}
         lookups = []
         for index, group in enumerate(groups):
-            joined = {key: Weighted.joined([part[key] for part in by_part]) for key in group}
-            lookup, firsts = unique_samples(list(joined.values()))
+            joined = {key: WeightedJagged.joined([part[key] for part in by_part]) for key in group}
+            lookup, firsts = unique_of_group(list(joined.values()))
             counts = [part.unique_counts[index] for part in parts]
             theirs = zip(parts, lookup.split(counts), strict=True)
             lookups.append(torch.cat([codes[part.inverse_lookup[index]] for part, codes in theirs]))
@@ -214,7 +191,7 @@ class InverseKeyedJaggedTensor(Bundle):
     def batch_size(self) -> int:
         return self.inverse_lookup.shape[1]
 
-    def parts(self) -> dict[str, Weighted]:
+    def parts(self) -> dict[str, WeightedJagged]:
         """Each key's unique rows, without padding, as views: what `from_parts` takes."""
         counts = {
             key: count
@@ -223,7 +200,7 @@ class InverseKeyedJaggedTensor(Bundle):
         }
         return {
             key: replace(rows, lengths=rows.lengths[: counts[key]])
-            for key, rows in Weighted.by_key(self.kjt).items()
+            for key, rows in WeightedJagged.by_key(self.kjt).items()
         }
 
     def to_kjt(self, keys: Sequence[str] | None = None) -> KeyedJaggedTensor:
@@ -235,7 +212,7 @@ class InverseKeyedJaggedTensor(Bundle):
                 raise DataError(f"to_kjt: there is no key {key!r}; {nearest(key, position)}")
         firsts = torch.tensor([position[key] * self.kjt.stride() for key in keys])
         lookups = self.inverse_lookup[[group_of[key] for key in keys]]
-        rows = Weighted.of(self.kjt).select((lookups + firsts[:, None].to(lookups)).view(-1))
+        rows = WeightedJagged.of(self.kjt).select((lookups + firsts[:, None].to(lookups)).view(-1))
         return KeyedJaggedTensor(
             keys=list(keys),
             values=rows.values,
@@ -244,33 +221,21 @@ class InverseKeyedJaggedTensor(Bundle):
             stride=self.batch_size,
         )
 
-    def to_vbe_kjt(self) -> KeyedJaggedTensor:
-        """TorchRec's variable-batch form: the unique samples, unpadded, and inverse_indices."""
-        keys, group_of, counts = self.kjt.keys(), self.group_of, self.unique_counts
-        return KeyedJaggedTensor(
-            keys=keys,
-            values=self.kjt.values(),
-            lengths=self.kjt.lengths()[real_rows(self.groups, counts, self.kjt.device())],
-            weights=self.kjt.weights_or_none(),
-            stride_per_key_per_rank=[[counts[group_of[key]]] for key in keys],
-            inverse_indices=(keys, self.inverse_lookup[[group_of[key] for key in keys]]),
-        )
-
     def to_arrow(self) -> dict[str, pa.DictionaryArray]:
         """Each key as a column dictionary<list<integer>>, on the values of `kjt`."""
         here = self.to(torch.device("cpu"))
-        return dictionaries.to_columns(here.groups, here.parts(), list(here.inverse_lookup))
+        return wire.to_columns(here.groups, here.parts(), list(here.inverse_lookup))
 
     def to_record_batch(self) -> pa.RecordBatch:
         """One row, a column for each tensor, weights included: what travels."""
         here = self.to(torch.device("cpu"))
-        return wire.to_record_batch(
-            here.groups, Weighted.of(here.kjt), here.inverse_lookup, here.unique_counts
+        return wire.ikjt_to_batch(
+            here.groups, WeightedJagged.of(here.kjt), here.inverse_lookup, here.unique_counts
         )
 
     def to_bytes(self) -> pa.Buffer:
         """The record batch as an Arrow IPC stream: nothing pickled, no sample expanded."""
-        return stream.to_bytes(self.to_record_batch())
+        return wire.to_bytes(self.to_record_batch())
 
     def select(self, samples: Tensor) -> InverseKeyedJaggedTensor:
         """Samples `samples` [N], in this order, repeats included; unused rows are dropped."""
@@ -297,3 +262,76 @@ class InverseKeyedJaggedTensor(Bundle):
     @property
     def group_of(self) -> dict[str, int]:
         return {key: index for index, group in enumerate(self.groups) for key in group}
+
+
+FIX = "Build it by one of InverseKeyedJaggedTensor's from_..., or send it again."
+
+
+def check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
+    """`DataError` for the first invariant that does not hold."""
+    kjt, counts, lookup = ikjt.kjt, ikjt.unique_counts, ikjt.inverse_lookup
+    keys = [key for group in ikjt.groups for key in group]
+    check_groups(ikjt.groups, kjt.keys())
+    _hold(kjt.keys() == keys, f"its keys are {kjt.keys()}, but those of its groups {keys}")
+    _hold(
+        lookup.dim() == 2 and len(lookup) == len(ikjt.groups) == len(counts),
+        f"it has {len(ikjt.groups)} groups, {len(counts)} unique counts and an inverse lookup of "
+        f"shape {list(lookup.shape)}, which must be [groups, batch size]",
+    )
+    _hold(lookup.dtype == torch.int64, f"its inverse lookup is {lookup.dtype}, not int64")
+    _hold(min(counts) >= 0, f"its unique counts are {counts}")
+    _check_rows(ikjt, keys)
+    wanted = torch.tensor(counts, device=lookup.device)
+    outside = ((lookup < 0) | (lookup >= wanted[:, None])).any(1)
+    for index in outside.nonzero().flatten().tolist():
+        check_lookup(lookup[index], counts[index], ikjt.groups[index])
+    # Numbered in order of first appearance: each may exceed all before it by 1, no more.
+    steps = lookup.cummax(1).values.diff(dim=1, prepend=lookup.new_full((len(lookup), 1), -1))
+    unordered = (steps > 1).any(1) | (steps.sum(1) != wanted)
+    for index in unordered.nonzero().flatten().tolist():
+        raise _broken(
+            f"the inverse lookup of group {ikjt.groups[index]} does not number its "
+            f"{counts[index]} unique samples in the order in which they first appear"
+        )
+
+
+def check_lookup(lookup: Tensor, count: int, group: Sequence[str]) -> None:
+    """Each of `lookup` [B] is one of `count` unique samples; or `DataError`."""
+    if lookup.numel():
+        low, high = (int(bound) for bound in lookup.aminmax())
+        _hold(
+            low >= 0 and high < count,
+            f"the inverse lookup of group {tuple(group)} reaches from {low} to {high}, outside "
+            f"of its {count} unique samples",
+        )
+
+
+def _check_rows(ikjt: InverseKeyedJaggedTensor, keys: Sequence[str]) -> None:
+    kjt, stride = ikjt.kjt, max(ikjt.unique_counts)
+    lengths, weights = kjt.lengths(), kjt.weights_or_none()
+    _hold(
+        kjt.stride() == stride and lengths.numel() == len(keys) * stride,
+        f"it has {lengths.numel()} lengths and stride {kjt.stride()}, but {len(keys)} keys with "
+        f"{stride} unique samples in the largest group",
+    )
+    _hold(not lengths.numel() or int(lengths.min()) >= 0, "one of its lengths is negative")
+    total = int(lengths.sum())
+    _hold(
+        kjt.values().numel() == total and (weights is None or weights.numel() == total),
+        f"its lengths add up to {total}, but it has {kjt.values().numel()} values"
+        + ("" if weights is None else f" and {weights.numel()} weights"),
+    )
+    behind = lengths.bool() & ~real_rows(ikjt.groups, ikjt.unique_counts, lengths.device)
+    for place in behind.nonzero().flatten().tolist():
+        key = keys[place // stride]
+        count = ikjt.unique_counts[ikjt.group_of[key]]
+        raise _broken(f"{key!r} has ids after the {count} unique samples of its group")
+
+
+def _hold(kept: bool, what: str) -> None:
+    if not kept:
+        raise _broken(what)
+
+
+def _broken(what: str) -> DataError:
+    return DataError(f"an InverseKeyedJaggedTensor breaks its rules: {what}. {FIX}")

@@ -1,30 +1,34 @@
-"""Jagged rows: one feature's as (values, lengths), many features' as a KeyedJaggedTensor.
+"""Jagged rows: one feature's as values and lengths, many features' as a KeyedJaggedTensor.
 
 Ids are gathered by `permute_1D_sparse_data`, the fastest of fbgemm's ways on CPU, feature by
-feature, since a feature's rows fit the cache where all features' do not. KJTs here carry no
-weights.
+feature, since a feature's rows fit the cache where all features' do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.errors import DataError
 
 __all__ = [
     "Jagged",
     "Scratch",
+    "WeightedJagged",
+    "as_bits",
     "concat",
-    "select",
-    "select_rows",
     "slice_rows",
-    "split",
-    "to_kjt",
+    "without",
 ]
 
 MAX_INT32 = 2**31 - 1
@@ -69,34 +73,6 @@ def concat(parts: Sequence[Jagged], scratch: Scratch | None = None) -> Jagged:
     return Jagged(values, lengths)
 
 
-def select(jagged: Jagged, rows: Tensor) -> Jagged:
-    """Rows `rows` [N], in this order, repeats included."""
-    values, lengths = jagged
-    if values.numel() > MAX_INT32:  # fbgemm adds lengths up in their own type
-        lengths = lengths.long()
-    lengths, values, _ = torch.ops.fbgemm.permute_1D_sparse_data(
-        rows.to(torch.int32), lengths, values, None, None
-    )
-    return Jagged(values, lengths)
-
-
-def split(jagged: Jagged, sizes: Sequence[int]) -> list[Jagged]:
-    """Consecutive parts of `sizes` rows, as views."""
-    offsets = np.zeros(jagged.lengths.numel() + 1, dtype=np.int64)
-    np.cumsum(jagged.lengths.numpy(), out=offsets[1:])
-    numels = np.diff(offsets[np.cumsum([0, *sizes])]).tolist()
-    parts = zip(jagged.values.split(numels), jagged.lengths.split(list(sizes)), strict=True)
-    return [Jagged(*part) for part in parts]
-
-
-def to_kjt(columns: Mapping[str, Sequence[Jagged]]) -> KeyedJaggedTensor:
-    """A KJT of each feature's parts, one after another: one copy of every value."""
-    values, lengths = concat([part for column in columns.values() for part in column])
-    keys = list(columns)
-    stride = lengths.numel() // len(keys) if keys else 0
-    return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, stride=stride)
-
-
 def slice_rows(features: KeyedJaggedTensor, start: int, stop: int) -> KeyedJaggedTensor:
     """Rows [start, stop) of every feature: one copy of their values."""
     keys, stride = features.keys(), features.stride()
@@ -111,11 +87,119 @@ def slice_rows(features: KeyedJaggedTensor, start: int, stop: int) -> KeyedJagge
     )
 
 
-def select_rows(features: KeyedJaggedTensor, rows: Tensor) -> KeyedJaggedTensor:
-    """Rows `rows` [N] of every feature, in this order, repeats included."""
-    keys = features.keys()
-    firsts = torch.arange(len(keys))[:, None] * features.stride()
-    values, lengths = select(
-        Jagged(features.values(), features.lengths()), (firsts + rows).view(-1)
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedJagged:
+    """B rows of ids, each id with its weight or all without."""
+
+    values: Tensor
+    """[lengths.sum()] ids."""
+    lengths: Tensor
+    """[B]."""
+    weights: Tensor | None = None
+    """[lengths.sum()]."""
+
+    @classmethod
+    def of(cls, features: KeyedJaggedTensor) -> WeightedJagged:
+        """The rows of all keys, one key's after another's."""
+        return cls(features.values(), features.lengths(), features.weights_or_none())
+
+    @classmethod
+    def by_key(cls, features: KeyedJaggedTensor) -> dict[str, WeightedJagged]:
+        """Each key's rows, as views."""
+        counts, numels = features.stride_per_key(), features.length_per_key()
+        every, weights = cls.of(features), [None] * len(counts)
+        if every.weights is not None:
+            weights = every.weights.split(numels)
+        parts = zip(every.values.split(numels), every.lengths.split(counts), weights, strict=True)
+        return {key: cls(*part) for key, part in zip(features.keys(), parts, strict=True)}
+
+    @classmethod
+    def joined(cls, parts: Sequence[WeightedJagged], *, padded: bool = False) -> WeightedJagged:
+        """The rows of the first part, then those of the next.
+
+        `padded`: each part ends in rows of length 0, so that it has as many as the largest.
+        """
+        weights = [part.weights for part in parts if part.weights is not None]
+        if weights and len(weights) < len(parts):
+            raise DataError(
+                f"{len(parts) - len(weights)} of {len(parts)} features have no weights, but the "
+                "others do. Give all of them weights (1), or none."
+            )
+        return cls(
+            _joined([part.values for part in parts]),
+            (_padded if padded else _joined)([part.lengths for part in parts]),
+            _joined(weights) if weights else None,
+        )
+
+    @property
+    def offsets(self) -> Tensor:
+        """[B + 1]: where each row begins, and the last one ends."""
+        return pad(self.lengths.cumsum(0), (1, 0))
+
+    def head(self, count: int) -> WeightedJagged:
+        """The first `count` rows, as views."""
+        numel = int(self.lengths[:count].sum())
+        weights = None if self.weights is None else self.weights[:numel]
+        return WeightedJagged(self.values[:numel], self.lengths[:count], weights)
+
+    def select(self, rows: Tensor) -> WeightedJagged:
+        """Rows `rows` [N], in this order, repeats included."""
+        lengths = self.lengths
+        if self.values.numel() > MAX_INT32:  # fbgemm adds lengths up in their own type
+            lengths = lengths.long()
+        lengths, values, weights = torch.ops.fbgemm.permute_1D_sparse_data(
+            rows.to(torch.int32), lengths, self.values, self.weights, None
+        )
+        return WeightedJagged(values, lengths, weights)
+
+    def columns(self) -> list[Tensor]:
+        """What must agree, bit by bit, where two rows are one: ids, and weights if there are."""
+        if self.weights is None:
+            return [self.values]
+        return [self.values, as_bits(self.weights)]
+
+
+def as_bits(numbers: Tensor) -> Tensor:
+    """The same memory as integers."""
+    return numbers.view(BITS[numbers.element_size()])
+
+
+def without(features: KeyedJaggedTensor, keys: Collection[str]) -> KeyedJaggedTensor:
+    """The samples of the other keys, in their order; uncopied where these lie side by side."""
+    left = {key: rows for key, rows in WeightedJagged.by_key(features).items() if key not in keys}
+    rows = WeightedJagged.joined(list(left.values()) or [WeightedJagged.of(features).head(0)])
+    return KeyedJaggedTensor(
+        keys=list(left),
+        values=rows.values,
+        lengths=rows.lengths,
+        weights=rows.weights,
+        stride=features.stride(),
     )
-    return KeyedJaggedTensor(keys=keys, values=values, lengths=lengths, stride=rows.numel())
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """[n_i] each, laid end to end; where they lie so in memory already, the same memory."""
+    first = parts[0]
+    ends = accumulate((part.numel() for part in parts), initial=first.storage_offset())
+    storage = first.untyped_storage().data_ptr()
+    if all(
+        part.untyped_storage().data_ptr() == storage
+        and part.storage_offset() == end
+        and part.is_contiguous()
+        and part.dtype == first.dtype
+        for part, end in zip(parts, ends, strict=False)
+    ):
+        return first.as_strided((sum(part.numel() for part in parts),), (1,))
+    return torch.cat(list(parts))
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    """[n_i] each, laid end to end, each with zeros behind it up to the largest n_i."""
+    if len({part.numel() for part in parts}) == 1:
+        return _joined(parts)
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.long() for part in parts]
+    return pad_sequence(list(parts), batch_first=True).view(-1)

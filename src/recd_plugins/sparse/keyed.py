@@ -1,7 +1,8 @@
-"""A KeyedJaggedTensor made over: with other ids under its keys."""
+"""A KeyedJaggedTensor made over: with other ids under its keys, or marked as a hot batch's."""
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["with_ids"]
+__all__ = ["mark_of", "marked", "with_ids"]
 
 
 def with_ids(
@@ -37,3 +38,21 @@ def with_ids(
         length_per_key=features.length_per_key_or_none() if kept else None,
         inverse_indices=features.inverse_indices_or_none(),
     )
+
+
+ATTRIBUTE = "hot_under"
+
+
+def marked(features: KeyedJaggedTensor, hot_under: str | None) -> KeyedJaggedTensor:
+    """The same features with this mark, or none; what is handed over stays as it is."""
+    if mark_of(features) == hot_under:
+        return features
+    other = copy(features)
+    setattr(other, ATTRIBUTE, hot_under)
+    return other
+
+
+def mark_of(features: KeyedJaggedTensor) -> str | None:
+    """The version of the tier plan under which every rank's ids are replicated, if they are."""
+    mark: str | None = getattr(features, ATTRIBUTE, None)
+    return mark

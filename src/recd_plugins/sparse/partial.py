@@ -15,14 +15,13 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.sparse import wire
 from recd_plugins.sparse.bundle import Bundle
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.deduplicate import unique_each
 from recd_plugins.sparse.rows.shared import SharedRows
 from recd_plugins.sparse.rows.unique import group_codes
-from recd_plugins.sparse.wire import partial as list_views
-from recd_plugins.sparse.wire import stream
 
 __all__ = ["PartialInverseKeyedJaggedTensor"]
 
@@ -143,14 +142,14 @@ class PartialInverseKeyedJaggedTensor(Bundle):
     @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> PartialInverseKeyedJaggedTensor:
         """What `to_bytes` was given, on the same memory; checked always."""
-        return cls._of(*list_views.from_record_batch(stream.from_bytes(data))).validate()
+        return cls._of(*wire.partial_from_batch(wire.from_bytes(data))).validate()
 
     def to_bytes(self) -> pa.Buffer:
         """An Arrow IPC stream: a dictionary of list views per group, nothing pickled."""
         here = self.to(torch.device("cpu"))
         parts, dtype = here.parts(), here.kjt.lengths().dtype
-        batch = list_views.to_record_batch(here.groups, parts, here.inverse_lookup, dtype)
-        return stream.to_bytes(batch)
+        batch = wire.partial_to_batch(here.groups, parts, here.inverse_lookup, dtype)
+        return wire.to_bytes(batch)
 
     @property
     def batch_size(self) -> int:

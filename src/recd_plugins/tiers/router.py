@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recd_plugins.sparse.rows.prefetch import prefetch
+from recd_plugins.sparse.rows.memory import prefetch
 from recd_plugins.tiers.ids.bitmap import RankedBitmap, has_bit, members_before, place_of, word_of
 
 __all__ = ["Hits", "RoutedIds", "Router", "Segments"]

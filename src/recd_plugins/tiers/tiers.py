@@ -26,7 +26,7 @@ from recd_plugins.compat.torchrec import (
 )
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.sparse.hot import mark_of
+from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.group import TableFeature, arrange, check_rows
 from recd_plugins.tiers.hot import check_hot
 from recd_plugins.tiers.ids.departure import DeferredExchange

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from recd_plugins.sparse.groups import Groups
-from recd_plugins.sparse.rows.addresses import Addresses
-from recd_plugins.sparse.rows.gather import gather_each, measure_each
-from recd_plugins.sparse.rows.spans import Spans, addresses_of_lengths
+from recd_plugins.sparse.jagged import WeightedJagged, as_bits
+from recd_plugins.sparse.rows.gather import Spans, addresses_of_lengths, gather_each, measure_each
+from recd_plugins.sparse.rows.memory import Addresses
 from recd_plugins.sparse.rows.unique import (
     Firsts,
     Unique,
@@ -21,15 +21,14 @@ from recd_plugins.sparse.rows.unique import (
     refine_groups,
     unique_rows,
 )
-from recd_plugins.sparse.rows.weighted import Weighted, as_bits
 
-__all__ = ["Deduplicated", "deduplicate", "unique_each", "unique_samples"]
+__all__ = ["Deduplicated", "deduplicate", "unique_each", "unique_of_group"]
 
 
 class Deduplicated(NamedTuple):
     """B samples of G groups."""
 
-    rows: Weighted
+    rows: WeightedJagged
     """The unique rows of every key, one key after another, each padded to the largest group's."""
     inverse_lookup: Tensor
     """[G, B] int64."""
@@ -39,7 +38,7 @@ class Deduplicated(NamedTuple):
     """The ids of every key."""
 
 
-def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
+def deduplicate(groups: Groups, rows: Mapping[str, WeightedJagged]) -> Deduplicated:
     """The unique samples of each group, in order of first appearance."""
     features = [[rows[key] for key in group] for group in groups]
     every = [feature for group in features for feature in group]
@@ -57,7 +56,7 @@ def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
         return out
 
     some = every[0].weights
-    kept = Weighted(
+    kept = WeightedJagged(
         gathered(0, every[0].values.dtype),
         lengths.view(-1),
         None if some is None else gathered(1, some.dtype),
@@ -66,7 +65,7 @@ def deduplicate(groups: Groups, rows: Mapping[str, Weighted]) -> Deduplicated:
     return Deduplicated(kept, found.inverse_lookup, unique_counts, numels)
 
 
-def unique_samples(features: Sequence[Weighted]) -> Unique:
+def unique_of_group(features: Sequence[WeightedJagged]) -> Unique:
     """The different samples of a group: two are one where all of its features agree."""
     if features[0].values.is_cpu:
         found = _found([features])
@@ -76,7 +75,7 @@ def unique_samples(features: Sequence[Weighted]) -> Unique:
     return group_codes(codes)
 
 
-def unique_each(features: Sequence[Weighted]) -> list[Unique]:
+def unique_each(features: Sequence[WeightedJagged]) -> list[Unique]:
     """The different rows of each feature by itself; all on CPU, and with as many rows."""
     found = _found([[feature] for feature in features])
     return [Unique(lookup, found.firsts.of(i)) for i, lookup in enumerate(found.inverse_lookup)]
@@ -93,7 +92,7 @@ class _Found(NamedTuple):
     """Each feature's ids, and behind them its weights, where it has some."""
 
 
-def _found(features: Sequence[Sequence[Weighted]]) -> _Found:
+def _found(features: Sequence[Sequence[WeightedJagged]]) -> _Found:
     every = [feature for group in features for feature in group]
     columns = [feature.columns() for feature in every]
     owners = np.repeat(np.arange(len(every)), [len(parts) for parts in columns])
@@ -106,7 +105,7 @@ def _found(features: Sequence[Sequence[Weighted]]) -> _Found:
     return _Found(lookups, firsts, spans, addresses)
 
 
-def _alike(features: Sequence[Weighted]) -> bool:
+def _alike(features: Sequence[WeightedJagged]) -> bool:
     """Whether they join as they are: no id, length or weight has to become one of another type."""
     one = features[0]
     ids, lengths = one.values.dtype, one.lengths.dtype
@@ -119,16 +118,16 @@ def _alike(features: Sequence[Weighted]) -> bool:
     )
 
 
-def _one_by_one(features: Sequence[Sequence[Weighted]]) -> Deduplicated:
+def _one_by_one(features: Sequence[Sequence[WeightedJagged]]) -> Deduplicated:
     """As `deduplicate`, on any device and of any mixture of types."""
-    unique = [unique_samples(group) for group in features]
+    unique = [unique_of_group(group) for group in features]
     picked = [
         feature.select(found.firsts)
         for group, found in zip(features, unique, strict=True)
         for feature in group
     ]
     return Deduplicated(
-        Weighted.joined(picked, padded=True),
+        WeightedJagged.joined(picked, padded=True),
         torch.stack([found.inverse_lookup for found in unique]),
         tuple(found.firsts.numel() for found in unique),
         [part.values.numel() for part in picked],

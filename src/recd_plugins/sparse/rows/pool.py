@@ -1,7 +1,7 @@
-"""The different rows of many features, each kept once and known by its number.
+"""The rows that a reader holds of a window: gathered, or each different one kept once.
 
-What a reader holds of a window: batches are made of numbers, and an id is copied again only
-where a batch keeps it. All on CPU, on the thread that calls.
+All of it runs on CPU, on the thread that calls: torch's own cat and index would wake its
+threads. Those belong to the model, and to wait for them costs more than they save.
 """
 
 from __future__ import annotations
@@ -12,20 +12,104 @@ from typing import Any, NamedTuple, TypeAlias
 import numba
 import numpy as np
 import numpy.typing as npt
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.rows.block import Block
-from recd_plugins.sparse.rows.unique import hash_row
+from recd_plugins.sparse.jagged import Jagged, Scratch, concat
+from recd_plugins.sparse.rows.unique import HALF, MIX, hash_row
 
-__all__ = ["Picked", "RowPool", "UniqueSamples", "joined", "unique_samples"]
+__all__ = [
+    "Picked",
+    "RowBlock",
+    "RowPool",
+    "UniqueSamples",
+    "gather_blocks",
+    "join_blocks",
+    "join_picked",
+    "unique_samples",
+]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 I32: TypeAlias = npt.NDArray[np.int32]
 Numbers: TypeAlias = npt.NDArray[Any]
 """Of rows: int32, or int64 where there may be too many."""
 
-MIX = np.uint64(0xFF51AFD7ED558CCD)
-HALF = np.uint64(32)
+
+class RowBlock(NamedTuple):
+    """S rows of each of K features."""
+
+    values: I64
+    """[lengths.sum()] ids, feature after feature."""
+    lengths: I32
+    """[K, S]."""
+
+    def kjt(self, keys: Sequence[str]) -> KeyedJaggedTensor:
+        """As a KJT of K keys, on the same memory."""
+        return KeyedJaggedTensor(
+            keys=list(keys),
+            values=torch.from_numpy(self.values),
+            lengths=torch.from_numpy(self.lengths.reshape(-1)),
+            stride=self.lengths.shape[1],
+        )
+
+
+def gather_blocks(
+    columns: Sequence[Sequence[Jagged]], rows: I64, sizes: Sequence[int], scratch: Scratch
+) -> list[RowBlock]:
+    """Rows `rows` [N], in this order, cut into blocks of `sizes`.
+
+    `columns` are the features; the rows of each come in parts, the same rows for all of them.
+    """
+    cuts = np.cumsum(sizes)[:-1]
+    if not columns:
+        return [RowBlock(np.empty(0, np.int64), np.empty((0, size), np.int32)) for size in sizes]
+    lengths = np.stack([_lengths(parts) for parts in columns]).take(rows, axis=1)
+    numels = np.add.reduceat(lengths, [0, *cuts], axis=1, dtype=np.int64)  # [K, blocks]
+    values = [np.empty(numel, np.int64) for numel in numels.sum(axis=0)]
+    ends = numels.cumsum(axis=0)
+    spans = [np.stack(span, axis=1).tolist() for span in zip(ends - numels, ends, strict=True)]
+    chosen = np.split(rows, cuts)
+    for parts, span in zip(columns, spans, strict=True):
+        # Feature by feature, since the rows of one fit the cache where those of all do not.
+        ids, counts = concat(parts, scratch) if len(parts) > 1 else parts[0]
+        offsets = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts.numpy(), out=offsets[1:])
+        source = ids.numpy()
+        for out, some, (start, end) in zip(values, chosen, span, strict=True):
+            _copy_rows(source, offsets, some, out[start:end])
+    return [RowBlock(*one) for one in zip(values, np.split(lengths, cuts, axis=1), strict=True)]
+
+
+def join_blocks(parts: Sequence[RowBlock]) -> RowBlock:
+    """The rows of each feature, one part after another; of one part, its own memory."""
+    if len(parts) == 1:
+        return parts[0]
+    lengths = np.concatenate([part.lengths for part in parts], axis=1)
+    cuts = [part.lengths.sum(axis=1, dtype=np.int64).cumsum()[:-1] for part in parts]
+    columns = zip(
+        *(np.split(part.values, cut) for part, cut in zip(parts, cuts, strict=True)), strict=True
+    )
+    values = [values for column in columns for values in column] if len(lengths) else []
+    return RowBlock(np.concatenate([np.empty(0, np.int64), *values]), lengths)
+
+
+def _lengths(parts: Sequence[Jagged]) -> I32:
+    lengths: I32 = np.concatenate(
+        [part.lengths.numpy() for part in parts], dtype=np.int32, casting="same_kind"
+    )
+    return lengths
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _copy_rows(values: npt.NDArray[Any], offsets: I64, rows: I64, out: I64) -> None:
+    """Lays rows `values[offsets[r] : offsets[r + 1]]`, for each r of `rows`, end to end."""
+    at = 0
+    for row in rows:
+        source = values[offsets[row] : offsets[row + 1]]
+        target = out[at : at + len(source)]
+        for i in range(len(source)):
+            target[i] = source[i]
+        at += len(source)
 
 
 class RowPool:
@@ -124,7 +208,7 @@ def unique_samples(rows: Numbers, groups: Sequence[Sequence[int]]) -> UniqueSamp
     return UniqueSamples(inverse_lookup, counts, picked)
 
 
-def joined(parts: Sequence[Picked]) -> Block:
+def join_picked(parts: Sequence[Picked]) -> RowBlock:
     """The rows of all samples, one part's after another's."""
     sizes = [part.rows.shape[1] for part in parts]
     lengths = np.empty((len(parts[0].rows), sum(sizes)), np.int32)
@@ -137,8 +221,8 @@ def joined(parts: Sequence[Picked]) -> Block:
     starts = every.cumsum().reshape(every.shape) - every
     values = np.empty(every.sum(), np.int64)
     for part, start in zip(parts, starts.T.copy(), strict=True):
-        _copy(part.pool.values, part.pool.offsets, part.rows, start, values)
-    return Block(values, lengths)
+        _copy_numbered(part.pool.values, part.pool.offsets, part.rows, start, values)
+    return RowBlock(values, lengths)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -284,7 +368,7 @@ def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _copy(values: I64, offsets: I64, rows: Numbers, starts: I64, out: I64) -> None:
+def _copy_numbered(values: I64, offsets: I64, rows: Numbers, starts: I64, out: I64) -> None:
     """Lays each feature's rows end to end in `out`, from its `starts` [K] on."""
     for k in range(len(rows)):
         at = starts[k]

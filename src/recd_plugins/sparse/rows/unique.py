@@ -1,12 +1,13 @@
 """Which rows of a jagged feature are equal: exact, in one pass, in order of first appearance.
 
 A row is taken for a copy only after its ids were compared, whatever its hash. On CPU a hash
-table in numba: it reads ids at the speed of their copy, on the thread that calls it.
+table in numba does it: it reads ids at the speed of their copy, on the thread that calls it.
+On an accelerator torch's own operations do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -15,27 +16,35 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recd_plugins.sparse.rows.addresses import Addresses, array16, array32, array64
-from recd_plugins.sparse.rows.single import refine_single
-from recd_plugins.sparse.rows.spans import Spans, add_up, addresses_of_lengths, note_spans
-from recd_plugins.sparse.rows.unique_on_device import unique_rows_on_device
+from recd_plugins.sparse.rows.gather import Spans, add_up, addresses_of_lengths, note_spans
+from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64
 
 __all__ = [
     "Firsts",
+    "RowHash",
     "Unique",
     "group_codes",
     "hash_row",
+    "hash_rows",
     "refine_groups",
+    "refine_single",
     "unique_numbers",
     "unique_rows",
+    "unique_rows_on_device",
 ]
 
 MIX = np.uint64(0xFF51AFD7ED558CCD)
 STEP = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 NEXT = np.uintp(1)
+# torch multiplies int64 modulo 2^64, as uint64 would.
+SIGNED_MIX = 0xFF51AFD7ED558CCD - 2**64
+SIGNED_STEP = 0x9E3779B97F4A7C15 - 2**64
 
 I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+RowHash = Callable[[Tensor, Tensor, int], Tensor]
+"""Values, offsets and the round's number to [B] hashes."""
 
 
 class Unique(NamedTuple):
@@ -169,7 +178,7 @@ def _refine_rows(
     offsets: I64,
     codes: I64,
     firsts: I64,
-    slots: npt.NDArray[np.int32],
+    slots: I32,
     hashes: npt.NDArray[np.uint64],
 ) -> np.int64:
     """Part what was equal so far: rows keep one code where they had one, and their ids agree.
@@ -238,3 +247,106 @@ def _equal(values: npt.NDArray[Any], left: np.uintp, right: np.uintp, length: np
     for i in range(length):
         differ |= values[left + i] ^ values[right + i]
     return differ == 0
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def refine_single(
+    ids: npt.NDArray[Any], codes: I64, firsts: I64, slots: I32, runs: I32, ends: I32
+) -> np.int64:
+    """Part what was equal so far: rows keep one code where they had one, and their ids agree.
+
+    Codes [B] are overwritten by new ones, numbered in order of first appearance; returned is how
+    many. `firsts` [B + 1] gets where each comes first; what lies behind the last is undefined.
+    The others are scratch: `slots` is a power of two, at least 2 * B, and each of the two is [B].
+
+    In a clustered table equal rows lie side by side. So rows are first parted into runs, without
+    a branch that the processor could guess wrong, and then a run is looked up at a time. What is
+    found of it, and whether it is new, is not branched upon either.
+    """
+    if len(codes) == 0:
+        return np.int64(0)
+    last = np.uintp(0)
+    runs[0] = ends[0] = 0
+    for row in range(np.uintp(1), np.uintp(len(codes))):
+        before = row - np.uintp(1)
+        last += np.uintp((ids[row] != ids[before]) | (codes[row] != codes[before]))
+        runs[row], ends[last] = last, row
+    size = 2
+    while np.uintp(size) < np.uintp(2) * (last + np.uintp(1)):
+        size *= 2
+    slots[:size] = -1
+    mask = np.uint64(size - 1)
+    num_unique = np.int64(0)
+    begin = np.uintp(0)
+    for run in range(last + np.uintp(1)):
+        one, old = ids[begin], codes[begin]
+        mixed = (np.uint64(one) ^ (np.uint64(old) * STEP)) * MIX
+        slot = (mixed ^ (mixed >> HALF)) & mask
+        while True:
+            known = np.int64(slots[slot])
+            new = num_unique if known < 0 else known
+            slots[slot], firsts[np.uintp(num_unique)] = new, begin
+            num_unique += known < 0
+            first = np.uintp(firsts[np.uintp(new)])
+            if (ids[first] == one) & (codes[first] == old):
+                break
+            slot = (slot + NEXT) & mask
+        begin, ends[run] = np.uintp(ends[run]) + np.uintp(1), new
+    for row in range(np.uintp(len(codes))):
+        codes[row] = ends[np.uintp(runs[row])]
+    return num_unique
+
+
+def hash_rows(values: Tensor, offsets: Tensor, attempt: int) -> Tensor:
+    """h = Σ_j mix(v_j xor mix(j + attempt)) over the row's positions j, and its length: [B]."""
+    lengths = offsets.diff()
+    _, positions = _positions(lengths)
+    ids = values[offsets[0] : offsets[-1]].to(torch.int64)
+    terms = _mix(ids ^ _mix((positions + 1) * SIGNED_STEP + attempt))
+    sums = torch.nn.functional.pad(terms.cumsum(0), (1, 0))
+    ends = offsets - offsets[0]
+    return _mix(sums[ends[1:]] - sums[ends[:-1]] + lengths)
+
+
+def unique_rows_on_device(
+    values: Tensor, offsets: Tensor, hash_rows: RowHash = hash_rows
+) -> tuple[Tensor, Tensor]:
+    """As `unique_rows`: (inverse_lookup [B], firsts [U]), on the device of `values`.
+
+    Rows of one hash are compared with the first of them; those that differ from it meet again
+    under another hash. Equal rows are never parted, and unequal ones never merged.
+    """
+    offsets = offsets.to(torch.int64)
+    rows = torch.arange(offsets.numel() - 1, device=values.device)
+    firsts = torch.empty_like(rows)
+    left, attempt = rows, 0
+    while left.numel():
+        _, codes = torch.unique(hash_rows(values, offsets, attempt)[left], return_inverse=True)
+        leads = torch.full_like(left, rows.numel()).scatter_reduce(0, codes, left, "amin")[codes]
+        same = _equal_on_device(values, offsets, leads, left)
+        firsts[left[same]] = leads[same]
+        left, attempt = left[~same], attempt + 1
+    appears = firsts == rows
+    return (appears.cumsum(0) - 1)[firsts], appears.nonzero().squeeze(1)
+
+
+def _equal_on_device(values: Tensor, offsets: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """[n] bool: whether rows left[i] and right[i] hold the same."""
+    lengths = offsets.diff()
+    equal = lengths[left] == lengths[right]
+    pairs, positions = _positions(torch.where(equal, lengths[left], 0))
+    differ = values[offsets[left][pairs] + positions] != values[offsets[right][pairs] + positions]
+    equal[pairs[differ]] = False
+    return equal
+
+
+def _positions(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """For each value of rows of `lengths` [B]: its row [N], and its position within it [N]."""
+    rows = torch.repeat_interleave(lengths)
+    starts = lengths.cumsum(0) - lengths
+    return rows, torch.arange(rows.numel(), device=lengths.device) - starts[rows]
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ (x >> 32)) * SIGNED_MIX
+    return x ^ (x >> 29)

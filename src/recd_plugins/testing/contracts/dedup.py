@@ -14,9 +14,8 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import PooledColumns
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.transform import BatchTransform
-from recd_plugins.sparse.jagged import Jagged, slice_rows
+from recd_plugins.sparse.jagged import Jagged, slice_rows, without
 from recd_plugins.sparse.rows.pool import Picked
-from recd_plugins.sparse.rows.weighted import without
 from recd_plugins.testing.batches import from_lists, random_batch, to_lists
 from recd_plugins.testing.contracts.subject import Subject
 

@@ -1,6 +1,7 @@
-"""Many tensors for one call of a numba kernel, by their addresses: a list of them it cannot take.
+"""Memory as numba kernels take it: many tensors by their addresses, and lines fetched ahead.
 
-Else each feature would be a call, and that costs as much as the work on one of single ids.
+A kernel cannot be handed a list of tensors. Without addresses each feature would be a call,
+which costs as much as the work on a feature of single ids.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]  # numba's own, without stubs
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
 from recd_plugins.errors import DataError
 
-__all__ = ["Addresses", "array16", "array32", "array64"]
+__all__ = ["Addresses", "array16", "array32", "array64", "prefetch"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 
@@ -77,3 +79,35 @@ def array32(place: I64) -> Any:
 def array16(place: I64) -> Any:
     """Of 2."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int16)
+
+
+LINE = 64
+"""Bytes that come together."""
+LINES = 4
+"""Asked for of one row at most: of a longer one, the processor guesses the rest."""
+READ, KEEP, DATA = 0, 3, 1
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def prefetch(numbers: npt.NDArray[Any], start: np.uintp, stop: np.uintp) -> None:
+    """Begin to fetch `numbers[start:stop]`; nothing waits for it, and no place is out of bounds."""
+    step = np.uintp(LINE // numbers.itemsize)
+    stop = min(stop, start + np.uintp(LINES) * step)
+    while start < stop:
+        _prefetch_line(numbers, start)
+        start += step
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _prefetch_line(_typing: Any, numbers: Any, _place: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, place = arguments
+        data = context.make_array(signature.args[0])(context, builder, array).data
+        address = builder.bitcast(builder.gep(data, [place]), cgutils.voidptr_t)
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        builder.call(call, [address, number(READ), number(KEEP), number(DATA)])
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.uintp), generate

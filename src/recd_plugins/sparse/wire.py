@@ -1,0 +1,323 @@
+"""IKJTs and partial IKJTs as Arrow and as bytes: nothing is pickled, no sample is expanded.
+
+Three forms:
+- columns: a key as dictionary<list<integer>>. Its dictionary is the key's unique rows, its
+  indices the inverse lookup of its group.
+- a record batch of one row, for an IKJT that travels: a list column for each of its tensors,
+  the values of all keys where they lie, and lengths and inverse lookups in as few bytes as
+  their numbers need. Samples of a session lie side by side, so a lookup goes as its runs of
+  equal samples wherever that is shorter.
+- a record batch of a partial IKJT: a column per group, whose indices are the inverse lookup
+  and whose dictionary is a struct with a list view, which is [offset, length], per key over
+  the key's shared values, each beside its weight where it has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.arrow import jagged_from_arrow, jagged_to_arrow
+from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups, real_rows
+from recd_plugins.sparse.jagged import MAX_INT32, Jagged, WeightedJagged
+from recd_plugins.sparse.rows.shared import SharedRows
+
+__all__ = [
+    "WiredIkjt",
+    "WiredPartial",
+    "from_bytes",
+    "from_columns",
+    "ikjt_from_batch",
+    "ikjt_to_batch",
+    "partial_from_batch",
+    "partial_to_batch",
+    "to_bytes",
+    "to_columns",
+]
+
+
+def to_columns(
+    groups: Groups, rows: Mapping[str, WeightedJagged], lookups: Sequence[Tensor]
+) -> dict[str, pa.DictionaryArray]:
+    """Each key as a column; the dictionaries of all lie in one array, uncopied."""
+    every = WeightedJagged.joined([rows[key] for group in groups for key in group])
+    if every.weights is not None:
+        raise DataError(
+            "to_arrow: its ids have weights, for which a column of ids has no place. Use "
+            "to_record_batch."
+        )
+    lists, first, columns = jagged_to_arrow(Jagged(every.values, every.lengths)), 0, {}
+    for group, lookup in zip(groups, lookups, strict=True):
+        for key in group:
+            count = rows[key].lengths.numel()
+            unique = lists.slice(first, count)
+            columns[key] = pa.DictionaryArray.from_arrays(_indices(lookup, count), unique)
+            first += count
+    return columns
+
+
+def from_columns(
+    columns: Mapping[str, pa.DictionaryArray], groups: Sequence[Sequence[str]] | None
+) -> tuple[Groups, dict[str, WeightedJagged], list[Tensor]]:
+    """Their groups, each key's unique rows and each group's lookup [B], not yet checked.
+
+    Values are views of one tensor where the dictionaries lie in one array.
+    """
+    rows: dict[str, WeightedJagged] = {}
+    lookups: dict[str, Tensor] = {}
+    seen: dict[int, Tensor] = {}
+    for key, column in columns.items():
+        if not pa.types.is_dictionary(column.type):
+            raise DataError(f"{key!r}: is {column.type}, but must be a dictionary of lists.")
+        lookups[key] = _lookup_of_column(column, repr(key))
+        rows[key] = _shared(column.dictionary, repr(key), seen)
+    checked, agreed = agreed_groups(lookups, groups, "from_arrow")
+    return checked, rows, agreed
+
+
+def _indices(lookup: Tensor, count: int) -> pa.Array:
+    """As few bytes for each as `count` unique samples need."""
+    return pa.array(lookup.numpy().astype(np.min_scalar_type(-max(count, 1))))
+
+
+def _lookup_of_column(column: pa.DictionaryArray, name: str) -> Tensor:
+    if column.null_count:
+        raise DataError(
+            f"{name}: {column.null_count} of its rows are null. Write a missing list as an empty "
+            "one where the column is made."
+        )
+    return torch.from_numpy(column.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+
+
+def _shared(dictionary: pa.Array, name: str, seen: dict[int, Tensor]) -> WeightedJagged:
+    """The dictionary's rows, as a view of one tensor for all that lie in one array."""
+    rows = WeightedJagged(*jagged_from_arrow(dictionary, name))
+    if rows.values.numel() and dictionary.type.value_type in (pa.int32(), pa.int64()):
+        ids = dictionary.values
+        whole = seen.setdefault(ids.buffers()[1].address, torch.from_dlpack(ids))
+        first = (rows.values.data_ptr() - whole.data_ptr()) // whole.element_size()
+        if 0 <= first <= whole.numel() - rows.values.numel():
+            rows = dataclasses.replace(rows, values=whole[first : first + rows.values.numel()])
+    return rows
+
+
+IKJT_KEY = b"recd_plugins.ikjt"
+COLUMNS = ("values", "lengths", "unique_counts", "codes", "runs")
+
+Numbers = NDArray[Any]
+
+
+class WiredIkjt(NamedTuple):
+    """What came over the wire, not yet checked."""
+
+    groups: Groups
+    rows: WeightedJagged
+    """The unique rows of all keys, in the order of the groups, padded to the largest group's."""
+    inverse_lookup: Tensor
+    """[G, B] int64."""
+    unique_counts: tuple[int, ...]
+    """[G]."""
+
+
+def ikjt_to_batch(
+    groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
+) -> pa.RecordBatch:
+    """Of what `WiredIkjt` has, on CPU."""
+    codes, runs = _as_runs(inverse_lookup.numpy())
+    columns = {
+        "values": rows.values.numpy(),
+        "lengths": _narrow(rows.lengths[real_rows(groups, unique_counts)].numpy()),
+        "unique_counts": np.array(unique_counts, np.int64),
+        "codes": codes,
+        "runs": runs,
+    }
+    if rows.weights is not None:
+        columns["weights"] = rows.weights.numpy()
+    said = json.dumps({"groups": groups, "batch_size": inverse_lookup.shape[1]})
+    arrays = [_one_list(numbers) for numbers in columns.values()]
+    fields = [pa.field(name, one.type) for name, one in zip(columns, arrays, strict=True)]
+    schema = pa.schema(fields, metadata={IKJT_KEY: said.encode()})
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
+    """What `ikjt_to_batch` was given, values on the same memory."""
+    said = (batch.schema.metadata or {}).get(IKJT_KEY)
+    if said is None:
+        raise DataError(
+            f"a record batch has no {IKJT_KEY.decode()!r} in its metadata, so it is no IKJT. "
+            "Make it by to_record_batch."
+        )
+    try:
+        batch.validate(full=True)
+        told = json.loads(said)
+        groups = check_groups(told["groups"], list(chain(*told["groups"])))
+        values, lengths, counts, codes, runs = (_numbers(batch, name) for name in COLUMNS)
+        weights = _numbers(batch, "weights") if "weights" in batch.schema.names else None
+        unique_counts = tuple(counts.to_pylist())
+        rows = WeightedJagged(
+            torch.from_dlpack(values),
+            _padded(lengths, groups, unique_counts, many=len(values) > MAX_INT32),
+            None if weights is None else torch.from_dlpack(weights),
+        )
+        lookup = _lookup_of_runs(codes, runs, (len(groups), int(told["batch_size"])))
+        return WiredIkjt(groups, rows, torch.from_numpy(lookup), unique_counts)
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"a record batch is a damaged IKJT ({error}). Send it again.") from error
+
+
+def _one_list(numbers: Numbers) -> pa.LargeListArray:
+    """All of them as the one row of a column, on the same memory."""
+    return pa.LargeListArray.from_arrays(np.array([0, len(numbers)]), pa.array(numbers))
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> pa.Array:
+    column = batch.column(name)
+    numbers = column.flatten()
+    if len(column) != 1 or column.null_count or numbers.null_count:
+        raise ValueError(f"{name} has nulls, or {len(column)} rows in place of one")
+    if name != "weights" and not pa.types.is_integer(numbers.type):
+        raise ValueError(f"{name} are {numbers.type}, not integers")
+    return numbers
+
+
+def _padded(
+    lengths: pa.Array, groups: Groups, unique_counts: tuple[int, ...], many: bool
+) -> Tensor:
+    if min(unique_counts) < 0:
+        raise ValueError(f"its unique counts are {unique_counts}")
+    real = real_rows(groups, unique_counts)
+    padded = np.zeros(real.numel(), np.int64 if many else np.int32)
+    padded[real.numpy()] = lengths.to_numpy()
+    return torch.from_numpy(padded)
+
+
+def _as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
+    """(codes, runs): code i for `runs[i]` samples, group after group; no runs: each for one."""
+    begins = np.ones(lookup.shape, bool)
+    begins[:, 1:] = lookup[:, 1:] != lookup[:, :-1]
+    starts = np.flatnonzero(begins)
+    every = _narrow(lookup.reshape(-1))
+    codes, runs = every[starts], _narrow(np.diff(starts, append=lookup.size))
+    if codes.nbytes + runs.nbytes < every.nbytes:
+        return codes, runs
+    return every, runs[:0]
+
+
+def _lookup_of_runs(codes: pa.Array, runs: pa.Array, shape: tuple[int, int]) -> NDArray[np.int64]:
+    """What `_as_runs` was given."""
+    lookup: NDArray[np.int64] = codes.to_numpy().astype(np.int64)
+    if len(runs):
+        counts = runs.to_numpy().astype(np.int64)
+        if counts.sum() != shape[0] * shape[1]:  # before memory is taken for them
+            raise ValueError(f"its runs have {counts.sum()} samples, not {shape} of them")
+        lookup = np.repeat(lookup, counts)
+    return lookup.reshape(shape)
+
+
+def _narrow(numbers: Numbers) -> Numbers:
+    """The same, none of them negative, in as few bytes each as the largest needs."""
+    return numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
+
+
+PARTIAL_METADATA = {b"recd_plugins.partial_ikjt": b"1"}
+
+
+class WiredPartial(NamedTuple):
+    """What a record batch holds, not yet checked."""
+
+    groups: Groups
+    rows: dict[str, SharedRows]
+    """Each key's unique rows."""
+    inverse_lookup: Tensor
+    """[G, B]."""
+    lengths: torch.dtype
+    """Of the lengths of KJTs."""
+
+
+def partial_to_batch(
+    groups: Groups, rows: Mapping[str, SharedRows], inverse_lookup: Tensor, lengths: torch.dtype
+) -> pa.RecordBatch:
+    """Shared values lie where they were; lengths of 64 bits make large list views."""
+    columns = []
+    for group, lookup in zip(groups, inverse_lookup, strict=True):
+        unique = pa.StructArray.from_arrays(
+            [_views(rows[key], lengths == torch.int64) for key in group], list(group)
+        )
+        indices = lookup.numpy().astype(np.min_scalar_type(-max(len(unique), 1)))
+        columns.append(pa.DictionaryArray.from_arrays(pa.array(indices), unique))
+    fields = [pa.field(str(index), column.type) for index, column in enumerate(columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, metadata=PARTIAL_METADATA))
+
+
+def partial_from_batch(batch: pa.RecordBatch) -> WiredPartial:
+    """What `partial_to_batch` was given, on the same memory."""
+    if not PARTIAL_METADATA.items() <= (batch.schema.metadata or {}).items():
+        raise DataError(
+            f"a record batch lacks {PARTIAL_METADATA} in its metadata, so it is no partial IKJT. "
+            "Make it by a partial IKJT's to_bytes."
+        )
+    groups: list[tuple[str, ...]] = []
+    rows: dict[str, SharedRows] = {}
+    lookups, large = [], False
+    try:
+        batch.validate(full=True)
+        for column in batch.columns:
+            unique = column.dictionary
+            groups.append(tuple(field.name for field in unique.type))
+            views: Sequence[pa.Array] = unique.flatten()
+            rows |= zip(groups[-1], map(_rows_of_views, views), strict=True)
+            large |= any(pa.types.is_large_list_view(view.type) for view in views)
+            lookups.append(column.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+    except (pa.ArrowException, ValueError, AttributeError, TypeError) as error:
+        raise DataError(f"a record batch is a damaged partial IKJT ({error}).") from error
+    lookup = torch.from_numpy(np.stack(lookups)) if lookups else torch.empty(0, 0).long()
+    return WiredPartial(tuple(groups), rows, lookup, torch.int64 if large else torch.int32)
+
+
+def _views(rows: SharedRows, large: bool) -> pa.Array:
+    values = pa.array(rows.values.numpy())
+    if rows.weights is not None:
+        weights = pa.array(rows.weights.numpy())
+        values = pa.StructArray.from_arrays([values, weights], ["id", "weight"])
+    kind, dtype = (pa.LargeListViewArray, np.int64) if large else (pa.ListViewArray, np.int32)
+    offsets, sizes = (pa.array(column.astype(dtype)) for column in rows.spans.numpy().T)
+    return kind.from_arrays(offsets, sizes, values)
+
+
+def _rows_of_views(views: pa.Array) -> SharedRows:
+    values, weights = views.values, None
+    if views.null_count or values.null_count:
+        raise ValueError("nulls among its lists or ids")
+    if pa.types.is_struct(values.type):
+        values, found = values.flatten()
+        weights = torch.from_dlpack(found)
+    spans = np.stack([views.offsets.to_numpy(), views.sizes.to_numpy()], axis=1)
+    return SharedRows(torch.from_dlpack(values), weights, torch.from_numpy(spans.astype(np.int64)))
+
+
+def to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
+    """An Arrow IPC stream of one batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def from_bytes(data: bytes | pa.Buffer) -> pa.RecordBatch:
+    """What `to_bytes` was given, on the same memory."""
+    try:
+        with pa.ipc.open_stream(data) as stream:
+            return stream.read_next_batch()
+    except (pa.ArrowException, StopIteration, OSError) as error:
+        raise DataError(f"these bytes are no Arrow stream ({error}). Send them again.") from error
