@@ -6,6 +6,7 @@ import ast
 import importlib
 import pkgutil
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -72,3 +73,18 @@ def test_plugins_and_examples_import_the_public_face_alone(path: Path) -> None:
         FACE,
         *(f"recd_plugins.{name}" for name in recd_plugins.__all__),
     }
+
+
+def test_the_page_says_of_each_module_how_stable_it_is() -> None:
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| (stable|provisional) \| .+ \|$",
+        (ROOT / "docs/api.md").read_text(),
+        re.M,
+    )
+    assert sorted(module for module, _ in rows) == sorted(["recd_plugins", *MODULES])
+
+
+def test_each_package_of_the_wheel_is_typed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        assert (ROOT / package / "py.typed").is_file()
