@@ -18,7 +18,6 @@ from typing import Any
 
 from benchmarks.cluster.network import available
 from benchmarks.flexshard.billion_rows import billion_rows
-from benchmarks.flexshard.drawing import draw
 from benchmarks.flexshard.emulated import EmulatedCluster
 from benchmarks.flexshard.figures import Bench
 from benchmarks.flexshard.grid import (
@@ -30,6 +29,7 @@ from benchmarks.flexshard.grid import (
     Setting,
 )
 from benchmarks.flexshard.memory import K, k_of_replicas
+from benchmarks.flexshard.observed import draw
 from benchmarks.flexshard.paper import PRICES
 from benchmarks.flexshard.paper_tables import k_of_ours, table_5, table_6
 from benchmarks.flexshard.router import router

@@ -12,7 +12,8 @@ from benchmarks.flexshard.paper import PRICES
 from benchmarks.harness import Figure
 from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.ledger import Ledger, SequenceTable
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.table_sizes import SequenceTable
 
 __all__ = ["billion_rows"]
 

@@ -9,13 +9,13 @@ from functools import cached_property
 
 from benchmarks.cluster.network import Network
 from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.flexshard.observed import Observed
 from benchmarks.flexshard.sides import Side
 from benchmarks.flexshard.steps import SideSteps, take_turns, topology
 from benchmarks.flexshard.workload import Workload
 from benchmarks.harness import spread
-from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.prices.observed import Observed
+from recd_plugins.planning.topology import Cluster
 
 __all__ = ["EmulatedCluster", "Measured"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.flexshard.emulated import EmulatedCluster, Measured
 from benchmarks.flexshard.grid import BUDGET, Setting, candidates, chosen
+from benchmarks.flexshard.observed import Observed
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
 from benchmarks.harness import Figure
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.prices.observed import Observed
 
 __all__ = ["Bench"]
 

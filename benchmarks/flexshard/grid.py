@@ -9,7 +9,7 @@ from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side, tables
 from benchmarks.flexshard.workload import TABLE, Workload
 from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import TableSizes
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = [

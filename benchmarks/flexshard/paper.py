@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recd_plugins.planning.access.parametric import through_points
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.ledger import SequenceTable, TableSizes
-from recd_plugins.planning.prices.pricing import PAPER_K, priced
-from recd_plugins.planning.topology import PRESETS
+from recd_plugins.planning.cost import PAPER_K, priced
+from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.topology import PRESETS, Cluster
 
 __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]
 

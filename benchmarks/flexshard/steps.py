@@ -19,9 +19,8 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.sides import Side
 from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.network.measure import measure_topology
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.measured_topology import measure_topology
+from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.nodes import Nodes
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders

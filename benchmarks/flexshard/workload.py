@@ -12,8 +12,8 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.rows import RowDistribution
 
 __all__ = ["TABLE", "Features", "Sequences", "Workload"]
 

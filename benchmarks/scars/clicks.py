@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from benchmarks.scars.tables import Law
 from recd_plugins.data.batch import Batch
-from recd_plugins.planning.rows import Integers
+from recd_plugins.planning.access.distribution import Integers
 
 __all__ = ["Clicks", "Held", "Model"]
 

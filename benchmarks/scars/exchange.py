@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.scars.tables import Lookups
-from recd_plugins.planning.rows import Integers
+from recd_plugins.planning.access.distribution import Integers
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders

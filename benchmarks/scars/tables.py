@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from recd_dlrm.datasets.criteo.rows import CATEGORIES, read_rows
+from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
-from recd_plugins.planning.rows import Integers, RowDistribution
 
 __all__ = ["LAWS", "UNIFORM", "Columns", "Law", "Lookups", "criteo"]
 

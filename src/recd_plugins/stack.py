@@ -20,7 +20,7 @@ from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.naming.patterns import check_patterns, matching
-from recd_plugins.planning.proposal import OrdersBatches, Proposes, Retiers
+from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from benchmarks.cluster.network import available
-from benchmarks.flexshard.drawing import draw
 from benchmarks.flexshard.emulated import EmulatedCluster, Measured
 from benchmarks.flexshard.figures import Bench
 from benchmarks.flexshard.grid import GRID, NO_SKEW, SATURATED, candidates, chosen
+from benchmarks.flexshard.observed import draw
 from benchmarks.flexshard.router import router
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
 from benchmarks.flexshard.steps import SideSteps
-from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import TableSizes
-from recd_plugins.planning.topology import Link
+from recd_plugins.planning.table_sizes import TableSizes
+from recd_plugins.planning.topology import Cluster, Link
 
 PRICES = Prices(
     cluster=Cluster(

@@ -13,8 +13,8 @@ from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection
 from recd_plugins.embedding.sharder import DedupSharder, with_dedup
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
-from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 
 
 def planner(**options: Any) -> TorchRecPlanner:

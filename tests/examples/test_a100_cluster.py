@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.planning.proposal import Tiered
+from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.topology import PRESETS, load_topology
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load

@@ -15,9 +15,9 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 
 import recd_plugins as rp
 from benchmarks.flexshard.paper import MODELS, PaperModel
-from recd_plugins.planning.ledger import TableSizes
-from recd_plugins.planning.profile import Profile
-from recd_plugins.planning.proposal import Tiered
+from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.planning.table_sizes import TableSizes
 
 
 def saved(model: PaperModel, folder: Path) -> Path:

@@ -22,8 +22,8 @@ from recd_flexshard.planner import FlexShardPlanner
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.ledger import TableSizes
-from recd_plugins.planning.profile import Profile
+from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context

@@ -14,14 +14,12 @@ from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_flexshard.policy.goals import auto, choose, frontier
 from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
-from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.prices.step_time import marginal_ms
-from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.cost import Prices, marginal_ms
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.table_sizes import Merged, SequenceTable, TableSizes
+from recd_plugins.planning.topology import Cluster, Link, Topology
 
 LINKS = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
 SLOW = dataclasses.replace(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.proposal import Tiered
+from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 

@@ -22,14 +22,14 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.bag_cost import travelling
 from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.explain.report import PlanReport
-from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes
-from recd_plugins.planning.prices.bag_cost import travelling
-from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.explain.plan_report import PlanReport
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.traffic import Traffic, TrafficCounter

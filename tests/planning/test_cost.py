@@ -9,18 +9,12 @@ import pytest
 
 from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_plugins.errors import DataError
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.ledger import (
-    Ledger,
-    SequenceTable,
-    TableSizes,
-    tier_plan,
-)
-from recd_plugins.planning.prices.step_time import Lane, marginal_ms, milliseconds
-from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.cost import Cost, Lane, Prices, marginal_ms, milliseconds
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.topology import Cluster, Link, Topology
 
 N, W = 2, 4
 CLUSTER = Cluster.of(Topology(ranks_per_node=W), N * W)

@@ -7,9 +7,9 @@ from torchrec.distributed.types import CacheAlgorithm, CacheParams
 
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
-from recd_plugins.planning.proposal import HoldsRowWise
+from recd_plugins.planning.planner_bases import HoldsRowWise
 from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.testing.probe import Probe
 
 

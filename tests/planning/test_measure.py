@@ -11,7 +11,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.planning.network.measure import fit_link, measure_topology
+from recd_plugins.planning.measured_topology import fit_link, measure_topology
 from recd_plugins.planning.topology import GB, Link, Topology, load_topology
 from recd_plugins.testing.gloo import GlooPool
 

@@ -20,8 +20,8 @@ from recd_plugins.config import parse
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.planning.constraints import ComputeKernel, ShardingKind
-from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import Probe

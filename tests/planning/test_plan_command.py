@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
-from recd_plugins.planning.profile import Profile
+from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.tier_plan import TierPlan
 
 REGISTRY = """

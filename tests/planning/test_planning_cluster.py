@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.topology import (
     GB,
     PRESETS,
+    Cluster,
     Link,
     Topology,
     load_topology,

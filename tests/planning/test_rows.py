@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.access.counters import counters
-from recd_plugins.planning.access.counting import RowCounter
-from recd_plugins.planning.access.drift import drift
+from recd_plugins.planning.access.access_profile import Counted, Profile, profile_batches
+from recd_plugins.planning.access.counting import RowCounter, RowSketch, counters
+from recd_plugins.planning.access.distribution import RowDistribution, drift
 from recd_plugins.planning.access.parametric import (
     exponential,
     half_normal,
@@ -21,9 +21,6 @@ from recd_plugins.planning.access.parametric import (
     uniform,
     zipf,
 )
-from recd_plugins.planning.access.sketch import RowSketch
-from recd_plugins.planning.profile import Counted, Profile, profile_batches
-from recd_plugins.planning.rows import RowDistribution
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.probe import SCHEMA
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform
-from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.profile import Profile
-from recd_plugins.planning.saved.plan_change import plan_changes
-from recd_plugins.planning.saved.saved_plan import saved_plan
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan, plan_changes
+from recd_plugins.planning.topology import Cluster
+from recd_plugins.tiers.tier_planner import saved_plan
 
 
 def rows(*ids: int) -> np.ndarray[Any, np.dtype[np.int64]]:

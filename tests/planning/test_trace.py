@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError
+from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.trace import Trace, profile_trace
-from recd_plugins.planning.profile import Profile
 
 LENGTHS = np.array([[2, 0, 1, 1], [1, 1, 1, 1]])
 INDICES = np.array([3, 3, 1, 3, 0, 0, 0, 1])

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.errors import RegistryError
+from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, zipf
-from recd_plugins.planning.profile import Profile
-from recd_plugins.planning.rows import RowDistribution
 from recd_scars.curve import Curve
 from recd_scars.sources import together
 from recd_scars.theory.memory import Memory

@@ -18,15 +18,13 @@ import recd_scars
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
-from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import SequenceTable
-from recd_plugins.planning.merged import Merged
-from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
-from recd_plugins.planning.proposal import OrdersBatches, Retiers, Tiered
-from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.topology import GB, Topology
+from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
+from recd_plugins.planning.table_sizes import Merged, SequenceTable
+from recd_plugins.planning.topology import GB, Cluster, Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, Loader
 from recd_plugins.testing.batches import random_batches

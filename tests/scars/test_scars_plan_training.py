@@ -16,7 +16,7 @@ from torch import nn
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.proposal import Tiered
+from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.arrange import ByRegistry, BySharding

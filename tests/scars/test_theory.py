@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
-from recd_plugins.planning.rows import RowDistribution
 from recd_scars.theory.cache_size import cost, marginal, optimal_cache
 from recd_scars.theory.communication import coalesced, epoch, plain
 from recd_scars.theory.memory import Memory

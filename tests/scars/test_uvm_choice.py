@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recd_plugins.planning.access.distribution import RowDistribution, appears
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.rows import RowDistribution, appears
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_scars.uvm.choice import CACHE_TAKES, Choice, HostTable, choose, pays
 from recd_scars.uvm.hits import HitCurve, Shards, hit_curve

@@ -25,8 +25,8 @@ from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.planning.topology import GB, Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
 from recd_plugins.testing.arrange import Arranged, BySharding

@@ -14,8 +14,8 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 import recd_scars
 from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.plan import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.slots import (
     CacheRecord,
     Context,

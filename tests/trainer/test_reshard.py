@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError, RecdError, RegistryError
-from recd_plugins.planning.proposal import Tiered
+from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.assemble import assemble

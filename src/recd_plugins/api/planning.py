@@ -1,20 +1,24 @@
 """Planners: what they count, what a choice costs, and the plans that they make."""
 
+from recd_plugins.planning.access.access_profile import Profile, profile_batches
+from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, appears
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
-from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.constraints import CacheAlgorithm, TableConstraint
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.explain.report import Frontier, PlanReport
+from recd_plugins.planning.cost import (
+    PAPER_K,
+    Cost,
+    Prices,
+    Pricing,
+    marginal_ms,
+    priced,
+    replica_factor,
+    state_bytes,
+)
+from recd_plugins.planning.explain.plan_report import Frontier, PlanReport
 from recd_plugins.planning.explain.words import aligned
-from recd_plugins.planning.ledger import Ledger, SequenceTable, TableSizes, tier_plan
-from recd_plugins.planning.merged import Merged
+from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
-from recd_plugins.planning.plan import TorchRecPlannerConfig, build_torchrec_planner
-from recd_plugins.planning.prices.pricing import PAPER_K, Pricing, priced
-from recd_plugins.planning.prices.replica_memory import replica_factor, state_bytes
-from recd_plugins.planning.prices.step_time import marginal_ms
-from recd_plugins.planning.profile import Profile, profile_batches
-from recd_plugins.planning.proposal import (
+from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
     OrdersBatches,
     PlansOthers,
@@ -22,10 +26,11 @@ from recd_plugins.planning.proposal import (
     Retiers,
     Tiered,
 )
-from recd_plugins.planning.rows import Floats, Integers, RowDistribution, appears
+from recd_plugins.planning.table_sizes import Merged, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
-from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.tiers.planner import Chosen, TierPlanner
+from recd_plugins.planning.topology import GB, Cluster, Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.tiers.tier_planner import Chosen, TierPlanner
 
 __all__ = [
     "GB",

@@ -14,9 +14,9 @@ from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, pro
 from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.access.drift import Drift
-    from recd_plugins.planning.explain.report import PlanReport
-    from recd_plugins.planning.saved.plan_change import TableChange
+    from recd_plugins.planning.access.distribution import Drift
+    from recd_plugins.planning.explain.plan_report import PlanReport
+    from recd_plugins.planning.tier_plan import TableChange
     from recd_plugins.slots import Planner
 
 __all__ = ["explain", "plan"]
@@ -145,10 +145,9 @@ def explain(
 ) -> None:
     """Price one row in every tier, on the registry's cluster, with the formulas."""
     with reported(debug):
-        from recd_plugins.planning.cluster import Cluster
-        from recd_plugins.planning.prices.price_list import PriceList
-        from recd_plugins.planning.prices.pricing import PAPER_K, priced
-        from recd_plugins.planning.prices.replica_memory import row_factor
+        from recd_plugins.planning.cost import PAPER_K, priced, row_factor
+        from recd_plugins.planning.explain.price_list import PriceList
+        from recd_plugins.planning.topology import Cluster
         from recd_plugins.registry import Registry
 
         chosen = Registry.load(registry, _said(overrides, ranks))
@@ -188,7 +187,7 @@ def _write(
 ) -> PlanReport | None:
     """The files that were asked for, where the planner has what goes into them; its report."""
     from recd_plugins.errors import CapabilityError
-    from recd_plugins.planning.proposal import Tiered
+    from recd_plugins.planning.planner_bases import Tiered
 
     tiered = planner if isinstance(planner, Tiered) else None
     if tiered is None or tiered.report is None or tiered.profile is None:
@@ -217,9 +216,9 @@ def _write(
 def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
     """By table: as many rows as it has replicas."""
     from recd_plugins.errors import CapabilityError, DataError
-    from recd_plugins.planning.access.drift import drift
-    from recd_plugins.planning.profile import Profile
-    from recd_plugins.planning.proposal import Tiered
+    from recd_plugins.planning.access.access_profile import Profile
+    from recd_plugins.planning.access.distribution import drift
+    from recd_plugins.planning.planner_bases import Tiered
 
     if not isinstance(planner, Tiered) or planner.tier_plan is None or planner.profile is None:
         raise CapabilityError(
@@ -242,9 +241,8 @@ def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
 
 def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:
     """By table of either plan; one without replicas has no tiers."""
-    from recd_plugins.planning.proposal import Tiered
-    from recd_plugins.planning.saved.plan_change import plan_changes
-    from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.planning.planner_bases import Tiered
+    from recd_plugins.planning.tier_plan import TierPlan, plan_changes
 
     old = TierPlan.load(before)
     new = planner.tier_plan if isinstance(planner, Tiered) else None

@@ -15,8 +15,8 @@ from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
+    from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.model_tables import ModelTable
-    from recd_plugins.planning.profile import Profile
     from recd_plugins.stack import Stack
 
 __all__ = ["profile"]
@@ -127,7 +127,7 @@ def _of_batches(
     per_feature: bool,
 ) -> Profile:
     from recd_plugins.errors import RegistryError
-    from recd_plugins.planning.profile import Counted, profile_batches
+    from recd_plugins.planning.access.access_profile import Counted, profile_batches
 
     ranks = stack.registry.train.ranks
     if rank is not None and rank >= ranks:

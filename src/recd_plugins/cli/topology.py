@@ -83,7 +83,7 @@ def _lead(stack: Stack, command: list[str], save: Path) -> dict[str, Any]:
 def _be_a_rank(stack: Stack, save: Path) -> None:
     import torch.distributed as dist
 
-    from recd_plugins.planning.network.measure import measure_topology
+    from recd_plugins.planning.measured_topology import measure_topology
     from recd_plugins.planning.topology import save_topology
     from recd_plugins.trainer.launch import die_with_parent
     from recd_plugins.trainer.run import process_group

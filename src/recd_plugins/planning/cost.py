@@ -8,16 +8,34 @@ per rank and step, forward and backward together.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.rows import Floats, RowDistribution, appears
+from recd_plugins.planning.access.distribution import Floats, RowDistribution, appears
+from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.topology import GB, Cluster
 
-__all__ = ["ID_BYTES", "Cost", "Prices", "Reduce"]
+__all__ = [
+    "COLLECTIVES",
+    "ID_BYTES",
+    "PAPER_K",
+    "Cost",
+    "Lane",
+    "Prices",
+    "Pricing",
+    "Reduce",
+    "marginal_ms",
+    "milliseconds",
+    "overlapped",
+    "priced",
+    "replica_factor",
+    "row_factor",
+    "state_bytes",
+]
 
 ID_BYTES = 8
 """int64, as TorchRec sends ids."""
@@ -256,3 +274,112 @@ class Prices:
 
 def _sum(counts: Any, price: Any) -> Any:
     return (counts * price).sum()
+
+
+COLLECTIVES = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global", "ar_cross")
+OVERLAPPING = ("a2a_intra", "ar_cross")
+"""Those on other links than the global all-to-all, which a topology's `overlap` is of."""
+NETWORK = ("a2a_global", "a2a_cross", "ar_global", "ar_cross")
+"""Those that have bytes between nodes."""
+
+
+def milliseconds(
+    cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
+) -> dict[str, float]:
+    """By collective: calls * latency + bytes / bandwidth; and `local`, the rank's own work:
+    rows at the rate of random ones, ids that are made unique at theirs, and small operations."""
+    found = {}
+    for name in COLLECTIVES:
+        link, called = getattr(cluster, name), calls.get(name, 0)
+        found[name] = (called - 1) * link.latency_ms + float(link.ms(getattr(cost, name)))
+    own = float(cluster.local_ms(cost.local, cost.coalesced))
+    found["local"] = own + operations * cluster.op_us * 1e-3
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """What a step does for canonical tables, or for replicas."""
+
+    traffic: float
+    """Milliseconds that its bytes are on links between nodes."""
+    own: float
+    """Milliseconds of all else: latencies, exchanges in nodes, the rank's own work."""
+
+    @classmethod
+    def of(cls, cost: Cost, cluster: Cluster, calls: Mapping[str, int]) -> Lane:
+        each = milliseconds(cost, cluster, calls)
+        traffic = sum(
+            each[name] - calls.get(name, 0) * getattr(cluster, name).latency_ms for name in NETWORK
+        )
+        return cls(traffic=traffic, own=sum(each.values()) - traffic)
+
+
+def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas: Lane) -> float:
+    """Milliseconds of a step in which all follow each other, but for what runs beside the rest.
+
+    Replicas are updated in backward, beside the exchange of the canonical gradients, the half of
+    canonical traffic: each has some of its own work done while the other is on the links. Of
+    what could be, a topology says which share is:
+        beside * (min(own of replicas, traffic of home / 2)
+                  + min(own of home / 2, traffic of replicas))
+    Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
+    says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross).
+    """
+    work = min(replicas.own, home.traffic / 2) + min(home.own / 2, replicas.traffic)
+    links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in OVERLAPPING))
+    return sum(each.values()) - max(cluster.beside * work, cluster.overlap * links)
+
+
+def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
+    """What one row more or less changes: its bytes at each link's rate, no latencies; as long as
+    what overlaps the global all-to-all is shorter."""
+    total = cluster.local_ms(cost.local, cost.coalesced)
+    for name in COLLECTIVES:
+        share = 1 - cluster.overlap if name in OVERLAPPING else 1.0
+        total = total + getattr(cost, name) * (share * 1000 / (getattr(cluster, name).gbps * GB))
+    return total
+
+
+Pricing = Literal["ours", "paper"]
+"""paper: FlexShard as published (section 4). A row is sent once per access, and the gradients of
+all replicas are all-reduced in every step, whatever it looked up: static communication is r over
+all ranks for DP, r / W across nodes for Flex. ours: a rank asks its node for a row once, and only
+the gradients of rows that a step touched are reduced."""
+
+PAPER_K = 6.25
+"""k of the paper's framework, as its table 5 implies it."""
+
+
+def priced(pricing: Pricing, *, cluster: Cluster, batch_size: int, k: float) -> Prices:
+    """The prices of one or the other on a cluster, with replicas that take k times a row."""
+    if pricing == "paper":
+        return Prices(cluster=cluster, batch_size=batch_size, k=k, reduce="dense", ask_once=False)
+    return Prices(cluster=cluster, batch_size=batch_size, k=k)
+
+
+UNDER_WAY = 0.64
+"""Of the bytes of replicas, what gradients take while chunks of them are reduced: the most that
+`python -m benchmarks.flexshard` found, in most runs 0.55 to 0.62."""
+STATE_BYTES: Mapping[str, Callable[[int], int]] = {
+    "EXACT_ADAGRAD": lambda dim: 4 * dim,
+    "EXACT_ROWWISE_ADAGRAD": lambda _: 4,
+}
+"""Optimizer state of a row of D elements; none for SGD."""
+
+
+def state_bytes(fused: Mapping[str, Any], dim: int) -> int:
+    """What the fused optimizer keeps for a row."""
+    optimizer: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
+    return STATE_BYTES[optimizer](dim) if optimizer in STATE_BYTES else 0
+
+
+def replica_factor(tables: Iterable[SequenceTable], fused: Mapping[str, Any]) -> float:
+    """k: bytes that a replicated row takes with all that goes with it, over its own; that of the
+    table whose replicas take the most."""
+    return max(row_factor(fused, table.dim, table.element_bytes) for table in tables)
+
+
+def row_factor(fused: Mapping[str, Any], dim: int, element_bytes: int = 4) -> float:
+    """k of a row of D elements: 1, gradients under way, and its optimizer state."""
+    return 1 + UNDER_WAY + state_bytes(fused, dim) / (dim * element_bytes)

@@ -7,25 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.prices.bag_cost import row_wise_bags, table_wise_bags, travelling
-from recd_plugins.planning.prices.step_time import COLLECTIVES, Lane, milliseconds, overlapped
-from recd_plugins.planning.rows import RowDistribution
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags, travelling
+from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
+from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 
 __all__ = [
     "Entry",
     "Ledger",
-    "SequenceTable",
     "TableLedger",
-    "TableSizes",
     "TierName",
     "home_cost",
-    "tier_plan",
 ]
 
-Home = Literal["row_wise", "table_wise"]
 TierName = Literal["replicated", "per_node", "row_wise"]
 REPLICAS: tuple[TierName, ...] = ("replicated", "per_node")
 TINY = 1e-300
@@ -40,36 +34,6 @@ OPERATIONS: Mapping[str, int] = {
 """Of our tiers, as a profile counts them in a step whose update is one chunk."""
 ROUTING = 50
 """Of a collection with any of these, to take ids apart and rows together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceTable:
-    """A table, and how its rows are accessed."""
-
-    name: str
-    rows: RowDistribution
-    dim: int
-    element_bytes: int = 4
-    bags: int = 0
-    """f: bags of a sample, where they are pooled; 0 where rows are looked up one by one."""
-
-    @property
-    def width(self) -> int:
-        """r: bytes of a row."""
-        return self.dim * self.element_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableSizes:
-    """How many of a table's rows each tier takes, in the order of popularity; the rest is RW."""
-
-    replicated: int = 0
-    """The hottest: a copy on every rank (DP)."""
-    per_node: int = 0
-    """The next: a copy in every node (Flex)."""
-    coalesce: Coalesce = "none"
-    home: Home = "row_wise"
-    """Of a pooled table without replicas or coalescing, what TorchRec makes of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,23 +163,6 @@ class Ledger:
             Lane.of(home, cluster, self.home_calls),
             Lane.of(sum(copied, Cost()), cluster, self.replica_calls),
         )
-
-
-def tier_plan(
-    tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes], cluster: Cluster
-) -> TierPlan:
-    """Sizes as row ids, which the distributions must know."""
-    plans = {
-        name: TablePlan.hottest(
-            name,
-            tables[name].rows,
-            replicated=size.replicated,
-            per_node=size.per_node,
-            coalesce=size.coalesce,
-        )
-        for name, size in sizes.items()
-    }
-    return TierPlan(tables=plans, n_nodes=cluster.n_nodes, ranks_per_node=cluster.ranks_per_node)
 
 
 def home_cost(

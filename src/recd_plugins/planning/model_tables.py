@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.errors import RegistryError
 from recd_plugins.naming.patterns import check_patterns, matching
-from recd_plugins.planning.ledger import SequenceTable
-from recd_plugins.planning.profile import Counted
-from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.planning.access.access_profile import Counted
+from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.table_sizes import SequenceTable
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.network.groups import own_group
+from recd_plugins.planning.measured_topology import own_group
 
 __all__ = ["Nodes", "Peers", "Pending"]
 

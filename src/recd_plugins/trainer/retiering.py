@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
-    from recd_plugins.planning.proposal import Retiers
+    from recd_plugins.planning.planner_bases import Retiers
 
 __all__ = ["Retiering"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.rows import Floats, Integers, RowDistribution
+from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution
 
 __all__ = ["exponential", "half_normal", "through_points", "uniform", "zipf"]
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.access.counters import EXACT_ROWS, counters, distribution
-from recd_plugins.planning.profile import Profile
-from recd_plugins.planning.rows import Integers
+from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.access.counting import EXACT_ROWS, counters, distribution
+from recd_plugins.planning.access.distribution import Integers
 
 __all__ = ["Trace", "profile_trace"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
+from recd_plugins.errors import RecdError
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.topology import Topology
 
@@ -14,12 +15,20 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.batch import Batch
-    from recd_plugins.planning.explain.report import PlanReport
-    from recd_plugins.planning.profile import Profile
+    from recd_plugins.planning.access.access_profile import Profile
+    from recd_plugins.planning.explain.plan_report import PlanReport
     from recd_plugins.planning.tier_plan import TierPlan
     from recd_plugins.slots import Loader
 
-__all__ = ["HoldsRowWise", "OrdersBatches", "PlansOthers", "Proposes", "Retiers", "Tiered"]
+__all__ = [
+    "HoldsRowWise",
+    "OrdersBatches",
+    "PlansOthers",
+    "Proposes",
+    "Retiers",
+    "Tiered",
+    "from_rank_0",
+]
 
 
 @runtime_checkable
@@ -88,3 +97,22 @@ class HoldsRowWise(Protocol):
     ) -> PlansOthers:
         """A planner like it, for which these tables are so, whatever it would choose; with
         TorchRec's fused kernel, but for those that `kernels` names another for."""
+
+
+T = TypeVar("T")
+
+
+def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank; or its error, for which the others wait as well."""
+    from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+
+    def attempt() -> T | RecdError:
+        try:
+            return make()
+        except RecdError as error:
+            return error
+
+    found: T | RecdError = invoke_on_rank_and_broadcast_result(group, 0, attempt)
+    if isinstance(found, RecdError):
+        raise found
+    return found

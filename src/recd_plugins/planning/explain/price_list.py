@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recd_plugins.planning import cost
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.prices import bag_cost
-from recd_plugins.planning.prices.bag_cost import row_wise_bags, table_wise_bags
-from recd_plugins.planning.prices.step_time import marginal_ms
-from recd_plugins.planning.rows import RowDistribution
+from recd_plugins.planning import bag_cost, cost
+from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags
+from recd_plugins.planning.cost import Cost, Prices, marginal_ms
 
 __all__ = ["PriceList"]
 

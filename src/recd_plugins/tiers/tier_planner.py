@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from recd_plugins.errors import CapabilityError, nearest
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.explain.report import PlanReport
-from recd_plugins.planning.ledger import SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.network.agree import from_rank_0
-from recd_plugins.planning.profile import Profile, profile_batches
-from recd_plugins.planning.proposal import HoldsRowWise, PlansOthers
-from recd_plugins.planning.saved.saved_plan import lines, saved_plan
+from recd_plugins.planning.planner_bases import HoldsRowWise, PlansOthers, from_rank_0
+from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.topology import Cluster
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from recd_plugins.slots import Context
     from recd_plugins.tiers.sharder import TierCluster
 
-__all__ = ["Chosen", "TierPlanner"]
+__all__ = ["Chosen", "TierPlanner", "lines", "saved_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,4 +225,58 @@ class TierPlanner(ABC):
         """The planner of the others, for which tables with tiers or coalescing are row-wise."""
         return self._others.row_wise(
             self.tier_plan.tables if self.tier_plan else (), self.kernels()
+        )
+
+
+def saved_plan(
+    path: Path, tables: Mapping[str, ModelTable], cluster: Cluster, *, where: str
+) -> TierPlan:
+    """What `TierPlan.save` wrote there, if it is for this cluster and for tables among these.
+
+    `where` opens the error if it is not.
+    """
+    plan = TierPlan.load(path)
+    made, here = (f"{one.n_nodes} nodes of {one.ranks_per_node} ranks" for one in (plan, cluster))
+    if made != here:
+        raise CapabilityError(
+            f"{where}: {path} is for {made}, but here are {here}. `recd plan --ranks "
+            f"{cluster.world_size} --save FILE` makes one for these, without `plan`."
+        )
+    for name, table in plan.tables.items():
+        if name not in tables:
+            raise CapabilityError(
+                f"{where}: {path} has replicas of a table {name!r}, but the model has none of "
+                f"that name that may have any; {nearest(name, tables)}"
+            )
+        _check_rows(table, tables[name].num_rows, f"{where}: {path}")
+    return plan
+
+
+def lines(plan: TierPlan, path: Path) -> Iterator[str]:
+    """The rows of each table in words."""
+    yield (
+        f"tier plan: as in {path}; {plan.n_nodes} nodes of {plan.ranks_per_node} ranks, "
+        f"{len(plan.tables)} tables"
+    )
+    for name, table in plan.tables.items():
+        yield (
+            f"{name}: {len(table.replicated):,} rows in DP, {len(table.per_node):,} in Flex, "
+            f"coalesced: {table.coalesce}"
+        )
+
+
+def _check_rows(table: TablePlan, num_rows: int, where: str) -> None:
+    said = table.num_rows
+    if said is not None and said != num_rows:
+        raise CapabilityError(
+            f"{where} was made of a table {table.table!r} of {said:,} rows, but the model's has "
+            f"{num_rows:,}. Plan again: take `plan` out of registry.yaml."
+        )
+    highest = max(
+        (int(rows.max()) for rows in (table.replicated, table.per_node) if len(rows)), default=-1
+    )
+    if highest >= num_rows:
+        raise CapabilityError(
+            f"{where} names row {highest:,} of table {table.table!r}, but the model's has "
+            f"{num_rows:,} rows. Plan again: take `plan` out of registry.yaml."
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,13 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from recd_plugins.planning.cluster import ranks_per_node
-from recd_plugins.planning.network.groups import own_group
-from recd_plugins.planning.network.own_work import gathering, own_work
-from recd_plugins.planning.network.timing import IN_A_ROW, ROUNDS, middle, once, seconds_of
-from recd_plugins.planning.topology import GB, Link, Topology
+from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
-__all__ = ["fit_link", "measure_topology"]
+__all__ = ["fit_link", "measure_topology", "own_group"]
 
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
@@ -181,3 +179,99 @@ def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
     if world > w:
         links["inter_node_gbps"] = found["a2a_global"].gbps * (world - w) / world
     return links
+
+
+ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
+"""A table of 64 MB, which no processor's cache holds."""
+SMALL_OPERATIONS = 400
+
+
+def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callable[[], object]:
+    """So many rows at random places, read and written.
+
+    Into memory that is there: new memory's first use would take several times as long, or not, as
+    the allocator pleases."""
+    table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
+    rows = _draw(world, lookups).to(device)
+    out = torch.empty(lookups, ROW_BYTES // 4, device=device)
+    return lambda: torch.index_select(table, 0, rows, out=out)
+
+
+def own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:
+    """Rows gathered; ids made unique, each there four times; small operations.
+
+    Often enough in a row that all ranks are at it together."""
+    ids = _draw(world, LOOKUPS, LOOKUPS // 4).to(device)
+    gathered, unique, small = (
+        seconds_of(work, world, device, IN_A_ROW)
+        for work in (
+            gathering(world, device, LOOKUPS),
+            lambda: torch.unique(ids, return_inverse=True),
+            lambda: _small_operations(ids[:64]),
+        )
+    )
+    return {
+        "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathered / GB,
+        "unique_ns": unique / LOOKUPS * 1e9,
+        "op_us": small / SMALL_OPERATIONS * 1e6,
+    }
+
+
+def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:
+    draw = torch.Generator().manual_seed(world.rank())
+    return torch.randint(0, num_rows, (lookups,), generator=draw)
+
+
+def _small_operations(ids: Tensor) -> None:
+    """`SMALL_OPERATIONS`, of the kinds that tiers consist of."""
+    for _ in range(SMALL_OPERATIONS // 4):
+        kept = ids[ids >= 0]
+        torch.cat([kept, ids]).cumsum(0)
+
+
+ROUNDS = 12
+"""Runs, of which the middle half counts."""
+IN_A_ROW = 16
+"""Calls of a run with the smallest payload, or of a rank's own work: ranks leave a barrier one
+after the other, which would count as time of a single call."""
+
+
+def seconds_of(
+    call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
+) -> float:
+    """Seconds of a call; the first run warms up."""
+    return middle([once(call, world, device, again) for _ in range(ROUNDS + 1)][1:])
+
+
+def once(
+    call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
+) -> float:
+    """Seconds of a call in one run: its slowest rank's."""
+    dist.barrier(world)
+    begun = time.perf_counter()
+    for _ in range(again):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    slowest = torch.tensor((time.perf_counter() - begun) / again, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=world)
+    return float(slowest)
+
+
+def middle(taken: Sequence[float]) -> float:
+    """The mean of the middle half. Exchanges take one time or another, as peers send at once or
+    in turns, and a step has several: its time is of their mean."""
+    quarter = len(taken) // 4
+    return statistics.fmean(sorted(taken)[quarter : len(taken) - quarter])
+
+
+def own_group(groups: Tensor) -> ProcessGroup | None:
+    """Make all `groups` [n, size] of ranks, and return that of this rank; none if it is alone."""
+    if groups.shape[1] == 1:
+        return None
+    own = None
+    for ranks in groups.tolist():
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            own = group
+    return own

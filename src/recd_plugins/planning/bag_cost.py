@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
-from recd_plugins.planning.rows import RowDistribution
 
 __all__ = ["SUM_BYTES", "row_wise_bags", "table_wise_bags", "travelling"]
 

@@ -1,17 +1,50 @@
-"""The rows of all tables in one order, hottest first (FlexShard, section 4.6)."""
+"""How many rows of each table each tier takes, and the rows of all tables in one order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from recd_plugins.planning.ledger import SequenceTable, TableSizes
-from recd_plugins.planning.rows import Integers, RowDistribution
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.topology import Cluster
 
-__all__ = ["Merged"]
+__all__ = ["Merged", "SequenceTable", "TableSizes", "tier_plan"]
+
+Home = Literal["row_wise", "table_wise"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTable:
+    """A table, and how its rows are accessed."""
+
+    name: str
+    rows: RowDistribution
+    dim: int
+    element_bytes: int = 4
+    bags: int = 0
+    """f: bags of a sample, where they are pooled; 0 where rows are looked up one by one."""
+
+    @property
+    def width(self) -> int:
+        """r: bytes of a row."""
+        return self.dim * self.element_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSizes:
+    """How many of a table's rows each tier takes, in the order of popularity; the rest is RW."""
+
+    replicated: int = 0
+    """The hottest: a copy on every rank (DP)."""
+    per_node: int = 0
+    """The next: a copy in every node (Flex)."""
+    coalesce: Coalesce = "none"
+    home: Home = "row_wise"
+    """Of a pooled table without replicas or coalescing, what TorchRec makes of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,3 +92,20 @@ class Merged:
                 self.names, replicated.tolist(), per_node.tolist(), strict=True
             )
         }
+
+
+def tier_plan(
+    tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes], cluster: Cluster
+) -> TierPlan:
+    """Sizes as row ids, which the distributions must know."""
+    plans = {
+        name: TablePlan.hottest(
+            name,
+            tables[name].rows,
+            replicated=size.replicated,
+            per_node=size.per_node,
+            coalesce=size.coalesce,
+        )
+        for name, size in sizes.items()
+    }
+    return TierPlan(tables=plans, n_nodes=cluster.n_nodes, ranks_per_node=cluster.ranks_per_node)

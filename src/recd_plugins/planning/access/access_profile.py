@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.planning.access.counters import EXACT_ROWS, counters, distribution
-from recd_plugins.planning.rows import Integers, RowDistribution
-from recd_plugins.planning.saved.arrow_file import read_arrow, write_arrow
+from recd_plugins.planning.access.counting import EXACT_ROWS, counters, distribution
+from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,15 +10,13 @@ from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.naming.patterns import fitting
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
-from recd_plugins.planning.network.agree import from_rank_0
-from recd_plugins.planning.network.torchrec_topology import torchrec_topology
-from recd_plugins.planning.row_wise import make_row_wise, offers_row_wise
+from recd_plugins.planning.planner_bases import from_rank_0
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
-    from torchrec.distributed.planner.types import PlannerError, ShardingOption
+    from torchrec.distributed.planner.types import PlannerError
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 __all__ = ["TorchRecPlanner", "TorchRecPlannerConfig", "build_torchrec_planner"]
@@ -115,9 +110,17 @@ class TorchRecPlanner:
         )
         from torchrec.distributed.planner.types import PlannerError
 
-        from recd_plugins.planning.ordered import OrderedEnumerator
+        from recd_plugins.planning.torchrec_search import (
+            BestOptions,
+            OrderedEnumerator,
+            for_subclasses,
+            make_row_wise,
+            offers_row_wise,
+            quiet_planner,
+            torchrec_topology,
+        )
 
-        reason = _Reason()
+        best = BestOptions()
         device = topology.device or self._device
         on = torchrec_topology(topology, world_size, device)
         sharders = self.sharders()
@@ -127,7 +130,7 @@ class TorchRecPlanner:
         constraints = parameter_constraints(
             model, said, sharders, device, self._batch_size, f"{self._where}.constraints"
         )
-        with _quiet_planner():
+        with quiet_planner():
             planner = EmbeddingShardingPlanner(
                 topology=on,
                 batch_size=self._batch_size,
@@ -139,14 +142,14 @@ class TorchRecPlanner:
                 else None,
                 storage_reservation=HeuristicalStorageReservation(percentage=self._config.reserve),
                 constraints=constraints,
-                stats=[reason],
+                stats=[best],
                 debug=False,
             )
             try:
-                plan: ShardingPlan = planner.plan(model, _for_subclasses(model, self.sharders()))
+                plan: ShardingPlan = planner.plan(model, for_subclasses(model, self.sharders()))
             except PlannerError as error:
                 raise self._refused(error, on, model) from error
-        self._explanation = reason.text()
+        self._explanation = best.text()
         others = self._row_wise.keys() - offered
         if others:
             make_row_wise(
@@ -202,73 +205,3 @@ def build_torchrec_planner(
         fused=context.fused,
         where=where,
     )
-
-
-def _for_subclasses(
-    model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
-) -> list[ModuleSharder[nn.Module]]:
-    """The sharders, and copies to plan by for the model's subclasses of what they shard.
-
-    TorchRec's planner looks sharders up by a module's very class; a collection that an adapted
-    model looks up with unique samples is planned as the collection that it was.
-    """
-    known = {sharder.module_type for sharder in sharders}
-    found = list(sharders)
-    for kind in {type(module): None for module in model.modules()}:
-        for sharder in sharders:
-            if kind not in known and issubclass(kind, sharder.module_type):
-                alike = copy.copy(sharder)
-                alike.__class__ = type(
-                    type(sharder).__name__, (type(sharder),), {"module_type": kind}
-                )
-                found.append(alike)
-    return found
-
-
-class _Reason:
-    """A TorchRec `Stats`: keeps the options that the planner found best, to say why."""
-
-    def __init__(self) -> None:
-        self._best: list[ShardingOption] = []
-        self._proposals = 0
-
-    def log(self, *, num_proposals: int, best_plan: list[ShardingOption], **_: Any) -> None:
-        self._best, self._proposals = best_plan, num_proposals
-
-    def text(self) -> str:
-        """A line per table; times are TorchRec's estimates for the slowest shard, per step.
-
-        Its total leaves the ids' exchange out, which is added here: all-to-alls are a part of it.
-        """
-        rows = [("table", "rows x dim", "sharding", "kernel", "ranks", "ms", "of them all-to-all")]
-        for option in sorted(self._best, key=lambda option: option.name):
-            perfs = [shard.perf for shard in option.shards if shard.perf is not None]
-            slowest = max(perfs, key=lambda perf: perf.total)
-            exchange = slowest.fwd_comms + slowest.bwd_comms + slowest.input_dist_comms
-            rows.append(
-                (
-                    option.name,
-                    f"{option.tensor.shape[0]:,} x {option.tensor.shape[1]}",
-                    option.sharding_type,
-                    option.compute_kernel,
-                    ",".join(map(str, sorted({shard.rank for shard in option.shards}))),
-                    f"{slowest.total + slowest.input_dist_comms:.3f}",
-                    f"{exchange:.3f}",
-                )
-            )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        head = f"plan: cheapest of {self._proposals:,} proposals by TorchRec's performance model"
-        return "\n".join([head, *lines])
-
-
-@contextmanager
-def _quiet_planner() -> Iterator[None]:
-    """Hide two warnings that TorchRec logs at every plan and that ask nothing of a user."""
-    logger = logging.getLogger("torchrec.distributed.planner")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

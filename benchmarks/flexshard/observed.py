@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarks.flexshard.sides import ROW_WISE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Observed", "draw_observed", "worst"]
+__all__ = ["Observed", "draw", "draw_observed", "worst"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +51,24 @@ def draw_observed(figure: Figure, plans: Sequence[Observed], *, what: str, basel
     axes.set_ylabel("observed, %")
     axes.set_title(f"against {baseline}; off by {worst(plans).error:.1%} at most")
     axes.legend()
+
+
+def draw(observed: Mapping[str, Sequence[Observed]], path: Path) -> None:
+    """Write a PNG: of the settings with row-wise beside the choice the one with the most plans."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    picture = pyplot.figure(figsize=(6, 6), layout="constrained")
+    drawn = {
+        setting: plans
+        for setting, plans in observed.items()
+        if any(one.plan == ROW_WISE.name for one in plans)
+    }
+    setting, plans = max(drawn.items(), key=lambda each: len(each[1]))
+    draw_observed(picture, plans, what="bytes between nodes", baseline=ROW_WISE.name)
+    picture.suptitle(setting, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=150)
+    pyplot.close(picture)

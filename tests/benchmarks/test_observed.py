@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.figure import Figure
 
-from recd_plugins.planning.prices.observed import Observed, draw_observed, worst
+from benchmarks.flexshard.observed import Observed, draw_observed, worst
 
 PLANS = [
     Observed(plan="row-wise", predicted=100, observed=104),

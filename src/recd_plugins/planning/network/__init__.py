@@ -1,1 +1,0 @@
-"""What the network is worth: measured, and told to TorchRec."""

@@ -1,1 +1,0 @@
-"""Plans and profiles in files, and what changed between two."""

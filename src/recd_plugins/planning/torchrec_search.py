@@ -1,0 +1,191 @@
+"""TorchRec's planner, asked so that the plan is a function of what it is told, with the reasons.
+
+Options come in one order, named tables are held row-wise, and the options of the plan are kept.
+This module imports TorchRec's planner, which takes seconds: import it where a plan is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.types import ShardingOption
+from torchrec.distributed.types import ShardingType
+
+from recd_plugins.planning.topology import GB, Topology
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+__all__ = [
+    "BestOptions",
+    "OrderedEnumerator",
+    "for_subclasses",
+    "make_row_wise",
+    "offers_row_wise",
+    "quiet_planner",
+    "torchrec_topology",
+]
+
+KINDS = [kind.value for kind in ShardingType]
+
+
+class OrderedEnumerator(EmbeddingEnumerator):
+    """TorchRec's enumerator in one order: its own is a set's, which breaks ties at random."""
+
+    def enumerate(self, **what: Any) -> list[ShardingOption]:
+        options: list[ShardingOption] = super().enumerate(**what)
+        return sorted(
+            options,
+            key=lambda o: (o.path, o.name, KINDS.index(o.sharding_type), o.compute_kernel),
+        )
+
+
+def offers_row_wise(
+    model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], device: str
+) -> set[str]:
+    """The tables for which TorchRec's planner has row-wise plans: on the CPU not those of bags."""
+    return {
+        table
+        for _, module, sharder in _sharded(model, sharders)
+        if "row_wise" in sharder.sharding_types(device)
+        for table in sharder.shardable_parameters(module)
+    }
+
+
+def make_row_wise(
+    plan: ShardingPlan,
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    tables: Collection[str],
+    *,
+    device: str,
+    world_size: int,
+    ranks_per_node: int,
+) -> None:
+    """Have these tables row-wise over all ranks, with TorchRec's fused kernel, in the plan."""
+    from torchrec.distributed.sharding_plan import row_wise
+
+    generate = row_wise(compute_kernel="fused")
+    for path, module, sharder in _sharded(model, sharders):
+        for table, parameter in sharder.shardable_parameters(module).items():
+            if table in tables:
+                plan.plan[path][table] = generate(
+                    parameter, ranks_per_node, world_size, device, sharder
+                )
+
+
+def _sharded(
+    model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[nn.Module]]]:
+    for path, module in model.named_modules():
+        for sharder in sharders:
+            if isinstance(module, sharder.module_type):
+                yield path, module, sharder
+
+
+def torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:
+    from torchrec.distributed.planner.types import (
+        HardwareConfig,
+        KernelConfig,
+        TopologyFactory,
+        TrainerConfig,
+    )
+
+    intra, inter = topology.intra_node_gbps, topology.inter_node_gbps
+    return TopologyFactory.create_topology(
+        TrainerConfig(
+            world_size=world_size,
+            local_world_size=topology.ranks_per_node,
+            hbm_cap_bytes=_bytes(topology.device_memory_gb),
+            ddr_cap_bytes=_bytes(topology.host_memory_gb),
+        ),
+        # TorchRec counts bandwidth in bytes per millisecond.
+        HardwareConfig(
+            intra_host_bw=None if intra is None else intra * GB / 1000,
+            inter_host_bw=None if inter is None else inter * GB / 1000,
+        ),
+        KernelConfig(
+            compute_device=device,
+            use_hardware_based_bandwidth=not (intra is None and inter is None),
+        ),
+    )
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * GB)
+
+
+def for_subclasses(
+    model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> list[ModuleSharder[nn.Module]]:
+    """The sharders, and copies to plan by for the model's subclasses of what they shard.
+
+    TorchRec's planner looks sharders up by a module's very class; a collection that an adapted
+    model looks up with unique samples is planned as the collection that it was.
+    """
+    known = {sharder.module_type for sharder in sharders}
+    found = list(sharders)
+    for kind in {type(module): None for module in model.modules()}:
+        for sharder in sharders:
+            if kind not in known and issubclass(kind, sharder.module_type):
+                alike = copy.copy(sharder)
+                alike.__class__ = type(
+                    type(sharder).__name__, (type(sharder),), {"module_type": kind}
+                )
+                found.append(alike)
+    return found
+
+
+class BestOptions:
+    """A TorchRec `Stats`: keeps the options that the planner found best, to say why."""
+
+    def __init__(self) -> None:
+        self._best: list[ShardingOption] = []
+        self._proposals = 0
+
+    def log(self, *, num_proposals: int, best_plan: list[ShardingOption], **_: Any) -> None:
+        self._best, self._proposals = best_plan, num_proposals
+
+    def text(self) -> str:
+        """A line per table; times are TorchRec's estimates for the slowest shard, per step.
+
+        Its total leaves the ids' exchange out, which is added here: all-to-alls are a part of it.
+        """
+        rows = [("table", "rows x dim", "sharding", "kernel", "ranks", "ms", "of them all-to-all")]
+        for option in sorted(self._best, key=lambda option: option.name):
+            perfs = [shard.perf for shard in option.shards if shard.perf is not None]
+            slowest = max(perfs, key=lambda perf: perf.total)
+            exchange = slowest.fwd_comms + slowest.bwd_comms + slowest.input_dist_comms
+            rows.append(
+                (
+                    option.name,
+                    f"{option.tensor.shape[0]:,} x {option.tensor.shape[1]}",
+                    option.sharding_type,
+                    option.compute_kernel,
+                    ",".join(map(str, sorted({shard.rank for shard in option.shards}))),
+                    f"{slowest.total + slowest.input_dist_comms:.3f}",
+                    f"{exchange:.3f}",
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        head = f"plan: cheapest of {self._proposals:,} proposals by TorchRec's performance model"
+        return "\n".join([head, *lines])
+
+
+@contextmanager
+def quiet_planner() -> Iterator[None]:
+    """Hide two warnings that TorchRec logs at every plan and that ask nothing of a user."""
+    logger = logging.getLogger("torchrec.distributed.planner")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
