@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Figure, Report, alternate, main, spread
-from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, write_table
 from recd_plugins.slots import Context

@@ -12,7 +12,7 @@ from recd_dedup.dedup.exact import Exact
 from recd_dedup.preprocess.first_x import FirstX
 from recd_dedup.preprocess.sigrid_hash import SigridHash
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.data.transform import BatchTransform

@@ -213,7 +213,7 @@ class Stack:
         sharders = self.planner().sharders()
         if not self._groups:
             return sharders
-        from recd_plugins.embedding.sharder import with_dedup
+        from recd_plugins.embedding.sharded import with_dedup
 
         return with_dedup(sharders)
 

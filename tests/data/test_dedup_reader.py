@@ -17,7 +17,7 @@ from recd_dedup.preprocess.clamp import Clamp
 from recd_dedup.preprocess.first_x import FirstX
 from recd_dedup.preprocess.sigrid_hash import SigridHash
 from recd_plugins.data.columns import Columns
-from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter
 from recd_plugins.data.transform import BatchTransform

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
-from recd_plugins.data.order import Order
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.order import Order, pack, rows_of_spans, runs_of
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.sessions import pack, rows_of, runs_of
 from recd_plugins.data.table import Table, TableWriter
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
@@ -71,7 +70,7 @@ def runs_and_rooms(draw) -> tuple[list[int], list[int]]:
 def test_packing_keeps_every_row_and_cuts_only_what_cannot_fit(case):
     sizes, rooms = case
     filled = packed(sizes, rooms)
-    rows = rows_of(tuple(np.array(part) for part in zip(*chain(*filled), strict=True)))
+    rows = rows_of_spans(tuple(np.array(part) for part in zip(*chain(*filled), strict=True)))
     assert sorted(rows.tolist()) == list(range(sum(sizes)))
     begins = dict(zip(accumulate([0, *sizes[:-1]]), sizes, strict=True))
     waiting = dict(begins)

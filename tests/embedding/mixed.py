@@ -26,7 +26,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
-from recd_plugins.embedding.sharder import with_dedup
+from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without

@@ -21,7 +21,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recd_plugins.embedding.adapt import adapt, explain
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
 from recd_plugins.embedding.pooling import DedupPooling
-from recd_plugins.embedding.strides import evened
+from recd_plugins.embedding.sharded import evened
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool

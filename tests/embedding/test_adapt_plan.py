@@ -10,7 +10,7 @@ from mixed import BAGS, GROUPS, SHARES, Mixed
 
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection
-from recd_plugins.embedding.sharder import DedupSharder, with_dedup
+from recd_plugins.embedding.sharded import DedupSharder, with_dedup
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
 from recd_plugins.planning.topology import Topology

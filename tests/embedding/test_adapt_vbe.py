@@ -10,10 +10,9 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.types import ShardingEnv
 
 from recd_plugins.embedding.adapt import adapt
+from recd_plugins.embedding.lookup import vbe_rows_of
 from recd_plugins.embedding.pooling import DedupPooling
-from recd_plugins.embedding.rows import vbe_rows_of
-from recd_plugins.embedding.sharded import ShardedDedupEmbeddingCollection
-from recd_plugins.embedding.sharder import DedupSharder
+from recd_plugins.embedding.sharded import DedupSharder, ShardedDedupEmbeddingCollection
 from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import CapabilityError
 from recd_plugins.registry.settings import OptimizerSettings

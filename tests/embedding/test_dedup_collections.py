@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
-from recd_plugins.embedding.rows import rows_of
+from recd_plugins.embedding.lookup import rows_of
 from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.features import SparseFeatures

@@ -8,7 +8,7 @@ import pytest
 from mixed import BAGS, GROUPS, SHARES
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
-from recd_plugins.embedding.parts import bag_parts, size_classes, whole
+from recd_plugins.embedding.dedup import bag_parts, size_classes, whole
 
 
 def configs(tables: Mapping[str, Sequence[str]], dim: int = 8) -> list[EmbeddingBagConfig]:

@@ -9,7 +9,7 @@ import pytest
 from mixed import BAGS, ROWS, Mixed, Sharded, batch_of, deduplicated
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.embedding.sharder import with_dedup
+from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged

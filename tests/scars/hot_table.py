@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 import recd_scars
-from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig

@@ -14,7 +14,7 @@ from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDi
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
-from recd_plugins.embedding.sharder import with_dedup
+from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.errors import DataError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.registry.settings import OptimizerSettings

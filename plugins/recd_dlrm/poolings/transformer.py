@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recd_dlrm.poolings.jagged_attention import Buckets, Chunk, chunk_values, self_attention
 from recd_plugins.api import Config, Context, PoolingFactory, Range, RegistryError
-from recd_plugins.api.embedding import Buckets, Chunk, chunk_values, self_attention
 
 __all__ = ["Transformer", "TransformerConfig", "build_transformer"]
 

@@ -1,7 +1,7 @@
-"""Windows of a table → the batches of a consumer: gather in order, cut, join.
+"""A consumer's batches: the stripes of a window are decoded, gathered in order, cut and joined.
 
-Memory, per stream of the consumer: the window in use and, while the next one is loaded, that
-one twice (decoded, and in its order); allocators keep what is freed. A window is
+Memory holds, per stream of the consumer, the window in use and, while the next one is loaded,
+that one twice (decoded, and in its order); allocators keep what is freed. A window is
 `reader.window` stripes at 8 bytes an id, 4 a length or float; of the features that a `dedup`
 converter takes, each different row once.
 """
@@ -9,29 +9,32 @@ converter takes, each different row once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
-from recd_plugins.data.order import Order, Window
-from recd_plugins.data.sessions import runs_of
-from recd_plugins.data.stripes import Decoded, StripeReader
-from recd_plugins.data.table import Table
+from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
+from recd_plugins.data.table import Stripe, Table, id_error, id_ranges
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks
 from recd_plugins.sparse.jagged import Jagged, Scratch
 from recd_plugins.sparse.rows.pool import Picked, RowBlock, gather_blocks, join_blocks
 
-__all__ = ["BatchReader"]
+__all__ = ["BatchReader", "DecodedRows", "StripeReader"]
 
 
 @dataclass(frozen=True)
-class Part:
+class WindowPart:
     """b rows of a window that go into one batch."""
 
     dense: Tensor
@@ -42,7 +45,7 @@ class Part:
     """[b] float32; 0 marks padding."""
     features: RowBlock
     """Of the features that go into the batch."""
-    apart: Picked
+    unjoined: Picked
     """Of those that do not."""
 
 
@@ -55,17 +58,17 @@ class BatchReader:
         order: Order,
         streams: Sequence[int],
         *,
-        apart: Collection[str] = (),
+        unjoined: Collection[str] = (),
         prefetch: bool = True,
         threads: bool = True,
     ) -> None:
-        """Features `apart` come beside the batches, not in them.
+        """Features `unjoined` come as columns beside the batches, not in them.
 
         `prefetch` loads each stream's next window in a thread, while this one is used.
         """
         names = table.schema.sparse_names
-        self._features = [name for name in names if name not in apart]
-        self._apart = [name for name in names if name in apart]
+        self._features = [name for name in names if name not in unjoined]
+        self._unjoined = [name for name in names if name in unjoined]
         self._order = order
         self._streams = streams
         self._prefetch = prefetch
@@ -96,14 +99,16 @@ class BatchReader:
                     left -= len(parts[-1].labels)
             yield self._join(parts)
 
-    def _parts(self, epoch: int, stream: int, first: int, pool: Executor | None) -> Iterator[Part]:
+    def _parts(
+        self, epoch: int, stream: int, first: int, pool: Executor | None
+    ) -> Iterator[WindowPart]:
         """The stream cut at the borders of batches and of windows."""
         windows = self._order.windows(epoch, stream, first)
         if pool is None:
             for window in windows:
                 yield from _given(self._load(window))
             return
-        ahead: deque[Future[list[Part]]] = deque()
+        ahead: deque[Future[list[WindowPart]]] = deque()
         for window in windows:
             ahead.append(pool.submit(self._load, window))
             if len(ahead) == 2:
@@ -111,7 +116,7 @@ class BatchReader:
         while ahead:
             yield from _given(ahead.popleft().result())
 
-    def _load(self, window: Window) -> list[Part]:
+    def _load(self, window: ReadWindow) -> list[WindowPart]:
         """The window's rows in order, cut at the borders of batches."""
         pieces = [self._stripes.decode(piece) for piece in window.pieces]
         sessions = [piece.sessions for piece in pieces if piece.sessions is not None]
@@ -120,35 +125,35 @@ class BatchReader:
         weights = torch.ones(len(order))
         weights[len(order) - window.padding :] = 0
         features = [_column(pieces, name) for name in self._features]
-        apart = [_column(pieces, name) for name in self._apart]
+        unjoined = [_column(pieces, name) for name in self._unjoined]
         parts = zip(
             _take([piece.dense for piece in pieces], order).split(sizes),
             _take([piece.labels for piece in pieces], order).split(sizes),
             weights.split(sizes),
             gather_blocks(features, order, sizes, self._scratch),
-            Picked.of(apart, order).cut(sizes),
+            Picked.of(unjoined, order).cut(sizes),
             strict=True,
         )
-        return [Part(*part) for part in parts]
+        return [WindowPart(*part) for part in parts]
 
-    def _join(self, parts: Sequence[Part]) -> tuple[Batch, Columns]:
+    def _join(self, parts: Sequence[WindowPart]) -> tuple[Batch, Columns]:
         batch = Batch(
             dense=torch.cat([part.dense for part in parts]),
             features=join_blocks([part.features for part in parts]).kjt(self._features),
             labels=torch.cat([part.labels for part in parts]),
             weights=torch.cat([part.weights for part in parts]),
         )
-        return batch, PooledColumns(self._apart, [part.apart for part in parts])
+        return batch, PooledColumns(self._unjoined, [part.unjoined for part in parts])
 
 
-def _given(parts: list[Part]) -> Iterator[Part]:
+def _given(parts: list[WindowPart]) -> Iterator[WindowPart]:
     """The parts, held no longer: a batch has the memory of its part."""
     parts.reverse()
     while parts:
         yield parts.pop()
 
 
-def _column(pieces: Sequence[Decoded], name: str) -> list[Jagged]:
+def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged]:
     return [part for piece in pieces for part in piece.features[name]]
 
 
@@ -157,3 +162,103 @@ def _take(parts: Sequence[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
     # numpy, since torch's own index would wake its threads, which belong to the model.
     whole = np.concatenate([part.numpy() for part in parts])
     return torch.from_numpy(whole.take(rows, axis=0))
+
+
+OPEN_FILES = 16
+"""Files that stay open, the last used: an epoch meets the stripes of a file in any order."""
+
+
+@dataclass(frozen=True)
+class DecodedRows:
+    """N rows of a stripe as tensors."""
+
+    dense: Tensor
+    """[N, n_dense] float32."""
+    labels: Tensor
+    """[N] float32."""
+    features: Mapping[str, Sequence[Jagged]]
+    """Per sparse feature its rows, in parts."""
+    sessions: pa.ChunkedArray | None = None
+    """[N] the session of each, where it is asked for."""
+
+
+class StripeReader:
+    """Decodes pieces of stripes, and checks what the footers could not tell.
+
+    Only the columns that a batch holds are read. A page that does not decode or whose
+    checksum differs (tables of ours have checksums), nulls, and ids out of range (where
+    there are no statistics) raise `DataError`, naming file and row group.
+    """
+
+    def __init__(self, table: Table, *, threads: bool = True, sessions: bool = False) -> None:
+        self._table = table
+        self._threads = threads
+        self._session_id = table.schema.session_id if sessions else None
+        self._files: dict[Path, pq.ParquetFile] = {}
+
+    def decode(self, piece: Piece) -> DecodedRows:
+        stripe, schema = self._table.stripes[piece.stripe], self._table.schema
+        rows = self._read(stripe).slice(piece.start, piece.num_rows)
+        dense = [floats_from_arrow(rows[name], f"{stripe}: {name!r}") for name in schema.dense]
+        decoded = DecodedRows(
+            dense=_columns(dense, piece.num_rows),
+            labels=floats_from_arrow(rows[schema.label], f"{stripe}: {schema.label!r}"),
+            features={
+                name: jagged_chunks(rows[name], f"{stripe}: {name!r}")
+                for name in schema.sparse_names
+            },
+            sessions=None if self._session_id is None else rows[self._session_id],
+        )
+        self._check_ids(stripe, decoded)
+        return decoded
+
+    def _read(self, stripe: Stripe) -> pa.Table:
+        schema = self._table.schema
+        columns = [schema.label, *schema.dense, *schema.sparse_names]
+        if self._session_id is not None:
+            columns.append(self._session_id)
+        try:
+            rows = self._open(stripe.file).read_row_group(
+                stripe.group, columns=columns, use_threads=self._threads
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{stripe}: cannot be read ({error}). The file was damaged or cut short: write "
+                "it again, or take it out of the table."
+            ) from error
+        if rows.num_rows != stripe.num_rows:
+            raise DataError(
+                f"{stripe}: has {rows.num_rows} rows, but had {stripe.num_rows} when the table "
+                "was opened. Do not write to a table while it is read."
+            )
+        return rows
+
+    def _open(self, path: Path) -> pq.ParquetFile:
+        file = self._files.pop(path, None)
+        if file is None:
+            if len(self._files) == OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+        self._files[path] = file
+        return file
+
+    def _check_ids(self, stripe: Stripe, decoded: DecodedRows) -> None:
+        """What `Table.open` has done for the columns that have statistics."""
+        told = id_ranges(self._files[stripe.file].metadata, stripe.group)
+        for feature in self._table.schema.sparse:
+            for values, _ in () if feature.name in told else decoded.features[feature.name]:
+                low, high = values.aminmax() if len(values) else (0, 0)
+                worst = int(low if low < 0 else high)
+                if not 0 <= worst < feature.num_ids:
+                    raise id_error(stripe, feature.name, worst, feature.num_ids)
+
+
+# torch's own stack would wake its threads. Those belong to the model, and to wait for them
+# costs more than they save: numpy copies on the thread that calls it.
+
+
+def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
+    """[num_rows] each, as [num_rows, n]."""
+    if not columns:
+        return torch.empty(num_rows, 0)
+    return torch.from_numpy(np.stack([column.numpy() for column in columns], axis=1))

@@ -3,27 +3,41 @@
 An epoch permutes the stripes, lays their rows end to end and cuts them into `streams`
 equal ranges. A batch takes the same number of rows from each stream of its consumer (a
 rank, or one worker of a rank), so with the streams fixed the global batch of a step holds
-the same rows at any world size. Within a stream, rows, or whole sessions, are shuffled window
-by window.
+the same rows at any world size. Within a stream, rows are shuffled window by window, or
+whole sessions are: runs of one session then move as one, and fill batches whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from recd_plugins.data.sessions import Sessions, pack, rows_of
 from recd_plugins.errors import RegistryError
 
-__all__ = ["Order", "Piece", "Shares", "Tail", "Window"]
+__all__ = [
+    "Order",
+    "Piece",
+    "ReadWindow",
+    "Sessions",
+    "Shares",
+    "Tail",
+    "pack",
+    "rows_of_spans",
+    "runs_of",
+]
 
 Tail = Literal["drop", "pad"]
 Rows = npt.NDArray[np.int64]
+Sessions = Literal["split", "together", "whole"]
+Spans = tuple[Rows, Rows]
+"""Where each span of rows begins, and how many they are."""
 
 STRIPES, ROWS = 0, 1
 """What a random generator is for; a part of its seed."""
@@ -78,7 +92,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class ReadWindow:
     """Pieces of a stream that are read, and shuffled, together."""
 
     pieces: tuple[Piece, ...]
@@ -145,7 +159,7 @@ class Order:
         """Rows that a batch takes from each of its streams: the last may take fewer."""
         return min(self.rows_per_batch, self.rows_per_stream - batch * self.rows_per_batch)
 
-    def windows(self, epoch: int, stream: int, batch: int = 0) -> Iterator[Window]:
+    def windows(self, epoch: int, stream: int, batch: int = 0) -> Iterator[ReadWindow]:
         """The windows of a stream; the first begins at the stream's part of `batch`."""
         if batch >= self.num_batches:
             return
@@ -164,7 +178,7 @@ class Order:
             padding = max(0, length - own) if last else 0
             if end > wanted or last:
                 first = max(position, wanted)
-                yield Window(
+                yield ReadWindow(
                     pieces=window,
                     index=(epoch, stream, index // step),
                     position=first,
@@ -176,7 +190,7 @@ class Order:
             if position >= length:
                 return
 
-    def rows(self, window: Window, runs: Rows | None = None) -> Rows:
+    def rows(self, window: ReadWindow, runs: Rows | None = None) -> Rows:
         """[num_rows] what a window delivers, in order: indices into its pieces laid end to end.
 
         `runs` [R] are the rows of each run of one session in these pieces (`runs_of`), which
@@ -191,7 +205,7 @@ class Order:
             if self.sessions == "whole":
                 start = window.position - window.skipped
                 spans = pack(*spans, _cuts(start, window.rows_read, self.rows_per_batch))
-            rows = rows_of(spans)
+            rows = rows_of_spans(spans)
         if window.padding:
             rows = np.append(rows, rows[-1])
         return rows[window.skipped : window.skipped + window.num_rows]
@@ -216,7 +230,7 @@ class Order:
             stripes = self._random(STRIPES, epoch).permutation(stripes)
         return stripes, sizes[stripes].cumsum()
 
-    def _shuffled(self, window: Window, count: int) -> Rows:
+    def _shuffled(self, window: ReadWindow, count: int) -> Rows:
         if self.shuffle and self.window:
             return self._random(ROWS, *window.index).permutation(count)
         return np.arange(count)
@@ -231,3 +245,60 @@ def _cuts(position: int, num_rows: int, rows_per_batch: int) -> list[int]:
     borders = [0, *range(first, num_rows, rows_per_batch), num_rows]
     sizes: list[int] = np.diff(borders).tolist()
     return sizes
+
+
+def runs_of(columns: Iterable[pa.ChunkedArray]) -> Rows:
+    """[R] rows of each run: consecutive rows of one session, in columns laid end to end.
+
+    A row without a session is a run of its own.
+    """
+    chunks = [chunk for column in columns for chunk in column.chunks]
+    sessions = pa.concat_arrays(chunks)
+    changes = pc.not_equal(sessions[1:], sessions[:-1]).fill_null(True)
+    starts = 1 + np.flatnonzero(changes.to_numpy(zero_copy_only=False))
+    return np.diff(starts, prepend=0, append=len(sessions))
+
+
+def pack(begins: Rows, sizes: Rows, rooms: Sequence[int]) -> Spans:
+    """Runs into batches that have `rooms` for rows, filled one after the other, exactly.
+
+    The next run goes into the batch where it fits. Where it does not, the first later one
+    that does goes before it; where none does, it is cut, and its rest is the next. So is at
+    once a run that no room holds, else all of those would come last. All runs together must
+    fill all rooms.
+    """
+    widest = max(rooms)
+    begins, left, head = begins.copy(), sizes.copy(), 0
+    taken: list[Spans] = []
+    for room in rooms:
+        while room:
+            ends = left[head : head + room + 1].cumsum()  # runs that went before have 0 left
+            fitting = int(np.searchsorted(ends, room, side="right"))
+            if fitting:
+                taken.append((begins[head : head + fitting], left[head : head + fitting]))
+                room -= int(ends[fitting - 1])
+                head += fitting
+                continue
+            run = head if left[head] > widest else _first_fitting(left, head, room)
+            size = min(room, int(left[run]))
+            taken.append((begins[run : run + 1].copy(), np.array([size])))
+            begins[run] += size
+            left[run] -= size
+            room -= size
+    starts, lengths = (np.concatenate(part) for part in zip(*taken, strict=True))
+    return starts[lengths > 0], lengths[lengths > 0]
+
+
+def _first_fitting(left: Rows, head: int, room: int) -> int:
+    """The first run from `head` on with at most `room` rows left, and one at least; or `head`."""
+    rest = left[head:]
+    return head + int(((rest <= room) & (rest > 0)).argmax())  # all False: 0
+
+
+def rows_of_spans(spans: Spans) -> Rows:
+    """[n] the rows of the spans, one span after the other."""
+    begins, sizes = spans
+    ends = sizes.cumsum()
+    rows: Rows = np.repeat(begins - (ends - sizes), sizes)
+    rows += np.arange(len(rows))
+    return rows

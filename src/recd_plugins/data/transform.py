@@ -42,12 +42,12 @@ class BatchTransform:
         self.takes = frozenset() if dedup is None else _taken(dedup)
         """The features that the converter takes."""
 
-    def __call__(self, batch: Batch, apart: Columns | None = None) -> Batch:
-        """A reader may keep what the converter takes `apart`, where it need not be joined.
+    def __call__(self, batch: Batch, unjoined: Columns | None = None) -> Batch:
+        """A reader may hand over what the converter takes as `unjoined` columns.
 
-        Then the batch's features are the others; without `apart` they are all.
+        Then the batch's features are the others; without `unjoined` they are all.
         """
-        batch = self._deduplicated(batch, apart)
+        batch = self._deduplicated(batch, unjoined)
         features, dedup = batch.features, batch.dedup
         for names, transform in self._steps:
             features = transform(features, names)
@@ -57,11 +57,11 @@ class BatchTransform:
                 _check_reached(features, names, dedup, transform)
         return dataclasses.replace(batch, features=features, dedup=dedup)
 
-    def _deduplicated(self, batch: Batch, apart: Columns | None) -> Batch:
+    def _deduplicated(self, batch: Batch, unjoined: Columns | None) -> Batch:
         if self._dedup is None or not self.takes:
             return batch
         features = batch.features
-        taken = JoinedColumns(features) if apart is None else apart
+        taken = JoinedColumns(features) if unjoined is None else unjoined
         for key in self.takes:
             if key not in taken.keys:
                 who = type(self._dedup).__name__
@@ -69,7 +69,7 @@ class BatchTransform:
                     f"dedup: {who} takes feature {key!r}, which there is not; "
                     f"{nearest(key, taken.keys)}"
                 )
-        if apart is None:
+        if unjoined is None:
             keys = features.keys()
             taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
             features = without(features, self.takes)

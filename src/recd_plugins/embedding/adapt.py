@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from torchrec.modules.embedding_modules import (
@@ -16,16 +18,15 @@ from torchrec.modules.embedding_modules import (
 from recd_plugins.embedding.dedup import (
     DedupEmbeddingBagCollection,
     DedupEmbeddingCollection,
+    Route,
     deduplicated,
 )
-from recd_plugins.embedding.parts import Route
 from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
-from recd_plugins.embedding.view import seeing_all_features
 from recd_plugins.errors import CapabilityError
 from recd_plugins.naming.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups
 
-__all__ = ["adapt", "explain"]
+__all__ = ["BatchView", "adapt", "explain", "seeing_all_features"]
 
 OURS = (DedupEmbeddingCollection, DedupEmbeddingBagCollection)
 
@@ -100,3 +101,54 @@ def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
     except (TypeError, ValueError):  # compiled, it tells no names
         return False
     return taken == ("values", "lengths", "query")
+
+
+class BatchView:
+    """A batch whose `features` are its `sparse`; all else is the batch's.
+
+    Plain Python around a batch, or around the proxy that stands for it while TorchRec's
+    pipeline traces the model: the trace then holds `batch.sparse`, which the pipeline follows.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    @property
+    def features(self) -> Any:
+        return self._batch.sparse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """Where the batch goes into a module that tracing does not enter."""
+        return tracer.create_arg(self._batch)
+
+
+def seeing_all_features(model: nn.Module) -> None:
+    """Have the model's forward, if a batch is all that it must be given, see a `BatchView` of it.
+
+    The model becomes one of a subclass of its class, as torch's parametrizations do it: names,
+    attributes and `isinstance` stay. What needs more arguments is handed `batch.sparse` by its
+    caller.
+    """
+    kind = type(model)
+    forward = kind.forward
+    taken = [
+        one
+        for one in inspect.signature(forward).parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+    ]
+    if hasattr(kind, "sees_all_features") or len(taken) != 2:
+        return
+
+    @functools.wraps(forward)  # by which torch.fx finds how many arguments there are
+    def seeing(self: nn.Module, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        seen = BatchView(batch) if hasattr(batch, "sparse") else batch  # a KJT, say
+        return forward(self, seen, *args, **kwargs)
+
+    body = {"forward": seeing, "sees_all_features": True, "__module__": kind.__module__}
+    model.__class__ = type(kind.__name__, (kind,), body)

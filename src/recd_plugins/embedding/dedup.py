@@ -1,8 +1,15 @@
-"""TorchRec's collections, looked up with unique samples: same tables, same parameter names."""
+"""TorchRec's collections, looked up with unique samples: same tables, same parameter names.
+
+A collection is looked up in parts, each by one KJT; pooled tables are parted by how many
+unique samples their features have, so that a small feature group is not padded to a large one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
 
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import (
@@ -12,13 +19,19 @@ from torchrec.modules.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.embedding.output import Samples, pooled, sequences
-from recd_plugins.embedding.parts import Part, Route, bag_parts, whole
-from recd_plugins.embedding.rows import rows_of
+from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups
 
-__all__ = ["DedupEmbeddingBagCollection", "DedupEmbeddingCollection", "deduplicated"]
+__all__ = [
+    "DedupEmbeddingBagCollection",
+    "DedupEmbeddingCollection",
+    "Route",
+    "TablePart",
+    "bag_parts",
+    "deduplicated",
+    "whole",
+]
 
 
 class DedupEmbeddingCollection(EmbeddingCollection):
@@ -27,7 +40,7 @@ class DedupEmbeddingCollection(EmbeddingCollection):
     Of deduplicated features, values and lengths come as `Unexpanded`.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TablePart, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
     unique_shares: Mapping[str, float]
@@ -38,7 +51,7 @@ class DedupEmbeddingCollection(EmbeddingCollection):
         """Whole tables, as they are before sharding."""
         (part,) = self.parts
         embedded = super().forward(rows_of(features, part.keys))
-        return sequences(embedded, self.key_of, Samples(features, sequences=True))
+        return sequences(embedded, self.key_of, BatchSamples(features, sequences=True))
 
 
 class DedupEmbeddingBagCollection(EmbeddingBagCollection):
@@ -47,7 +60,7 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
     Of deduplicated features, the KeyedTensor holds `Unexpanded` tensors, by key.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TablePart, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
     unique_shares: Mapping[str, float]
@@ -58,7 +71,7 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
         """Whole tables, as they are before sharding."""
         keys = [key for part in self.parts for key in part.keys]
         summed = super().forward(rows_of(features, list(dict.fromkeys(keys))))
-        return pooled(summed.to_dict(), self.key_of, Samples(features))
+        return pooled(summed.to_dict(), self.key_of, BatchSamples(features))
 
 
 def deduplicated(
@@ -93,3 +106,124 @@ def deduplicated(
         for key, name in zip(table.feature_names, names, strict=True)
     }
     return made
+
+
+Route = Literal["padded", "vbe"]
+"""How unique samples reach TorchRec: groups padded with rows of length 0, or as its variable-batch
+form, which it expands itself: nothing is left to be pooled once."""
+
+MOST_CLASSES = 3
+LEAST_GAIN = 0.05
+"""A further size class must spare this share of what all samples would take: it costs
+exchanges of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePart:
+    """Tables that one sharded module of TorchRec holds, and serves by one KJT."""
+
+    tables: tuple[str, ...]
+    keys: tuple[str, ...]
+    """Their features, in the order of the tables."""
+    embeddings: Mapping[str, str]
+    """What the part alone would call an embedding, to what the collection calls it."""
+    why: str
+
+
+def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
+    """All tables: embeddings one by one cost nothing for rows that only pad."""
+    keys = _keys(tables)
+    unique = {key for group in groups for key in group}
+    count = sum(key in unique for key in keys)
+    return _part(tables, tables, f"{count} of {len(keys)} features on unique samples")
+
+
+def bag_parts(
+    tables: Sequence[BaseEmbeddingConfig],
+    groups: Groups,
+    unique_shares: Sequence[float] | None = None,
+) -> tuple[TablePart, ...]:
+    """Tables whose features are all deduplicated, in one to three size classes; then the others.
+
+    A pooled table yields as many rows as the largest of the groups that it is looked up with.
+    Features that share a table stay together, so that each table exists once.
+    """
+    group_of = {key: group for group in groups for key in group}
+    unique = [t for t in tables if all(key in group_of for key in t.feature_names)]
+    plain = [t for t in tables if t not in unique]
+    parts = []
+    if unique and unique_shares is None:
+        parts.append(_part(unique, tables, "unique samples, of how many is not known"))
+    elif unique:
+        assert unique_shares is not None
+        share_of = dict(zip(groups, unique_shares, strict=True))
+        shares = {t.name: max(share_of[group_of[key]] for key in t.feature_names) for t in unique}
+        for size_class in size_classes(unique, shares):
+            share = max(shares[t.name] for t in size_class)
+            why = f"unique samples, up to {share:.0%} of the batch"
+            parts.append(_part(size_class, tables, why))
+    if plain:
+        mixed = [key for t in plain for key in t.feature_names if key in group_of]
+        why = "all samples"
+        if mixed:
+            why += f"; {', '.join(mixed)} share tables with features that are not deduplicated"
+        parts.append(_part(plain, tables, why))
+    return tuple(parts)
+
+
+def size_classes(
+    tables: Sequence[BaseEmbeddingConfig], shares: Mapping[str, float]
+) -> list[list[BaseEmbeddingConfig]]:
+    """Tables of like shares together: the fewest classes that leave little to spare.
+
+    Cost of a class: its largest share times the columns that it pools. Classes are runs of the
+    tables by falling share; the best cut is found by trying all.
+    """
+    order = sorted(tables, key=lambda t: -shares[t.name])
+    widths = (t.embedding_dim * len(t.feature_names) for t in order)
+    columns = list(accumulate(widths, initial=0))
+
+    def cost(start: int, stop: int) -> float:
+        return float(shares[order[start].name] * (columns[stop] - columns[start]))
+
+    best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
+    for stop in range(1, len(order) + 1):
+        best[1, stop] = cost(0, stop), (0,)
+        for classes in range(2, min(MOST_CLASSES, stop) + 1):
+            best[classes, stop] = min(
+                (best[classes - 1, cut][0] + cost(cut, stop), (*best[classes - 1, cut][1], cut))
+                for cut in range(classes - 1, stop)
+            )
+    count = len(order)
+    chosen, cuts = best[1, count]
+    for number in range(2, min(MOST_CLASSES, count) + 1):
+        spent, further = best[number, count]
+        if chosen - spent > LEAST_GAIN * columns[-1]:
+            chosen, cuts = spent, further
+    found = [order[a:b] for a, b in zip(cuts, (*cuts[1:], count), strict=True)]
+    return [[table for table in tables if table in size_class] for size_class in found]
+
+
+def _part(
+    chosen: Sequence[BaseEmbeddingConfig],
+    every: Sequence[BaseEmbeddingConfig],
+    why: str,
+) -> TablePart:
+    # TorchRec names an embedding by its feature, and by its table too if the feature has several.
+    names = dict(zip((t.name for t in every), get_embedding_names_by_table([*every]), strict=True))
+    alone = get_embedding_names_by_table([*chosen])
+    return TablePart(
+        tables=tuple(table.name for table in chosen),
+        keys=_keys(chosen),
+        embeddings={
+            mine: whole
+            for table, names_alone in zip(chosen, alone, strict=True)
+            for mine, whole in zip(names_alone, names[table.name], strict=True)
+        },
+        why=why,
+    )
+
+
+def _keys(tables: Sequence[BaseEmbeddingConfig]) -> tuple[str, ...]:
+    """Each feature once, in the order of the tables."""
+    return tuple(dict.fromkeys(key for table in tables for key in table.feature_names))

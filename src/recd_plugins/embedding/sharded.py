@@ -1,36 +1,50 @@
 """Sharded collections of unique samples: parts that TorchRec sharded, behind one module.
 
 To DistributedModelParallel, its planner and its pipelines this is one sharded module with the
-names, states and collectives of the collection as it was.
+names, states and collectives of the collection as it was. The sharder goes around any sharder
+of such collections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
-from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin, ShardedModule
+from torchrec.distributed.types import (
+    LazyAwaitable,
+    LazyGetItemMixin,
+    ModuleSharder,
+    ParameterSharding,
+    ShardedModule,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import OfParts, sharding_types
+from recd_plugins.compat.torchrec import OfParts, bags_of, sharding_types
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
-from recd_plugins.embedding.output import Samples, pooled, sequences
-from recd_plugins.embedding.rows import rows_of, vbe_rows_of
-from recd_plugins.embedding.strides import evened
+from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of
+from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.features import SparseFeatures
 
 __all__ = [
     "DedupContext",
+    "DedupSharder",
     "ShardedDedupEmbeddingBagCollection",
     "ShardedDedupEmbeddingCollection",
+    "evened",
+    "with_dedup",
 ]
 
 
@@ -44,7 +58,7 @@ class DedupContext(Multistreamable):
     """All of theirs, one for each exchange: TorchRec fills these in."""
     exchanges: list[int] = field(default_factory=list)
     """How many of them are each part's."""
-    samples: Samples | None = None
+    samples: BatchSamples | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
         for part in self.parts:
@@ -102,7 +116,7 @@ class _ShardedDedup(
         features: SparseFeatures | KeyedJaggedTensor,
     ) -> KJTListSplitsAwaitable[DedupContext]:
         """Send the ids to the ranks of their rows; each part's exchanges, one after another."""
-        ctx.samples = Samples(features, sequences=self.SEQUENCES)
+        ctx.samples = BatchSamples(features, sequences=self.SEQUENCES)
         rows = vbe_rows_of if self._route == "vbe" else rows_of
         awaitables: list[Any] = []
         with torch.no_grad():
@@ -220,7 +234,7 @@ class _Sequences(LazyAwaitable[dict[str, JaggedTensor]]):
         self,
         embedded: LazyAwaitable[dict[str, JaggedTensor]],
         key_of: Mapping[str, str],
-        samples: Samples,
+        samples: BatchSamples,
     ) -> None:
         super().__init__()
         self._embedded, self._key_of, self._samples = embedded, key_of, samples
@@ -235,7 +249,7 @@ class _Pooled(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
         parts: Sequence[LazyAwaitable[KeyedTensor]],
         names: Sequence[Mapping[str, str]],
         key_of: Mapping[str, str],
-        samples: Samples,
+        samples: BatchSamples,
     ) -> None:
         super().__init__()
         self._parts, self._names = parts, names
@@ -248,3 +262,131 @@ class _Pooled(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
             for name, tensor in part.wait().to_dict().items()
         }
         return pooled(found, self._key_of, self._samples)
+
+
+OF: dict[type[nn.Module], type[nn.Module]] = {
+    EmbeddingCollection: DedupEmbeddingCollection,
+    EmbeddingBagCollection: DedupEmbeddingBagCollection,
+}
+
+
+class DedupSharder(ModuleSharder[nn.Module]):
+    """Offers what `inner` offers for a collection, and has it shard each part."""
+
+    def __init__(self, inner: ModuleSharder[Any]) -> None:
+        super().__init__(qcomm_codecs_registry=inner.qcomm_codecs_registry)
+        self._inner = inner
+
+    @property
+    def module_type(self) -> type[nn.Module]:
+        return OF[self._inner.module_type]
+
+    @property
+    def fused_params(self) -> dict[str, Any] | None:
+        params: dict[str, Any] | None = getattr(self._inner, "fused_params", None)
+        return params
+
+    def shard(
+        self,
+        module: DedupEmbeddingCollection | DedupEmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedDedupEmbeddingCollection | ShardedDedupEmbeddingBagCollection:
+        if module.route == "vbe" and (device is None or device.type == "cpu"):
+            raise CapabilityError(
+                "adapt: the route 'vbe' needs a GPU. On the CPU, fbgemm looks bags up with as many "
+                "samples for each feature alone, and TorchRec drops the gradient of sequences. "
+                "Take the route 'padded'."
+            )
+
+        def sharded(part: nn.Module) -> Any:
+            return self._inner.shard(part, params, env, device, module_fqn)
+
+        if isinstance(module, DedupEmbeddingCollection):
+            return ShardedDedupEmbeddingCollection(module, [sharded(module)])
+        return ShardedDedupEmbeddingBagCollection(
+            module, [sharded(bags_of(module, part.tables)) for part in module.parts]
+        )
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        parameters: dict[str, nn.Parameter] = self._inner.shardable_parameters(module)
+        return parameters
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        types: list[str] = self._inner.sharding_types(compute_device_type)
+        return types
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        kernels: list[str] = self._inner.compute_kernels(sharding_type, compute_device_type)
+        return kernels
+
+    def storage_usage(
+        self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str
+    ) -> dict[str, int]:
+        used: dict[str, int] = self._inner.storage_usage(
+            tensor, compute_device_type, compute_kernel
+        )
+        return used
+
+
+def with_dedup(sharders: Iterable[ModuleSharder[Any]]) -> list[ModuleSharder[Any]]:
+    """The sharders, and those of the adapted collections around them."""
+    given = list(sharders)
+    types = {sharder.module_type for sharder in given}
+    return given + [
+        DedupSharder(sharder)
+        for sharder in given
+        if sharder.module_type in OF and OF[sharder.module_type] not in types
+    ]
+
+
+def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJTList:
+    """What a rank received of all ranks, with as many rows of each; the context says so too.
+
+    As it is, where no table is row-wise, the ranks sent as many, or none sent any (a hot batch,
+    behind tiers). The pooled output then has
+    as many rows as the largest rank sent.
+    """
+    exchanges = context.sharding_contexts
+    if not exchanges:
+        return received
+    by_rank = [
+        exchange.batch_size_per_rank
+        for exchange, kind in zip(exchanges, sharding_types, strict=True)
+        if kind == ShardingType.ROW_WISE.value
+    ]
+    if not by_rank or len(set(by_rank[0])) <= 1:  # of no stride at all by the route `vbe`
+        return received
+    longest = max(by_rank[0])
+    even = list(received)  # what a sharder of its own exchanges beside TorchRec's stays as it is
+    for index, exchange in enumerate(exchanges):
+        # Data-parallel tables exchange nothing: all rows are this rank's.
+        strides = exchange.batch_size_per_rank or [even[index].stride()]
+        even[index] = _with_as_many_rows(even[index], strides, longest)
+        exchange.batch_size_per_rank = [longest] * len(exchange.batch_size_per_rank)
+    if context.divisor is not None:  # of a mean, which row-wise tables take after their sum
+        spare = longest - context.divisor.shape[0]
+        context.divisor = F.pad(context.divisor, (0, 0, 0, spare), value=1.0)
+    return KJTList(even)
+
+
+def _with_as_many_rows(
+    kjt: KeyedJaggedTensor, strides: Sequence[int], longest: int
+) -> KeyedJaggedTensor:
+    keys = kjt.keys()
+    given = sum(strides)
+    # Where each row comes from: behind a rank's rows, from a column of zeros at the end.
+    source = np.full((len(strides), longest), given)
+    for rank, (end, stride) in enumerate(zip(np.cumsum(strides), strides, strict=True)):
+        source[rank, :stride] = np.arange(end - stride, end)
+    index = torch.from_numpy(source.ravel()).to(kjt.device())
+    lengths = F.pad(kjt.lengths().view(len(keys), given), (0, 1)).index_select(1, index)
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=kjt.values(),
+        weights=kjt.weights_or_none(),
+        lengths=lengths.view(-1),
+        stride=len(strides) * longest,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recd_plugins.data.loader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
 from recd_plugins.hooks.markers import hookimpl
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner

@@ -63,12 +63,12 @@ class RankBatches(IterableDataset[Batch | RecdError]):
                 self._table,
                 self.order,
                 self._shares.streams_of(self._rank, worker.id if worker else 0),
-                apart=transform.takes if isinstance(transform, BatchTransform) else (),
+                unjoined=transform.takes if isinstance(transform, BatchTransform) else (),
                 prefetch=self._prefetch,
                 threads=worker is None,
             )
-            for batch, apart in reader.batches(epoch, first):
-                yield _transformed(batch, apart, transform)
+            for batch, unjoined in reader.batches(epoch, first):
+                yield _transformed(batch, unjoined, transform)
         except RecdError as error:
             yield error
 
@@ -187,9 +187,9 @@ class LocalLoader:
             )
 
 
-def _transformed(batch: Batch, apart: Columns, transform: Transform | None) -> Batch:
+def _transformed(batch: Batch, unjoined: Columns, transform: Transform | None) -> Batch:
     if isinstance(transform, BatchTransform):
-        return transform(batch, apart)
+        return transform(batch, unjoined)
     return batch if transform is None else transform(batch)
 
 

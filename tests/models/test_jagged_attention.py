@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugins.embedding.attention import self_attention
-from recd_plugins.embedding.buckets import (
+from recd_dlrm.poolings.jagged_attention import (
     PADDING_BUDGET,
     SPARE_CELLS,
     Buckets,
     Shape,
     chunk_values,
     cut,
+    self_attention,
 )
 
 

@@ -1,4 +1,8 @@
-"""The rows of some features as one KJT: unique samples where deduplicated, else all samples."""
+"""What TorchRec's collections are handed to look up, and what they yield for unique samples.
+
+A deduplicated feature is looked up with its unique samples, any other with all B. What comes
+back is the dict or KeyedTensor of the unsharded module, its tensors not yet expanded.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,17 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recd_plugins.compat.torchrec import LazyKeyedTensor
+from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import mark_of, marked
 
-__all__ = ["rows_of", "vbe_rows_of"]
+__all__ = ["BatchSamples", "pooled", "rows_of", "sequences", "vbe_rows_of"]
 
 
 def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -> KeyedJaggedTensor:
@@ -112,3 +119,71 @@ def _cut(lengths: Tensor, stride: int) -> Tensor:
     if lengths.shape[1] >= stride:
         return lengths[:, :stride]
     return F.pad(lengths, (0, stride - lengths.shape[1]))
+
+
+class BatchSamples:
+    """Which rows of a feature's output are the batch's, and which samples have them."""
+
+    def __init__(
+        self, features: SparseFeatures | KeyedJaggedTensor, *, sequences: bool = False
+    ) -> None:
+        """For `sequences`, values are counted here, before anybody waits for them."""
+        self.dedup: InverseKeyedJaggedTensor | None = None
+        self.num_values: Mapping[str, int] = {}
+        self._group_of: Mapping[str, int] = {}
+        if isinstance(features, SparseFeatures):
+            self.dedup, self._group_of = features.dedup, features.group_of
+            if sequences:
+                self.num_values = features.num_values
+            features = features.plain
+        self.batch_size: int = features.stride()
+
+    def of(self, key: str) -> tuple[int, Tensor | None]:
+        """Of a feature: its rows, and the inverse lookup [B] if they are unique samples."""
+        group = self._group_of.get(key)
+        if group is None or self.dedup is None:
+            return self.batch_size, None
+        return self.dedup.unique_counts[group], self.dedup.inverse_lookup[group]
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        if self.dedup is not None:
+            self.dedup.inverse_lookup.record_stream(stream)
+
+
+def sequences(
+    embedded: Mapping[str, JaggedTensor], key_of: Mapping[str, str], samples: BatchSamples
+) -> dict[str, JaggedTensor]:
+    """Each embedding's values and lengths, those of unique samples as `Unexpanded`.
+
+    `key_of` is the feature of each embedding.
+    """
+    every = {}
+    for name, jagged in embedded.items():
+        key = key_of[name]
+        rows, lookup = samples.of(key)
+        lengths, ids = jagged.lengths()[:rows], jagged.weights_or_none()
+        if lookup is None:
+            every[name] = JaggedTensor(jagged.values(), lengths=lengths, weights=ids)
+            continue
+        count = samples.num_values[key]
+        values = Unexpanded.values(jagged.values(), lengths, lookup, count)
+        every[name] = JaggedTensor(
+            values,
+            lengths=Unexpanded.row_lengths(lengths, lookup),
+            weights=None if ids is None else Unexpanded.values(ids, lengths, lookup, count),
+        )
+    return every
+
+
+def pooled(
+    found: Mapping[str, Tensor], key_of: Mapping[str, str], samples: BatchSamples
+) -> KeyedTensor:
+    """Each embedding's rows, those of unique samples as `Unexpanded`; in the order of `key_of`."""
+    tensors = {}
+    for name, key in key_of.items():
+        rows, lookup = samples.of(key)
+        tensor = found[name]
+        if len(tensor) > rows:  # else the slice would cost its gradient a copy
+            tensor = tensor[:rows]
+        tensors[name] = tensor if lookup is None else Unexpanded.rows(tensor, lookup)
+    return LazyKeyedTensor(tensors)

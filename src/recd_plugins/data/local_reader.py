@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Split
-from recd_plugins.data.order import Order, Shares, Tail
-from recd_plugins.data.sessions import Sessions
+from recd_plugins.data.order import Order, Sessions, Shares, Tail
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
-    from recd_plugins.data.epochs import LocalLoader
+    from recd_plugins.data.local_loader import LocalLoader
     from recd_plugins.slots import Context
 
 __all__ = ["LocalReader", "LocalReaderConfig", "build_local_reader"]
@@ -68,7 +67,10 @@ class LocalReader:
         split: Split,
         transform: Callable[[Batch], Batch] | None = None,
     ) -> LocalLoader:
-        from recd_plugins.data.epochs import LocalLoader, RankBatches  # torch, torchrec: seconds
+        from recd_plugins.data.local_loader import (  # torch, torchrec: seconds
+            LocalLoader,
+            RankBatches,
+        )
 
         config, train = self._config, split == "train"
         consumers = world_size * max(1, config.workers)
