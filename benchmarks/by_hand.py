@@ -33,8 +33,8 @@ import recd_plugins as rp
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.table import Table
 from recd_plugins.trainer.launch import die_with_parent
-from recd_plugins.trainer.metrics import Window
-from recd_plugins.trainer.traffic import TrafficCounter
+from recd_plugins.trainer.measure.metrics import MetricsWindow
+from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 
 def batches(table: Table, batch_size: int, *, train: bool) -> Iterator[Batch]:
@@ -85,7 +85,7 @@ def main(registry: str, result: str) -> None:
     pipeline = TrainPipelineSparseDist(model, optimizer, device)
     source = islice(batches(tables.train, settings.batch_size, train=True), settings.steps)
     counter = TrafficCounter()
-    window, rates, began = Window(device), [], time.perf_counter()
+    window, rates, began = MetricsWindow(device), [], time.perf_counter()
     for step in range(1, settings.steps + 1):
         with counter if step == settings.log_every // 2 else nullcontext():
             window.add(*pipeline.progress(source))
@@ -97,7 +97,7 @@ def main(registry: str, result: str) -> None:
                 print(f"step {step:>3}/{settings.steps}  loss {metrics.loss:.4f}", flush=True)
     pipeline.detach()
     model.eval()
-    window = Window(device, auc_samples=None)
+    window = MetricsWindow(device, auc_samples=None)
     with torch.no_grad():
         for batch in batches(tables.test, settings.batch_size, train=False):
             window.add(*model(batch)[1])

@@ -22,7 +22,7 @@ from recd_plugins.tiers.updates.optimizer import RowOptimizer
 from recd_plugins.tiers.updates.reduction import Reduction
 from recd_plugins.tiers.updates.share import Layout
 from recd_plugins.tiers.updates.touched import touched_everywhere
-from recd_plugins.trainer.memory import PeakMemory
+from recd_plugins.trainer.measure.peak_memory import PeakMemory
 
 __all__ = ["K", "k_of_replicas", "memory_multiplier"]
 

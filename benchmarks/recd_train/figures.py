@@ -17,7 +17,7 @@ from benchmarks.recd_train.measured import BASELINE, Measured, megabytes
 from benchmarks.recd_train.ranks import resident_memory, take_turns
 from benchmarks.recd_train.workload import CLUSTERED, O5_O6, PLAIN, RANKS, RECD, Side, Workload
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.traffic import PHASES
+from recd_plugins.trainer.measure.traffic import PHASES
 
 __all__ = ["ABLATION", "Bench"]
 

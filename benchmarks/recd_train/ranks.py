@@ -19,8 +19,8 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.slots import Loader
 from recd_plugins.stack import Stack, load
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.memory import PeakMemory
-from recd_plugins.trainer.traffic import Traffic, TrafficCounter
+from recd_plugins.trainer.measure.peak_memory import PeakMemory
+from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter
 
 __all__ = ["Steps", "resident_memory", "take_turns"]
 

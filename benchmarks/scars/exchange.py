@@ -18,7 +18,7 @@ from recd_plugins.planning.access.distribution import Integers
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.trainer.traffic import TrafficCounter
+from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 __all__ = ["exchanged"]
 

@@ -30,7 +30,7 @@ from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.tiers.home.mapped import mapped
 from recd_plugins.tiers.home.mapped_file import check_folder
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 __all__ = ["Workload", "larger_than_memory"]
 

@@ -13,7 +13,7 @@ from benchmarks.harness import Figure, spread
 from benchmarks.scars.clicks import Clicks
 from benchmarks.scars.steps import Side, Steps, trained
 from benchmarks.scars.tables import UNIFORM
-from recd_plugins.trainer.learning import Learning
+from recd_plugins.trainer.tuning.learning import Learning
 
 __all__ = ["MBIT", "RANKS", "Link", "over_the_link"]
 

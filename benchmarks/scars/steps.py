@@ -22,7 +22,7 @@ from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_scars.hot_batches import HotBatches
 
 __all__ = ["Side", "Steps", "trained"]

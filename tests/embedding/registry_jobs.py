@@ -13,7 +13,7 @@ from torchrec.distributed.types import ShardedModule
 from recd_plugins.stack import load
 from recd_plugins.testing.trained import Trained
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.tables import table_initialisers
+from recd_plugins.trainer.initial_tables import table_initialisers
 
 
 class Job(NamedTuple):

@@ -20,8 +20,8 @@ from recd_plugins.testing.parity import assert_parity
 from recd_plugins.testing.reference import train_reference
 from recd_plugins.testing.trained import Trained
 from recd_plugins.trainer.assemble import Job
-from recd_plugins.trainer.checkpoint import Checkpoints
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 ADAGRAD = OptimizerSettings(
     tables="adagrad", tables_lr=0.1, tables_eps=1e-4, dense="adagrad", dense_lr=0.1

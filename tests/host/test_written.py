@@ -8,7 +8,7 @@ import pytest
 
 from recd_plugins.cli.written import check_writable
 from recd_plugins.errors import RegistryError
-from recd_plugins.trainer.runs import set_aside
+from recd_plugins.trainer.run_folder import set_aside
 
 
 def test_what_can_be_written_passes(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, PoolingFactory
 from recd_plugins.testing.arrange import Arranged
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 CPU = torch.device("cpu")
 MODELS = {record.name: record for record in recd_model()}

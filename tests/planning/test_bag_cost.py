@@ -32,7 +32,7 @@ from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.traffic import Traffic, TrafficCounter
+from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter
 
 N, W, B, K = 2, 2, 64, 1.5
 U = N * W

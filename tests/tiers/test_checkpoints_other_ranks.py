@@ -23,8 +23,8 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.trainer.storage import JsonReader, JsonWriter
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 PLAIN = BySharding("row_wise")
 STEPS = 5

@@ -18,7 +18,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.ids.departure import DeferredExchange, Sent
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 STEPS = 6
 

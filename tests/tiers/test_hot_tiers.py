@@ -23,8 +23,8 @@ from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
-from recd_plugins.trainer.traffic import TrafficCounter
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 GROUPS = (("heard", "seen"),)
 Model = DistributedModelParallel

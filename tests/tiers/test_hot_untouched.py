@@ -25,7 +25,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.home.mapped import mapped
 from recd_plugins.tiers.home.mapped_file import IN_MEMORY, file_system
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 
 class KernelCalls(TorchDispatchMode):

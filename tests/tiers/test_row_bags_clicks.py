@@ -22,8 +22,8 @@ from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding, tabl
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
-from recd_plugins.trainer.traffic import TrafficCounter
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 PLAIN = BySharding("row_wise")
 TOLERANCE = 1e-6

@@ -19,7 +19,7 @@ from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 DRAWN = ByTiers(ranks_per_node=2, seed=3)
 TOLERANCE = 1e-6

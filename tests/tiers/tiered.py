@@ -27,7 +27,7 @@ from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.parity import TableOptimizerName
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 ROWS = {"songs": 43, "artists": 15}
 """Rows of the tables: no multiple of any world size, and some for each of eight ranks."""

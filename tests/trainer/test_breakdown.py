@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.trainer.breakdown import (
+from recd_plugins.trainer.measure.breakdown import (
     PARTS,
     STEP,
     Span,

@@ -15,14 +15,13 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError
-from recd_plugins.trainer.breakdown import PARTS
-from recd_plugins.trainer.cost import Cost
-from recd_plugins.trainer.curves import Curve, draw_curves, read_run, row
-from recd_plugins.trainer.metrics import Metrics
-from recd_plugins.trainer.page import page
-from recd_plugins.trainer.report import Report
+from recd_plugins.trainer.measure.breakdown import PARTS
+from recd_plugins.trainer.measure.metrics import Metrics
+from recd_plugins.trainer.measure.runs_compared import Curve, draw_curves, page, read_run, row
+from recd_plugins.trainer.measure.step_cost import StepCost
+from recd_plugins.trainer.run_folder import RunReport
 
-COST = Cost(
+COST = StepCost(
     steps=20,
     step_ms=12.5,
     data_wait=0.1,
@@ -34,7 +33,7 @@ COST = Cost(
 
 def write_run(folder: Path, *, ended: bool = True, parts: bool = False) -> Path:
     """A run of 20 steps, evaluated twice; the second line of its AUC is not defined."""
-    report = Report(folder, speaks=True, steps=20, start=0)
+    report = RunReport(folder, speaks=True, steps=20, start=0)
     for step in (10, 20):
         report.metrics("train", step, Metrics(loss=1 / step, ne=0.9, auc=0.6, samples=64), 100.0)
         report.values("cost", step, dataclasses.asdict(COST))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.metrics import ETA, Metrics, Window
+from recd_plugins.trainer.measure.metrics import ETA, Metrics, MetricsWindow
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def step(loss: float, batch_size: int, seed: int, *, weighted: bool = True) -> S
 
 def measured(windows: list[list[list[Step]]], auc_samples: int | None = 1 << 20) -> list[Metrics]:
     """On a rank: the metrics of each of `windows[window][rank]`, through one `Window`."""
-    window = Window(CPU, auc_samples=auc_samples)
+    window = MetricsWindow(CPU, auc_samples=auc_samples)
     found = []
     for steps in windows:
         for loss, *outputs in steps[dist.get_rank()]:

@@ -25,22 +25,27 @@ from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.tiers.home.mapped import mapped
 from recd_plugins.tiers.home.mapped_file import IN_MEMORY, file_system
-from recd_plugins.trainer import pieces
-from recd_plugins.trainer.pieces import Part, alone, read_into
-from recd_plugins.trainer.storage import JsonReader, JsonWriter
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.checkpoints import storage
+from recd_plugins.trainer.checkpoints.storage import (
+    FileSlice,
+    JsonReader,
+    JsonWriter,
+    alone,
+    read_into,
+)
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 NUMBERS = torch.arange(60.0).reshape(10, 6)
 
 
-def stored(tensor: Tensor) -> Part:
+def stored(tensor: Tensor) -> FileSlice:
     """As it lies among others in a file of a checkpoint."""
     file = io.BytesIO(b"before")
     file.seek(6)
     torch.save(tensor, file)
     length = file.tell() - 6
     file.write(b"after")
-    return Part(file, 6, length)  # type: ignore[arg-type]
+    return FileSlice(file, 6, length)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("piece", [1, 50, 1 << 22])
@@ -62,7 +67,7 @@ def stored(tensor: Tensor) -> Part:
 def test_any_tensor_is_read_whole(
     tensor: Tensor, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE", piece)
+    monkeypatch.setattr(storage, "PIECE", piece)
     found = torch.zeros_like(tensor)
     read_into(found, stored(tensor), [0] * tensor.dim(), tensor.size())
     assert torch.equal(found, tensor)
@@ -72,7 +77,7 @@ def test_any_tensor_is_read_whole(
 def test_a_part_is_read_into_rows_that_lie_apart(
     piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE", piece)
+    monkeypatch.setattr(storage, "PIECE", piece)
     into = torch.zeros(9, 5)
     read_into(into[::3, 1:4], stored(NUMBERS), [4, 2], [3, 3])
     expected = torch.zeros(9, 5)
@@ -87,7 +92,7 @@ def test_what_does_not_fit_or_was_changed_is_told() -> None:
     torch.save(NUMBERS, file)
     written = bytearray(file.getvalue())
     written[written.index(NUMBERS.numpy().tobytes()) + 100] ^= 1
-    part = Part(io.BytesIO(written), 0, len(written))  # type: ignore[arg-type]
+    part = FileSlice(io.BytesIO(written), 0, len(written))  # type: ignore[arg-type]
     with pytest.raises(zipfile.BadZipFile, match="CRC"):
         read_into(torch.zeros(10, 6), part, [0, 0], [10, 6])
 

@@ -17,7 +17,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.positions import Positions
+from recd_plugins.trainer.checkpoints.positions import Positions
 
 
 class Numbers:

@@ -14,8 +14,8 @@ from torch import nn
 
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.breakdown import PARTS
-from recd_plugins.trainer.profile import Profile, pooling_modules
+from recd_plugins.trainer.measure.breakdown import PARTS
+from recd_plugins.trainer.measure.step_profiler import StepProfiler, pooling_modules
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 def test_which_steps_are_watched(
     start: int, stop: int, after: int, steps: int, watched: range
 ) -> None:
-    profile = Profile(nn.Module(), CPU, start=start, stop=stop, after=after, steps=steps)
+    profile = StepProfiler(nn.Module(), CPU, start=start, stop=stop, after=after, steps=steps)
     assert [step for step in range(120) if profile.covers(step)] == list(watched)
     assert profile.too_short == (steps > 0 and not watched)
 

@@ -15,8 +15,8 @@ from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
-from recd_plugins.trainer.metrics import Metrics
-from recd_plugins.trainer.report import Report
+from recd_plugins.trainer.measure.metrics import Metrics
+from recd_plugins.trainer.run_folder import RunReport
 
 
 def metrics(step: int) -> Metrics:
@@ -27,8 +27,8 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def report(run: Path, *, steps: int = 100, start: int = 0, speaks: bool = True) -> Report:
-    return Report(run, speaks=speaks, steps=steps, start=start)
+def report(run: Path, *, steps: int = 100, start: int = 0, speaks: bool = True) -> RunReport:
+    return RunReport(run, speaks=speaks, steps=steps, start=start)
 
 
 def test_metrics_are_told_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

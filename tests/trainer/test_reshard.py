@@ -21,8 +21,8 @@ from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.checkpoint import Checkpoints
-from recd_plugins.trainer.reshard import reshard, resumed_position
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
+from recd_plugins.trainer.checkpoints.reshard import reshard, resumed_position
 
 SHORT = ["train.eval_every=0", "train.checkpoint_every=0", "train.log_every=1"]
 STREAMS = [*SHORT, "reader.streams=4"]

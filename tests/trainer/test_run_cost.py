@@ -15,12 +15,12 @@ from probe_plugin import probe_registry
 from recd_plugins.data.batch import Batch
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.cost import Cost, Meter, mean_cost
+from recd_plugins.trainer.measure.step_cost import CostMeter, StepCost, mean_cost
 
 
-def cost(**said: Any) -> Cost:
+def cost(**said: Any) -> StepCost:
     plain = {"steps": 5, "step_ms": 10, "data_wait": 0.1, "dedupe_factor": None}
-    return Cost(**{**plain, "peak_memory_mib": 100, **said})
+    return StepCost(**{**plain, "peak_memory_mib": 100, **said})
 
 
 def test_a_run_costs_what_its_steps_cost() -> None:
@@ -30,7 +30,7 @@ def test_a_run_costs_what_its_steps_cost() -> None:
         cost(step_ms=12, dedupe_factor=2.0, traffic=slow),
         cost(step_ms=10, dedupe_factor=4.0, traffic={"all_to_all": {"ids": 20.0}}),
     ]
-    assert mean_cost(costs) == Cost(
+    assert mean_cost(costs) == StepCost(
         steps=15,
         step_ms=12,
         data_wait=0.1,
@@ -110,7 +110,7 @@ def test_which_steps_are_sampled(
 def counted_steps(start: int, steps: int, every: int) -> list[int]:
     """On a rank: the steps whose all-reduces were counted."""
     batches: Any = iter(())
-    meter = Meter(batches, torch.device("cpu"), start=start, steps=steps, every=every)
+    meter = CostMeter(batches, torch.device("cpu"), start=start, steps=steps, every=every)
     found = []
     for number in range(start, steps):
         with meter.step(number):

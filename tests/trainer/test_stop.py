@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.stop import StopSignal
+from recd_plugins.trainer.loop import StopSignal
 
 
 def steps_until_stopped(

@@ -20,8 +20,8 @@ from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import Probe
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.trainer.storage import JsonReader, JsonWriter
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 # Said of every save and load in one process, which is what these tests want.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

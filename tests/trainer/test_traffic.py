@@ -18,7 +18,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.traffic import TrafficCounter
+from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 ROWS, DIM, SAMPLES = 10, 4, 3
 IDS = {0: [[0, 1, 9], [2], []], 1: [[7, 8, 9, 3], [5, 6], [0]]}

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.trainer.launch import Failure
-from recd_plugins.trainer.trial import _is_out_of_memory
-from recd_plugins.trainer.tune import Search, Trial, _killed_by_memory, largest_batch
+from recd_plugins.trainer.tuning.trial_rank import _is_out_of_memory
+from recd_plugins.trainer.tuning.trials import Search, Trial, _killed_by_memory, largest_batch
 
 
 def search(most: int, *, start: int, limit: int = 10**6, precision: float = 0.05) -> Search:

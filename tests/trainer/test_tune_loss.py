@@ -13,7 +13,7 @@ from probe_plugin import probe_registry
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.trainer.learning import Learning, loss_of_all
+from recd_plugins.trainer.tuning.learning import Learning, loss_of_all
 
 
 def learning(losses: list[float], samples_per_step: int = 10, warm_up: int = 0) -> Learning:

@@ -19,7 +19,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import Probe
 from recd_plugins.testing.reference import unsharded
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.trainer.tables import (
+from recd_plugins.trainer.initial_tables import (
     BLOCK,
     initialise_tables,
     table_initialisers,

@@ -11,7 +11,7 @@ import typer
 from recd_plugins.cli.options import AsJson, Debug, reported
 
 if TYPE_CHECKING:
-    from recd_plugins.trainer.curves import RunLog
+    from recd_plugins.trainer.measure.runs_compared import RunLog
 
 __all__ = ["report"]
 
@@ -34,8 +34,7 @@ def report(
 ) -> None:
     """Lay runs side by side: what they learned, and what their steps cost, on one HTML page."""
     with reported(debug):
-        from recd_plugins.trainer.curves import row
-        from recd_plugins.trainer.page import page
+        from recd_plugins.trainer.measure.runs_compared import page, row
 
         logs = [_read(said) for said in runs]
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +50,7 @@ def report(
 
 
 def _read(said: str) -> RunLog:
-    from recd_plugins.trainer.curves import read_run
+    from recd_plugins.trainer.measure.runs_compared import read_run
 
     name, equals, path = said.partition("=")
     if equals and not Path(said).exists():
@@ -62,7 +61,7 @@ def _read(said: str) -> RunLog:
 def _save(logs: list[RunLog], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from recd_plugins.trainer.curves import draw_curves
+    from recd_plugins.trainer.measure.runs_compared import draw_curves
 
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     draw_curves(logs, figure)
@@ -74,7 +73,7 @@ def _show(rows: dict[str, dict[str, float | None]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from recd_plugins.trainer.curves import COLUMNS
+    from recd_plugins.trainer.measure.runs_compared import COLUMNS
 
     table = Table()
     table.add_column("")

@@ -13,7 +13,7 @@ from recd_plugins.cli.options import AsJson, Debug, reported
 from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
-    from recd_plugins.trainer.reshard import Resharded
+    from recd_plugins.trainer.checkpoints.reshard import Resharded
 
 __all__ = ["reshard"]
 
@@ -44,7 +44,7 @@ def reshard(
     with the next epoch.
     """
     with reported(debug):
-        from recd_plugins.trainer.reshard import reshard as write
+        from recd_plugins.trainer.checkpoints.reshard import reshard as write
 
         check_writable(target / "checkpoints" / "job.json", "TO")
         found = write(source, target, ranks, batch_size)

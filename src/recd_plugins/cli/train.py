@@ -67,7 +67,7 @@ def train(
 def _lead(stack: Stack, command: list[str], resume: bool, *, quiet: bool) -> dict[str, Any]:
     """Prepare the data, start the ranks, wait for them; the summary that rank 0 wrote."""
     from recd_plugins.trainer.launch import launch
-    from recd_plugins.trainer.runs import check_resumable
+    from recd_plugins.trainer.run_folder import check_resumable
 
     settings = stack.registry.train
     if resume:

@@ -17,7 +17,7 @@ from recd_plugins.cli.tune_loss import loss
 
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack
-    from recd_plugins.trainer.tune import Search, Trial
+    from recd_plugins.trainer.tuning.trials import Search, Trial
 
 __all__ = ["tune"]
 
@@ -101,7 +101,7 @@ def _search(
 ) -> Search:
     from rich.console import Console
 
-    from recd_plugins.trainer.tune import TrialFailed, largest_batch, run_trial
+    from recd_plugins.trainer.tuning.trials import TrialFailed, largest_batch, run_trial
 
     settings = stack.registry.train
     console = Console(stderr=True, highlight=False)

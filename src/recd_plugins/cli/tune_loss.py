@@ -15,7 +15,7 @@ from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, pro
 
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack
-    from recd_plugins.trainer.learning import Learning
+    from recd_plugins.trainer.tuning.learning import Learning
 
 __all__ = ["loss"]
 
@@ -114,7 +114,7 @@ def _train(
 ) -> Learning | None:
     from rich.console import Console
 
-    from recd_plugins.trainer.tune import TrialFailed, run_learning
+    from recd_plugins.trainer.tuning.trials import TrialFailed, run_learning
 
     settings = stack.registry.train
     try:
@@ -137,7 +137,7 @@ def _train(
 
 
 def _found(trainings: Trainings, target: float | None, window: int, ranks: int) -> dict[str, Any]:
-    from recd_plugins.trainer.learning import loss_of_all
+    from recd_plugins.trainer.tuning.learning import loss_of_all
 
     done = [one for side in trainings.values() for one in side.values() if one is not None]
     reached = target if target is not None or not done else loss_of_all(done, window)

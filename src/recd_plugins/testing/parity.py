@@ -19,7 +19,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, ByRegistry
 from recd_plugins.testing.reference import train_reference
 from recd_plugins.testing.trained import Trained, dense_optimizer
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 if TYPE_CHECKING:
     from recd_plugins.testing.gloo import GlooPool

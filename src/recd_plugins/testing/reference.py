@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.trained import Trained, dense_optimizer
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers, table_name
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers, table_name
 
 __all__ = ["TableOptimizer", "train_reference", "unsharded"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recd_plugins.registry.settings import OptimizerSettings
-from recd_plugins.trainer.tables import table_name
+from recd_plugins.trainer.initial_tables import table_name
 
 __all__ = ["Trained", "dense_optimizer", "gather_table"]
 

@@ -17,7 +17,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from recd_plugins.errors import CapabilityError, RegistryError, nearest
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import Stack
-from recd_plugins.trainer.tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 __all__ = ["Job", "assemble", "with_sync_batch_norm"]
 

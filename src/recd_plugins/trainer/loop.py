@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,20 +15,19 @@ import torch.distributed as dist
 from recd_plugins.errors import RecdError
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
-from recd_plugins.trainer.breakdown import told
-from recd_plugins.trainer.checkpoint import Checkpoints
-from recd_plugins.trainer.cost import Cost, Meter, mean_cost
-from recd_plugins.trainer.metrics import Metrics, Window
-from recd_plugins.trainer.positions import Positions
-from recd_plugins.trainer.profile import Profile
-from recd_plugins.trainer.report import Report, defined
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
+from recd_plugins.trainer.checkpoints.positions import Positions
+from recd_plugins.trainer.measure.breakdown import told
+from recd_plugins.trainer.measure.metrics import Metrics, MetricsWindow
+from recd_plugins.trainer.measure.step_cost import CostMeter, StepCost, mean_cost
+from recd_plugins.trainer.measure.step_profiler import StepProfiler
 from recd_plugins.trainer.retiering import Retiering
-from recd_plugins.trainer.stop import StopSignal
+from recd_plugins.trainer.run_folder import RunReport, defined
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["Loop"]
+__all__ = ["Loop", "StopSignal"]
 
 
 class Loop:
@@ -37,7 +38,7 @@ class Loop:
         stack: Stack,
         job: Job,
         checkpoints: Checkpoints,
-        report: Report,
+        report: RunReport,
         positions: Positions,
         start: int,
     ) -> None:
@@ -48,7 +49,7 @@ class Loop:
         self._report = report
         self._positions = positions
         self._start = start
-        self._meter = Meter(
+        self._meter = CostMeter(
             positions, job.device, start=start, steps=settings.steps, every=settings.log_every
         )
         self._batches: Iterator[Batch] = iter(self._meter)
@@ -61,7 +62,7 @@ class Loop:
                 keep=settings.retier_batches,
             )
             self._batches = self._retiering.watch(self._batches)
-        self._profile = Profile(
+        self._profile = StepProfiler(
             job.model,
             job.device,
             start=start,
@@ -74,7 +75,7 @@ class Loop:
                 f"train.profile_steps: {settings.steps - start} steps are too few to profile "
                 f"{settings.profile_steps} of them"
             )
-        self._costs: list[Cost] = []
+        self._costs: list[StepCost] = []
         self._rates: list[float] = []
         self._parts: dict[str, float] | None = None
 
@@ -114,7 +115,7 @@ class Loop:
     def _steps(self, stop: StopSignal) -> tuple[int, int, Metrics | None]:
         """Train to the end or the stop; the step reached, that last saved, the last metrics."""
         settings, step, saved = self._settings, self._start, self._start
-        window = Window(self._job.device)
+        window = MetricsWindow(self._job.device)
         metrics: Metrics | None = None
         while step < settings.steps and not stop.agreed():
             window.add(*self._step(step))
@@ -142,7 +143,7 @@ class Loop:
         # Whoever keeps them must keep no graph: tiers would wait for its backward.
         return tuple(output.detach() for output in outputs)
 
-    def _tell(self, step: int, window: Window) -> Metrics:
+    def _tell(self, step: int, window: MetricsWindow) -> Metrics:
         cost = self._meter.cost()
         metrics = window.metrics()
         rate = metrics.samples / cost.seconds
@@ -174,7 +175,7 @@ class Loop:
         if not len(loader):
             self._report.say("the test split is empty: nothing to evaluate")
             return None
-        window = Window(device, auc_samples=None)
+        window = MetricsWindow(device, auc_samples=None)
         pipeline.detach()
         model.eval()
         with torch.no_grad():
@@ -186,3 +187,43 @@ class Loop:
         metrics = window.metrics()
         self._report.metrics("test", step, metrics)
         return metrics
+
+
+class StopSignal:
+    """Ctrl-C and SIGTERM: a flag that any rank's signal raises and that all ranks read alike.
+
+    Each step starts an all-reduce of one number and reads that of the step before, so the
+    agreement is never waited for.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._group = dist.new_group(backend="gloo")
+        self._flag = torch.zeros(1)
+        self._work: dist.Work | None = None
+        self._before = {
+            number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    def agreed(self) -> bool:
+        """Whether any rank had been asked to stop one call ago; every rank must call it."""
+        stop = False
+        if self._work is not None:
+            self._work.wait()
+            stop = bool(self._flag)
+        self._flag = torch.tensor([float(self._asked)])
+        self._work = dist.all_reduce(
+            self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+        )
+        return stop
+
+    def close(self) -> None:
+        """Wait for the last agreement and give the signals back."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -13,12 +13,11 @@ import torch.distributed as dist
 from recd_plugins.errors import RegistryError
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.checkpoint import Checkpoints
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
+from recd_plugins.trainer.checkpoints.positions import Positions
+from recd_plugins.trainer.checkpoints.reshard import resumed_position
 from recd_plugins.trainer.loop import Loop
-from recd_plugins.trainer.positions import Positions
-from recd_plugins.trainer.report import Report
-from recd_plugins.trainer.reshard import resumed_position
-from recd_plugins.trainer.runs import check_resumable, set_aside
+from recd_plugins.trainer.run_folder import RunReport, check_resumable, set_aside
 
 __all__ = ["process_group", "train"]
 
@@ -69,7 +68,7 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
             )
         loader.load_state_dict(resumed_position(loader.state_dict(), position))
     moved = set_aside(settings.run) if rank == 0 and not resume else None
-    report = Report(settings.run, speaks=rank == 0, steps=settings.steps, start=start)
+    report = RunReport(settings.run, speaks=rank == 0, steps=settings.steps, start=start)
     report.say(stack.explain())
     if moved:
         report.say(f"the run before is now {moved}")

@@ -25,7 +25,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.trainer.assemble import Job
-from recd_plugins.trainer.storage import JsonReader, JsonWriter
+from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 
 __all__ = ["Checkpoints", "read_job", "read_rank", "write_json"]
 

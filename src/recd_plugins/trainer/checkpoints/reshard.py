@@ -15,8 +15,8 @@ from typing import Any
 
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.registry.settings import TrainSettings
-from recd_plugins.trainer.checkpoint import read_job, read_rank, write_json
-from recd_plugins.trainer.storage import JsonReader
+from recd_plugins.trainer.checkpoints.checkpoint import read_job, read_rank, write_json
+from recd_plugins.trainer.checkpoints.storage import JsonReader
 
 __all__ = ["Resharded", "reshard", "resumed_position"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Metrics", "Window"]
+__all__ = ["Metrics", "MetricsWindow"]
 
 ETA = 1e-12
 """Predictions are kept this far from 0 and 1, as TorchRec does."""
@@ -33,7 +33,7 @@ class Metrics:
     """Samples of weight above 0."""
 
 
-class Window:
+class MetricsWindow:
     """Collects outputs step by step; `metrics` joins the ranks and starts anew."""
 
     def __init__(self, device: torch.device, *, auc_samples: int | None = AUC_SAMPLES) -> None:

@@ -1,4 +1,5 @@
-"""What a run tells: console lines, metrics.jsonl, TensorBoard events, a summary."""
+"""A run's folder: kept when a new run takes its name, checked before it is resumed; and what rank 0
+tells of the run: console lines, metrics.jsonl, TensorBoard events, a summary."""
 
 from __future__ import annotations
 
@@ -9,15 +10,41 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from recd_plugins.trainer.metrics import Metrics
+from recd_plugins.errors import RegistryError
 
-__all__ = ["Report", "defined"]
+if TYPE_CHECKING:
+    from recd_plugins.trainer.measure.metrics import Metrics
+
+__all__ = ["RunReport", "check_resumable", "defined", "set_aside"]
 
 
-class Report:
-    """Rank 0's voice; the other ranks' reports are silent."""
+def set_aside(run: Path) -> Path | None:
+    """Rename a run that is there to `<name>.<n>`, so that a new one loses nothing."""
+    if run.exists() and not run.is_dir():
+        raise RegistryError(f"train.run: {run} is a file, not a folder. Name another.")
+    if not run.exists() or not any(run.iterdir()):
+        return None
+    number = 1
+    while (target := run.with_name(f"{run.name}.{number}")).exists():
+        number += 1
+    run.rename(target)
+    return target
+
+
+def check_resumable(run: Path) -> None:
+    """`RegistryError` where a run holds no checkpoint to go on from."""
+    checkpoints = run / "checkpoints"
+    if not any(checkpoints.glob("step-????????")):
+        raise RegistryError(
+            f"--resume: {checkpoints} holds no checkpoint. Train without --resume, or name the "
+            "run's folder with train.run=..."
+        )
+
+
+class RunReport:
+    """What rank 0 tells; the other ranks' reports are silent."""
 
     def __init__(self, run: Path, *, speaks: bool, steps: int, start: int) -> None:
         """Open the files of a run; from step `start` on, earlier lines of metrics stay."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.trainer.launch import Failure, launch
-from recd_plugins.trainer.learning import Learning
-from recd_plugins.trainer.trial import OUT_OF_MEMORY, WARM_UP
+from recd_plugins.trainer.tuning.learning import Learning
+from recd_plugins.trainer.tuning.trial_rank import OUT_OF_MEMORY, WARM_UP
 
 __all__ = ["Search", "Trial", "TrialFailed", "largest_batch", "run_learning", "run_trial"]
 
@@ -155,7 +155,13 @@ def _run(
     """What a trial found; None if it died of memory."""
     with tempfile.TemporaryDirectory(prefix="recd-trial-") as folder:
         said = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
-        command = ["recd_plugins.trainer.trial", "--registry", str(registry), "--into", folder]
+        command = [
+            "recd_plugins.trainer.tuning.trial_rank",
+            "--registry",
+            str(registry),
+            "--into",
+            folder,
+        ]
         command += [f"--{name}={value}" for name, value in options.items()]
         failure = launch([*command, *said], ranks, threads=threads, quiet=True, stopping="stopping")
         if failure is not None and failure.code == -signal.SIGINT:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from recd_plugins.trainer.memory import PeakMemory
-from recd_plugins.trainer.positions import Positions
-from recd_plugins.trainer.traffic import COLLECTIVES, PHASES, Traffic, TrafficCounter
+from recd_plugins.trainer.checkpoints.positions import Positions
+from recd_plugins.trainer.measure.peak_memory import PeakMemory
+from recd_plugins.trainer.measure.traffic import COLLECTIVES, PHASES, Traffic, TrafficCounter
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["Cost", "Meter", "mean_cost"]
+__all__ = ["CostMeter", "StepCost", "mean_cost"]
 
 _ROUTES = [(to, phase) for to in sorted(set(COLLECTIVES.values())) for phase in PHASES]
 
@@ -28,7 +28,7 @@ SPACING = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class StepCost:
     """Of a step, on all ranks together."""
 
     steps: int
@@ -63,7 +63,7 @@ class Cost:
         return f"a step: {'; '.join(parts)}"
 
 
-class Meter:
+class CostMeter:
     """Measures the steps of a rank; the pipeline reads its batches through it.
 
     Time, waiting and memory are counted always. Traffic and the dedupe factor take some
@@ -115,7 +115,7 @@ class Meter:
         self._seconds += time.perf_counter() - began
         self._steps += 1
 
-    def cost(self) -> Cost:
+    def cost(self) -> StepCost:
         """Since the last one; every rank must call it, after the same steps."""
         began = time.perf_counter()
         if self._device.type == "cuda":
@@ -143,7 +143,7 @@ class Meter:
                 found.setdefault(collective, {})[phase] = size
         steps = self._steps
         self._reset()
-        return Cost(
+        return StepCost(
             steps=steps,
             step_ms=seconds * 1e3,
             data_wait=waited / seconds if seconds else 0.0,
@@ -153,7 +153,7 @@ class Meter:
         )
 
 
-def mean_cost(costs: Sequence[Cost]) -> Cost | None:
+def mean_cost(costs: Sequence[StepCost]) -> StepCost | None:
     """Of a run: medians of times, means of what was sampled, the highest peak."""
     if not costs:
         return None
@@ -165,7 +165,7 @@ def mean_cost(costs: Sequence[Cost]) -> Cost | None:
         total = sum(one.get(to, {}).get(phase, 0) for one in sampled)
         traffic.setdefault(to, {})[phase] = total / len(sampled)
     middle = len(costs) // 2
-    return Cost(
+    return StepCost(
         steps=sum(cost.steps for cost in costs),
         step_ms=sorted(cost.step_ms for cost in costs)[middle],
         data_wait=sorted(cost.data_wait for cost in costs)[middle],

@@ -1,4 +1,4 @@
-"""`python -m recd_plugins.trainer.trial`: one rank of a trial of `recd tune`."""
+"""`python -m recd_plugins.trainer.tuning.trial_rank`: one rank of a trial of `recd tune`."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def trial(
 
     from recd_plugins.stack import load
     from recd_plugins.trainer.assemble import assemble
-    from recd_plugins.trainer.memory import PeakMemory
-    from recd_plugins.trainer.positions import Positions
+    from recd_plugins.trainer.checkpoints.positions import Positions
+    from recd_plugins.trainer.measure.peak_memory import PeakMemory
     from recd_plugins.trainer.run import process_group
 
     stack = load(registry, overrides)

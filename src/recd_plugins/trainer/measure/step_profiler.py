@@ -14,12 +14,12 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torchrec.distributed.types import ShardedModule
 
-from recd_plugins.trainer.breakdown import PARTS, STEP, Span, breakdown, device_breakdown
+from recd_plugins.trainer.measure.breakdown import PARTS, STEP, Span, breakdown, device_breakdown
 
-__all__ = ["Profile", "pooling_modules"]
+__all__ = ["StepProfiler", "pooling_modules"]
 
 
-class Profile:
+class StepProfiler:
     """Watches `steps` steps of a rank, once, in a run from step `start` to step `stop`.
 
     They follow the first `after` steps and one more to warm up, or are the last that fit

@@ -1,0 +1,1 @@
+"""What a run keeps on disk and goes on from."""
