@@ -1,4 +1,4 @@
-"""`recd plugins`: the slots, who can fill them, and which options a record takes."""
+"""`recd plugins`: the slots, who can fill them, which options a record takes, and a new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from recd_plugins.cli.new_plugin import new
 from recd_plugins.cli.options import AsJson, Debug, RegistryFile, reported
 
 if TYPE_CHECKING:
@@ -36,7 +38,25 @@ Name = Annotated[
 ]
 
 
-def plugins(
+class ShowsByDefault(TyperGroup):
+    """`recd plugins exact` is short for `recd plugins show exact`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not {*self.commands, "--help"} & {*args[:1]}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+plugins = typer.Typer(
+    cls=ShowsByDefault,
+    help="List the slots and who fills them, one slot, or a record's options; write a new plugin. "
+    "`recd plugins exact` is short for `recd plugins show exact`.",
+)
+plugins.command()(new)
+
+
+@plugins.command()
+def show(
     name: Name = None,
     registry: RegistryFile = Path("registry.yaml"),
     debug: Debug = False,

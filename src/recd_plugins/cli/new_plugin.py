@@ -1,0 +1,93 @@
+"""`recd plugins new`: a plugin of one record, written out with a test that passes."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shutil
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recd_plugins.cli.options import Debug, reported
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+__all__ = ["SLOTS_WITH_TEMPLATE", "new", "write_plugin"]
+
+TEMPLATES: Traversable = files("recd_plugins.cli") / "templates"
+SLOTS_WITH_TEMPLATE = sorted(
+    folder.name for folder in TEMPLATES.iterdir() if (folder / "registry.yaml").is_file()
+)
+
+Name = Annotated[str, typer.Argument(help="The plugin's module, which its record is named after.")]
+Slot = Annotated[str, typer.Option(help=f"What it fills: {', '.join(SLOTS_WITH_TEMPLATE)}.")]
+Into = Annotated[Path, typer.Option(help="Where the folder NAME is made.")]
+
+
+def new(name: Name, slot: Slot = "pooling", into: Into = Path(), debug: Debug = False) -> None:
+    """Write a plugin to start from: a package, a test that passes, a registry that uses it."""
+    with reported(debug):
+        folder = write_plugin(name, slot, into)
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            print(file)
+        print(f"next: cd {folder}, python -m pytest, recd train")
+
+
+def write_plugin(name: str, slot: str, into: Path) -> Path:
+    """The folder `into`/`name`, written from the templates of a slot."""
+    from recd_plugins.errors import RegistryError, nearest
+
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise RegistryError(
+            f"{name!r} cannot name a plugin: its module and its record are called so. Use "
+            "lower-case letters, digits and underscores, as in my_plugin."
+        )
+    if slot not in SLOTS_WITH_TEMPLATE:
+        raise RegistryError(
+            f"there is no template for the slot {slot!r}; {nearest(slot, SLOTS_WITH_TEMPLATE)}"
+        )
+    folder = into / name
+    if folder.exists():
+        raise RegistryError(f"{folder} is there already. Choose another name, or remove it.")
+    if find_spec(name) is not None:
+        raise RegistryError(f"a module {name!r} is installed already. Choose another name.")
+    try:
+        _write(name, slot, folder)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise RegistryError(f"{folder} cannot be written: {error.strerror}.") from error
+    return folder
+
+
+def _write(name: str, slot: str, folder: Path) -> None:
+    package, mine = TEMPLATES / "package", TEMPLATES / slot
+    written = {
+        "pyproject.toml": package / "pyproject.toml",
+        "README.md": package / "README.md",
+        "registry.yaml": mine / "registry.yaml",
+        f"src/{name}/__init__.py": mine / "__init__.py",
+        f"src/{name}/py.typed": None,
+        f"tests/test_{name}.py": mine / "test_new_plugin.py",
+    }
+    for place, template in written.items():
+        text = template.read_text(encoding="utf-8") if template else ""
+        file = folder / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_renamed(text, name, slot), encoding="utf-8")
+
+
+def _renamed(text: str, name: str, slot: str) -> str:
+    """The templates' names, which are those of modules that are linted, become the plugin's."""
+    for theirs, ours in (
+        (f"recd_plugins.cli.templates.{slot}", name),
+        ("new_plugin", name),
+        ("new-plugin", name.replace("_", "-")),
+        ("NewPlugin", "".join(part.capitalize() for part in name.split("_"))),
+    ):
+        text = text.replace(theirs, ours)
+    return text

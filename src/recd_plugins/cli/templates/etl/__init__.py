@@ -1,0 +1,48 @@
+"""A step from table to table: every n-th row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugins.api import Config, Context, EtlRecord, Range, hookimpl
+from recd_plugins.api.data import Progress, Table, write_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPluginConfig(Config):
+    """The options of new_plugin."""
+
+    every: Annotated[int, Range(ge=1)] = 2
+    """Of each stripe, the rows 0, `every`, 2 `every`, ... stay."""
+
+
+class NewPlugin:
+    """Keeps some rows; reads and writes one stripe at a time."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def run(self, table: Table, folder: Path, progress: Progress) -> Table:
+        def kept() -> Iterator[pa.Table]:
+            for stripe in table.stripes:
+                rows = pq.ParquetFile(stripe.file).read_row_group(stripe.group)
+                yield rows.take(pa.array(range(0, rows.num_rows, self.every)))
+
+        return write_table(folder, table.schema, kept(), progress=progress)
+
+
+def build(config: NewPluginConfig, context: Context) -> NewPlugin:
+    return NewPlugin(config.every)
+
+
+@hookimpl
+def recd_etl() -> list[EtlRecord[NewPluginConfig]]:
+    return [
+        EtlRecord(name="new_plugin", summary="Every n-th row.", config=NewPluginConfig, build=build)
+    ]
