@@ -13,8 +13,7 @@ from rich.table import Table
 
 import recd_plugins as rp
 from recd_plugins.api.testing import GlooPool, train_quietly
-from recd_scars.curve import Curve
-from recd_scars.sources import together
+from recd_scars.cache_curve import CacheCurve, together
 
 MODEL = {"use": "dlrm", "embedding_dim": 16, "bottom": [32, 16], "top": [32]}
 TRAIN = {"device": "cpu", "ranks": 2, "batch_size": 512, "log_every": 6}
@@ -53,6 +52,6 @@ if __name__ == "__main__":
     hottest = {count: f"{rows.coverage(count):.0%}" for count in (100, 1000, 10000)}
     print(stack.explain().splitlines()[0], f"lookups of the hottest rows: {hottest}", sep="\n")
     Console().print(table)
-    curve = Curve.of(rows, width=MODEL["embedding_dim"], batch_size=512, least_batch=128)
+    curve = CacheCurve.of(rows, width=MODEL["embedding_dim"], batch_size=512, least_batch=128)
     curve.save(Path("scars.png"))
     print("hits by cache portion, and what crosses the link: scars.png")

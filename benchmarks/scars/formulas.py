@@ -12,7 +12,7 @@ from benchmarks.scars.tables import Columns, Law, Lookups
 from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.testing.gloo import GlooPool
-from recd_scars.theory.communication import coalesced, epoch
+from recd_scars.theory import coalesced, epoch
 
 __all__ = ["bytes_moved", "forecast", "growth", "rows_moved"]
 

@@ -1,7 +1,7 @@
 """FlexShard: per-row tiers in front of TorchRec's tables, sized by what each row costs where.
 
 `policy/` turns prices into sizes: the paper's breakpoints, and the optimum over all of them;
-`planner.py` profiles, chooses, and leaves other tables to TorchRec's planner.
+`flexshard_planner.py` profiles, chooses, and leaves other tables to TorchRec's planner.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from recd_flexshard.config import FlexShardConfig
-from recd_flexshard.planner import build_flexshard
+from recd_flexshard.flexshard_planner import build_flexshard
 from recd_plugins.api import ShardingRecord, hookimpl
 
 

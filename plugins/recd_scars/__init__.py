@@ -1,7 +1,7 @@
 """SCARS: coalescing, a cache of hot rows, hot and normal batches.
 
-`theory/` has the paper's formulas; `hot_set.py` makes sizes of them, and `planner.py` a tier plan
-in front of what the sharding slot plans.
+`theory.py` has the paper's formulas; `hot_set.py` makes sizes of them, and `scars_planner.py` a
+tier plan, in front of what another planner plans.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from recd_plugins.api import CacheRecord, hookimpl
 from recd_scars.config import ScarsConfig
-from recd_scars.planner import build_scars
+from recd_scars.scars_planner import build_scars
 
 
 @hookimpl

@@ -11,7 +11,7 @@ import typer
 from recd_plugins.api.cli import AsJson, Debug, Overrides, RegistryFile, reported
 
 if TYPE_CHECKING:
-    from recd_scars.curve import Curve
+    from recd_scars.cache_curve import CacheCurve
 
 __all__ = ["scars"]
 
@@ -99,8 +99,8 @@ def curve(
     Cached rows take memory that the batch would use to fetch each row less often.
     """
     with reported(debug):
-        from recd_scars import sources
-        from recd_scars.curve import Curve
+        from recd_scars import cache_curve as sources
+        from recd_scars.cache_curve import CacheCurve
 
         if law is not None:
             found = sources.of_law(law, rows, lookups, width)
@@ -108,7 +108,7 @@ def curve(
             found = sources.of_profile(profile, tables or (), width)
         else:
             found = sources.of_registry(registry, overrides or (), tables or (), batches)
-        drawn = Curve.of(
+        drawn = CacheCurve.of(
             found.rows,
             width=found.width,
             batch_size=batch_size,
@@ -124,7 +124,7 @@ def curve(
             _show(drawn, found.name)
 
 
-def _show(curve: Curve, name: str) -> None:
+def _show(curve: CacheCurve, name: str) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -1,6 +1,6 @@
 """Which rows are cached: the hottest of all tables together, as many as a rule says.
 
-Each rule says how many rows of each run of `Merged` are taken, from the hottest on.
+Each rule says how many rows of each run of `MergedRows` are taken, from the hottest on.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import numpy as np
 from recd_plugins.api.planning import (
     Coalesce,
     Integers,
-    Merged,
+    MergedRows,
     Prices,
     RowDistribution,
     marginal_ms,
 )
-from recd_scars.theory.cache_size import CacheSize, optimal_cache
-from recd_scars.theory.memory import Memory
+from recd_scars.theory import CacheSize, Memory, optimal_cache
 
 __all__ = ["HotSet", "covering", "optimum", "within", "worth"]
 
@@ -36,7 +35,7 @@ class HotSet:
     """Of |C|: bytes."""
 
 
-def within(merged: Merged, size: float) -> Integers:
+def within(merged: MergedRows, size: float) -> Integers:
     """As many rows as fit `size` bytes."""
     each = merged.rows.counts * merged.width
     room = np.clip(size - (np.cumsum(each) - each), 0, each)
@@ -44,7 +43,7 @@ def within(merged: Merged, size: float) -> Integers:
     return taken
 
 
-def covering(merged: Merged, share: float) -> Integers:
+def covering(merged: MergedRows, share: float) -> Integers:
     """As few rows as take this share of all lookups."""
     rows = merged.rows
     each = rows.counts * rows.p
@@ -55,7 +54,7 @@ def covering(merged: Merged, share: float) -> Integers:
     return taken
 
 
-def optimum(merged: Merged, memory: Memory) -> HotSet:
+def optimum(merged: MergedRows, memory: Memory) -> HotSet:
     """The |C| of least traffic per sample, of rows that are looked up at all.
 
     Memory counts bytes, and so does the cache: a row of r bytes is r rows of one, each with the
@@ -68,7 +67,7 @@ def optimum(merged: Merged, memory: Memory) -> HotSet:
     return HotSet(taken=within(merged, size.cached), size=size)
 
 
-def worth(merged: Merged, taken: Integers, prices: Prices, coalesce: Coalesce) -> Integers:
+def worth(merged: MergedRows, taken: Integers, prices: Prices, coalesce: Coalesce) -> Integers:
     """Of the rows taken, those whose replica takes no longer than their way to the table.
 
     The paper's cache is one device's. Copies on every rank must have their gradients reduced,

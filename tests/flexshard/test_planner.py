@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_flexshard
 from recd_flexshard.config import FlexShardConfig
-from recd_flexshard.planner import FlexShardPlanner
+from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError

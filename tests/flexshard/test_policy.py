@@ -18,7 +18,7 @@ from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices, marginal_ms
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import Merged, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import MergedRows, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Link, Topology
 
 LINKS = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
@@ -81,7 +81,7 @@ def brute_force(
 ) -> tuple[float, float]:
     """The least milliseconds within the budget, latencies aside, of all assignments of rows;
     and the most that one row can change."""
-    merged = Merged.of(tables)
+    merged = MergedRows.of(tables)
     offers = Offers.of(merged, prices, {})
     memory, ms = offers.memory - offers.memory[0], offers.ms
     rows = np.arange(len(merged.table))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_flexshard.planner import FlexShardPlanner
+from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_plugins.data.batch import Batch
 from recd_plugins.planning.topology import Topology
 from recd_plugins.testing.gloo import GlooPool

@@ -16,13 +16,12 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, zipf
-from recd_scars.curve import Curve
-from recd_scars.sources import together
-from recd_scars.theory.memory import Memory
+from recd_scars.cache_curve import CacheCurve, together
+from recd_scars.theory import Memory
 
 
-def curve(rows: RowDistribution, memory: Memory) -> Curve:
-    return Curve(rows=rows, memory=memory)
+def curve(rows: RowDistribution, memory: Memory) -> CacheCurve:
+    return CacheCurve(rows=rows, memory=memory)
 
 
 def test_two_rows_by_hand() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_scars.hot_batches.mix import hot_places, mixed, most_hot
+from recd_scars.hot_batches.batch_window import hot_places, mixed, most_hot
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_scars.hot_batches.samples import Samples
+from recd_scars.hot_batches.window_samples import WindowSamples
 
 ONE = st.just(1)
 """Of each key of each batch, how long its rows are: often of one id each."""
@@ -64,7 +64,7 @@ def samples_of(parts: Sequence[Batch]) -> list[object]:
 def test_samples_keep_all_that_is_theirs(parts: list[Batch], data: st.DataObject) -> None:
     every = samples_of(parts)
     places = st.lists(st.integers(0, len(every) - 1), max_size=8) if every else st.just([])
-    samples = Samples(parts)
+    samples = WindowSamples(parts)
     for _ in range(2):
         chosen = data.draw(places)
         batch = samples.batch(np.array(chosen, np.int64))

@@ -22,7 +22,7 @@ from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
-from recd_plugins.planning.table_sizes import Merged, SequenceTable
+from recd_plugins.planning.table_sizes import MergedRows, SequenceTable
 from recd_plugins.planning.topology import GB, Cluster, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
@@ -34,10 +34,9 @@ from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_scars.config import ScarsConfig
 from recd_scars.hot_batches import HotBatches
 from recd_scars.hot_set import covering, optimum, within, worth
-from recd_scars.planner import ScarsPlanner, build_scars
-from recd_scars.report import rows_per_batch
-from recd_scars.theory.cache_size import optimal_cache
-from recd_scars.theory.memory import Memory
+from recd_scars.scars_planner import ScarsPlanner, build_scars
+from recd_scars.theory import Memory, optimal_cache
+from recd_scars.traffic_report import rows_per_batch
 
 TABLES = {
     "wide": SequenceTable(name="wide", rows=RowDistribution.of([2, 5], [0.6, 0.1]), dim=8),
@@ -47,7 +46,7 @@ TABLES = {
 
 
 def per_table(tables: dict[str, SequenceTable], taken: Any) -> dict[str, int]:
-    return dict(zip(tables, Merged.of(tables).per_table(taken).tolist(), strict=True))
+    return dict(zip(tables, MergedRows.of(tables).per_table(taken).tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def per_table(tables: dict[str, SequenceTable], taken: Any) -> dict[str, int]:
 def test_a_budget_takes_the_hottest_rows_of_all_tables_that_fit(
     size: float, wide: int, slim: int
 ) -> None:
-    assert per_table(TABLES, within(Merged.of(TABLES), size)) == {"wide": wide, "slim": slim}
+    assert per_table(TABLES, within(MergedRows.of(TABLES), size)) == {"wide": wide, "slim": slim}
 
 
 @pytest.mark.parametrize(
@@ -65,14 +64,14 @@ def test_a_budget_takes_the_hottest_rows_of_all_tables_that_fit(
     [(0.6 / 2.35, 1, 0), (0.5, 2, 0), (1.7 / 2.35, 2, 1), (1.8 / 2.35, 3, 1), (1.0, 7, 4)],
 )
 def test_a_hit_rate_takes_as_few_rows_as_it_needs(share: float, wide: int, slim: int) -> None:
-    assert per_table(TABLES, covering(Merged.of(TABLES), share)) == {"wide": wide, "slim": slim}
+    assert per_table(TABLES, covering(MergedRows.of(TABLES), share)) == {"wide": wide, "slim": slim}
 
 
 @given(st.floats(0.01, 1.0), st.floats(0.5, 1.5))
 @settings(max_examples=50, deadline=None)
 def test_a_hit_rate_is_met_and_no_row_is_too_many(share: float, exponent: float) -> None:
     tables = {"t": SequenceTable(name="t", rows=zipf(5_000, 3.0, exponent), dim=4)}
-    rows = per_table(tables, covering(Merged.of(tables), share))["t"]
+    rows = per_table(tables, covering(MergedRows.of(tables), share))["t"]
     coverage = tables["t"].rows.coverage
     assert coverage(rows) >= share * (1 - 1e-6)
     # Rows of a run are alike, so one row fewer falls short.
@@ -84,13 +83,13 @@ def test_the_optimum_is_the_theorys_in_bytes_and_rows_never_seen_stay_out() -> N
     tables = {"t": SequenceTable(name="t", rows=law, dim=16)}
     numbers = Memory(capacity=100_000, per_sample=128, width=16)
     in_bytes = Memory(capacity=400_000, per_sample=512, width=1)
-    found, expected = optimum(Merged.of(tables), in_bytes), optimal_cache(law, numbers)
+    found, expected = optimum(MergedRows.of(tables), in_bytes), optimal_cache(law, numbers)
     assert 0 < expected.cached < law.num_rows
     assert found.taken.sum() == pytest.approx(expected.cached, rel=0.02)
     assert found.size.batch_size == pytest.approx(expected.batch_size, rel=0.02)
     seen = RowDistribution.of([10, 990], [0.1, 0.0])
     plenty = {"t": SequenceTable(name="t", rows=seen, dim=16)}
-    assert per_table(plenty, optimum(Merged.of(plenty), in_bytes).taken) == {"t": 10}
+    assert per_table(plenty, optimum(MergedRows.of(plenty), in_bytes).taken) == {"t": 10}
 
 
 def test_rows_that_few_ranks_look_up_are_not_worth_a_replica_on_all() -> None:
@@ -98,10 +97,10 @@ def test_rows_that_few_ranks_look_up_are_not_worth_a_replica_on_all() -> None:
     rare = {"t": SequenceTable(name="t", rows=uniform(100_000, 10), dim=16)}
     often = {"t": SequenceTable(name="t", rows=uniform(100, 10), dim=16)}
     for tables, kept in ((rare, 0), (often, 100)):
-        merged = Merged.of(tables)
+        merged = MergedRows.of(tables)
         assert worth(merged, merged.rows.counts, on_4, "rank").sum() == kept
     alone = Prices(cluster=Cluster.of(Topology(), 1), batch_size=512, k=1.6)
-    merged = Merged.of(rare)
+    merged = MergedRows.of(rare)
     assert worth(merged, merged.rows.counts, alone, "rank").sum() == 100_000
 
 

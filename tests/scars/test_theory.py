@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
-from recd_scars.theory.cache_size import cost, marginal, optimal_cache
-from recd_scars.theory.communication import coalesced, epoch, plain
-from recd_scars.theory.memory import Memory
+from recd_scars.theory import Memory, coalesced, cost, epoch, marginal, optimal_cache, plain
 
 CHANCES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=40)
 

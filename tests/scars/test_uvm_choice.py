@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from recd_plugins.planning.access.distribution import RowDistribution, appears
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.registry.settings import OptimizerSettings
-from recd_scars.uvm.choice import CACHE_TAKES, Choice, HostTable, choose, pays
-from recd_scars.uvm.hits import HitCurve, Shards, hit_curve
+from recd_scars.uvm.hits import HitCurve, TableShards, hit_curve
 from recd_scars.uvm.kernel_bytes import KernelBytes
+from recd_scars.uvm.kernel_choice import CACHE_TAKES, HostTable, KernelChoice, choose, pays
 
 ROW_WISE = OptimizerSettings(tables="rowwise_adagrad").fused_params()
 
@@ -31,7 +31,7 @@ def counted(rows: int, ranks_apart: int = 1) -> RowDistribution:
 def test_a_least_frequently_used_cache_has_the_hottest_rows_of_each_rank(apart: int) -> None:
     rows = counted(40, apart)
     assert rows.ids is not None
-    shards = Shards.of(rows, replicated=5, world_size=3, samples=4)
+    shards = TableShards.of(rows, replicated=5, world_size=3, samples=4)
     curve = hit_curve(shards, "lfu")
     q = 1 - (1 - rows.presence) ** 4
     of_rank = [
@@ -47,7 +47,7 @@ def test_a_least_frequently_used_cache_has_the_hottest_rows_of_each_rank(apart: 
 
 def test_rows_of_a_formula_are_spread_over_the_ranks() -> None:
     law = zipf(1_000, 5.0, 1.1)
-    shards = Shards.of(law, replicated=100, world_size=4, samples=64)
+    shards = TableShards.of(law, replicated=100, world_size=4, samples=64)
     assert shards.counts.sum() == pytest.approx(900)
     assert np.ptp(shards.counts.sum(axis=1)) == pytest.approx(0)
     rest = law.part(100, 1_000)
@@ -56,7 +56,7 @@ def test_rows_of_a_formula_are_spread_over_the_ranks() -> None:
 
 def test_chances_approximation_is_near_a_simulated_cache() -> None:
     rows = counted(300)
-    curve = hit_curve(Shards.of(rows, replicated=0, world_size=1, samples=3), "lru")
+    curve = hit_curve(TableShards.of(rows, replicated=0, world_size=1, samples=3), "lru")
     q = appears(rows.presence, 3)
     draw, steps, warm = np.random.default_rng(0), 4_000, 1_000
     for size in (30, 60, 200):
@@ -81,7 +81,7 @@ def test_chances_approximation_is_near_a_simulated_cache() -> None:
 def test_a_larger_cache_hits_more_by_less_and_less(
     rows: int, exponent: float, algorithm: str, world_size: int
 ) -> None:
-    shards = Shards.of(
+    shards = TableShards.of(
         zipf(rows, 4.0, exponent), replicated=rows // 9, world_size=world_size, samples=50
     )
     curve = hit_curve(shards, algorithm)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def test_a_larger_cache_hits_more_by_less_and_less(
 def table(
     name: str, rows: RowDistribution, *, dim: int = 16, world_size: int = 1, algorithm: str = "lfu"
 ) -> HostTable:
-    shards = Shards.of(rows, replicated=0, world_size=world_size, samples=8 * world_size)
+    shards = TableShards.of(rows, replicated=0, world_size=world_size, samples=8 * world_size)
     return HostTable(
         name=name,
         bytes=KernelBytes.of(
@@ -127,7 +127,7 @@ def test_what_kernels_keep_where() -> None:
     assert (state.resident, state.host, state.slot) == (0, 10 * 128, 128 + 16)
 
 
-def saved(tables: list[HostTable], chosen: dict[str, Choice]) -> float:
+def saved(tables: list[HostTable], chosen: dict[str, KernelChoice]) -> float:
     """Bytes of a step."""
     each = {one.name: one for one in tables}
     return sum(
@@ -201,7 +201,7 @@ def test_rows_that_are_all_alike_are_not_cached_and_leave_the_memory_to_others()
     ("factor", "hits", "does"), [(0.2, 0.2, 0), (0.2, 0.5, 1), (0.95, 0.99, 1)]
 )
 def test_a_cache_pays_that_finds_more_than_chance(factor: float, hits: float, does: int) -> None:
-    choice = Choice(
+    choice = KernelChoice(
         kernel="fused_uvm_caching",
         slots=32,
         load_factor=factor,

@@ -34,7 +34,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
 from recd_plugins.testing.probe import Probe
 from recd_scars.config import ScarsConfig
-from recd_scars.planner import ScarsPlanner, build_scars
+from recd_scars.scars_planner import ScarsPlanner, build_scars
 
 SCHEMA = Schema(
     session_id=None,

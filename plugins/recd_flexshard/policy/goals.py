@@ -9,15 +9,14 @@ from typing import Literal
 
 import numpy as np
 
+from recd_flexshard.policy.breakpoints import breakpoints
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, Offers
-from recd_flexshard.policy.optimum import Optimum
-from recd_flexshard.policy.paper import breakpoints
-from recd_flexshard.policy.too_little import too_little
+from recd_flexshard.policy.optimum import Optimum, too_little
 from recd_plugins.api.planning import (
     Coalesce,
     Integers,
     Ledger,
-    Merged,
+    MergedRows,
     Prices,
     SequenceTable,
     TableSizes,
@@ -55,7 +54,7 @@ def choose(
     """
     if goal == "auto":
         return auto(tables, prices, budget=budget, tiers=tiers)
-    merged, levels = Merged.of(tables), dict.fromkeys(tables, coalesce)
+    merged, levels = MergedRows.of(tables), dict.fromkeys(tables, coalesce)
     offers = Offers.of(merged, prices, levels)
     multiple, allowed = prices.cluster.world_size, _allowed(prices, tiers)
     if goal == "memory_neutral":
@@ -80,7 +79,7 @@ def auto(
     One level of coalescing for all tables first, then each table's own, and sizes again. None and
     rank, which have the least to do, are met before replicas; node, which waits the most, last.
     """
-    merged = Merged.of(tables)
+    merged = MergedRows.of(tables)
     best = _Best(Ledger.of(tables, {}, prices), budget)
     for level in LEVELS[:2]:
         alone = dict.fromkeys(tables, TableSizes(coalesce=level))
@@ -106,7 +105,7 @@ def frontier(
 
     `coalesce` says how the ids of each table travel; of others, as they are.
     """
-    merged = Merged.of(tables)
+    merged = MergedRows.of(tables)
     offers = Offers.of(merged, prices, coalesce)
     base = Ledger.of(tables, {}, prices).cost.memory
     return Optimum.of(merged, offers, _allowed(prices, tiers), base)
@@ -143,7 +142,7 @@ class _Best:
 
 
 def _candidates(
-    merged: Merged, best: _Best, levels: Mapping[str, Coalesce], tiers: Literal[2, 3]
+    merged: MergedRows, best: _Best, levels: Mapping[str, Coalesce], tiers: Literal[2, 3]
 ) -> Iterator[Ledger]:
     """With each table's ids coalesced so: no replicas, and the best sizes of each set of tiers.
 
@@ -171,7 +170,7 @@ def _candidates(
 
 def _halved(
     tables: Tables,
-    merged: Merged,
+    merged: MergedRows,
     found: tuple[Integers, Integers],
     levels: Mapping[str, Coalesce],
     prices: Prices,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recd_plugins.api.planning import Coalesce, Cost, Floats, Merged, Prices, marginal_ms
+from recd_plugins.api.planning import Coalesce, Cost, Floats, MergedRows, Prices, marginal_ms
 
 __all__ = ["PER_NODE", "REPLICATED", "ROW_WISE", "Offers"]
 
@@ -24,7 +24,7 @@ class Offers:
     """[3, R] milliseconds per step for it, latencies aside."""
 
     @classmethod
-    def of(cls, merged: Merged, prices: Prices, coalesce: Mapping[str, Coalesce]) -> Offers:
+    def of(cls, merged: MergedRows, prices: Prices, coalesce: Mapping[str, Coalesce]) -> Offers:
         """`coalesce` says how the ids of each table travel; of others, as they are."""
         rows, width = merged.rows, merged.width
         every = np.zeros((2, 3, len(width)))

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
-from recd_flexshard.policy.too_little import too_little
-from recd_plugins.api.planning import Floats, Integers, Merged
+from recd_plugins.api import CapabilityError
+from recd_plugins.api.planning import GB, Floats, Integers, MergedRows
 
-__all__ = ["Optimum"]
+__all__ = ["Optimum", "too_little"]
 
 Tiers = NDArray[np.int8]
 
@@ -27,7 +27,7 @@ SLACK = 1e-3
 class Optimum:
     """From the least memory to the least time, in steps that pay less and less per byte."""
 
-    merged: Merged
+    merged: MergedRows
     start: Tiers
     """[R] the tier of each run where memory is least."""
     runs: Integers
@@ -40,7 +40,9 @@ class Optimum:
     """[S + 1] milliseconds, latencies aside."""
 
     @classmethod
-    def of(cls, merged: Merged, offers: Offers, allowed: tuple[int, ...], base: float) -> Optimum:
+    def of(
+        cls, merged: MergedRows, offers: Offers, allowed: tuple[int, ...], base: float
+    ) -> Optimum:
         """`allowed` are one or both tiers beside RW; `base` is the memory that counts as 0."""
         counts = merged.rows.counts
         tiers = np.array([ROW_WISE, *allowed])
@@ -103,3 +105,12 @@ class Optimum:
         for tier, change in ((to, some), (int(final[run]), -some)):
             if tier in taken:
                 taken[tier][run] += change
+
+
+def too_little(least: float, budget: float) -> CapabilityError:
+    """Plans take `least` extra bytes a rank or more; `budget` is below that."""
+    return CapabilityError(
+        f"flexshard: budget_gb asks for {-budget:,.0f} bytes ({-budget / GB:.3g} GB) a rank to be "
+        f"saved, but {-least:,.0f} ({-least / GB:.3g} GB) can be at most. Raise "
+        "sharding.budget_gb."
+    )

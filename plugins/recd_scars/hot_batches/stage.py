@@ -18,8 +18,8 @@ import torch.distributed as dist
 from recd_plugins.api import CapabilityError, DataError, Loader
 from recd_plugins.api.batch import Batch
 from recd_plugins.api.planning import TierPlan
+from recd_scars.hot_batches.batch_window import BatchWindow, Formed
 from recd_scars.hot_batches.hot_rows import HotRows
-from recd_scars.hot_batches.window import Formed, Window
 
 __all__ = ["HotBatches", "PlansHotRows"]
 
@@ -101,7 +101,7 @@ class HotBatches:
         self._start, self._index = state["loader"], state["batches"]
         self._formed = None if state["window"] is None else Formed.of_state(state["window"])
 
-    def _batches(self, window: Window) -> Iterator[Batch]:
+    def _batches(self, window: BatchWindow) -> Iterator[Batch]:
         for index in range(self._index, len(window)):
             batch = window.batch(index)
             if index + 1 == len(window):
@@ -112,21 +112,21 @@ class HotBatches:
 
     def _read(
         self, batches: Iterator[Batch], rows: HotRows | None, formed: Formed | None
-    ) -> Window | None:
+    ) -> BatchWindow | None:
         """The next window; none at the end of the epoch."""
         start = self._loader.state_dict()
         count = self._window if formed is None else formed.num_batches
         taken = list(islice(batches, count))
         if not taken:
             return None
-        window = Window(taken, start=start, end=self._loader.state_dict())
+        window = BatchWindow(taken, start=start, end=self._loader.state_dict())
         if formed is not None:
             window.form_again(formed)
         elif rows is not None:
             window.classify(rows)
         return window
 
-    def _agree(self, window: Window) -> None:
+    def _agree(self, window: BatchWindow) -> None:
         """Settle how many of its batches are hot: on all ranks as many as any can form."""
         if window.formed is not None:  # resumed within
             return
@@ -138,7 +138,7 @@ class HotBatches:
             window.classify(rows)
         window.form(self._least(window, rows.version))
 
-    def _least(self, window: Window, version: str) -> int:
+    def _least(self, window: BatchWindow, version: str) -> int:
         if self._world_size == 1:
             return window.most_hot
         if not dist.is_initialized():

@@ -12,7 +12,7 @@ import numpy as np
 
 from recd_plugins.api.planning import CacheAlgorithm, Floats, RowDistribution, appears
 
-__all__ = ["HitCurve", "Shards", "hit_curve"]
+__all__ = ["HitCurve", "TableShards", "hit_curve"]
 
 POINTS = 2048
 """Of a curve; between them it is a little too low, as a chord of what is bent so."""
@@ -21,7 +21,7 @@ TIMES = 512
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shards:
+class TableShards:
     """The rows that a rank's kernel is asked for: those that replicas do not answer."""
 
     counts: Floats
@@ -32,7 +32,7 @@ class Shards:
     @classmethod
     def of(
         cls, rows: RowDistribution, *, replicated: int, world_size: int, samples: float
-    ) -> Shards:
+    ) -> TableShards:
         """Of a row-wise table, its hottest rows replicated, in steps of so many samples.
 
         Row e is on rank e // ceil(E / U), so that one rank may have most of what is hot. Where
@@ -79,7 +79,7 @@ class HitCurve:
         return float(np.interp(slots, self.slots, self.hits))
 
 
-def hit_curve(shards: Shards, algorithm: CacheAlgorithm) -> HitCurve:
+def hit_curve(shards: TableShards, algorithm: CacheAlgorithm) -> HitCurve:
     """Of rows that come independently of each other, as the caches are once they are warm.
 
     lfu   a rank's h hottest rows: sum of their q_e

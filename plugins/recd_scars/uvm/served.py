@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recd_plugins.api.planning import CacheAlgorithm, Ledger, ModelTable, TableConstraint
-from recd_scars.uvm.choice import Choice, choose
-from recd_scars.uvm.report import lines
-from recd_scars.uvm.tables import check_host_memory, constraints, host_tables
+from recd_plugins.api import CapabilityError
+from recd_plugins.api.planning import (
+    GB,
+    CacheAlgorithm,
+    Ledger,
+    ModelTable,
+    SequenceTable,
+    TableConstraint,
+    TableSizes,
+    aligned,
+)
+from recd_scars.uvm.hits import TableShards, hit_curve
+from recd_scars.uvm.kernel_bytes import KernelBytes
+from recd_scars.uvm.kernel_choice import HostTable, KernelChoice, choose
 
 __all__ = ["Served"]
 
@@ -20,7 +30,7 @@ class Served:
 
     capacity: float
     """Bytes of a rank's device that are left for tables and their caches."""
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, KernelChoice]
     kernels: Mapping[str, TableConstraint]
     """The same, for the planner of the canonical tables."""
     said: str
@@ -44,7 +54,7 @@ class Served:
         replicas = sum(one.sizes.replicated * one.table.width for one in ledger.tables.values())
         left = capacity - prices.k * replicas - prices.batch_size * sample_bytes
         choices = choose(
-            host_tables(
+            _host_tables(
                 tables,
                 found,
                 sizes,
@@ -55,11 +65,130 @@ class Served:
             ),
             left,
         )
-        check_host_memory(choices, host_memory_gb)
-        said = lines(choices, tables, sizes, capacity=left, algorithm=algorithm)
+        _check_host_memory(choices, host_memory_gb)
+        said = _lines(choices, tables, sizes, capacity=left, algorithm=algorithm)
         return cls(
             capacity=left,
             choices=choices,
-            kernels=constraints(choices, algorithm),
+            kernels=_constraints(choices, algorithm),
             said="\n".join(said),
         )
+
+
+def _host_tables(
+    tables: Mapping[str, SequenceTable],
+    found: Mapping[str, ModelTable],
+    sizes: Mapping[str, TableSizes],
+    *,
+    world_size: int,
+    batch_size: int,
+    fused: Mapping[str, Any],
+    algorithm: CacheAlgorithm,
+) -> list[HostTable]:
+    """Row-wise over so many ranks, which together have `world_size * batch_size` samples a step."""
+    made = []
+    for name, table in tables.items():
+        rows = table.rows
+        shards = TableShards.of(
+            rows,
+            replicated=sizes[name].replicated,
+            world_size=world_size,
+            samples=world_size * batch_size,
+        )
+        made.append(
+            HostTable(
+                name=name,
+                bytes=KernelBytes.of(
+                    num_rows=-(-rows.num_rows // world_size),
+                    dim=table.dim,
+                    widest=_widest(found, name, coalesced=sizes[name].coalesce != "none"),
+                    element_bytes=table.element_bytes,
+                    fused=fused,
+                    algorithm=algorithm,
+                ),
+                curve=hit_curve(shards, algorithm),
+                rows=shards.rows,
+                accessed=shards.accessed,
+            )
+        )
+    return made
+
+
+def _widest(found: Mapping[str, ModelTable], name: str, *, coalesced: bool) -> int:
+    """The dim of the widest table that may share the kernel: bags that sum share it with all of
+    their collection; tables of rows that travel are of one dim."""
+    own = found[name]
+    if coalesced or not own.pooled:
+        return own.dim
+    return max(table.dim for table in found.values() if table.module == own.module)
+
+
+def _constraints(
+    choices: Mapping[str, KernelChoice], algorithm: CacheAlgorithm
+) -> dict[str, TableConstraint]:
+    """As the sharding slot's planner is told. All name the algorithm, so that they share kernels,
+    whichever table has a cache."""
+    return {
+        name: TableConstraint(
+            sharding_types=("row_wise",),
+            compute_kernels=(choice.kernel,),
+            load_factor=choice.load_factor,
+            cache_algorithm=algorithm,
+        )
+        for name, choice in choices.items()
+    }
+
+
+def _check_host_memory(choices: Mapping[str, KernelChoice], host_memory_gb: float | None) -> None:
+    """`CapabilityError` where tables need more than a rank's share of host memory."""
+    from torchrec.distributed.planner.constants import DDR_CAP
+
+    needed = sum(choice.host_bytes for choice in choices.values()) / GB
+    has = DDR_CAP / GB if host_memory_gb is None else host_memory_gb
+    if needed > has:
+        raise CapabilityError(
+            f"cache: tables of {needed:.3g} GB a rank are to lie in host memory, of which a rank "
+            f"has {has:.3g} GB. Set topology.host_memory_gb to what it has, or train on more ranks."
+        )
+
+
+HEADER = (
+    "table",
+    "kernel",
+    "load factor",
+    "slots",
+    "replicas hit",
+    "cache hits",
+    "device MB",
+    "host MB",
+)
+
+
+def _lines(
+    choices: Mapping[str, KernelChoice],
+    tables: Mapping[str, SequenceTable],
+    sizes: Mapping[str, TableSizes],
+    *,
+    capacity: float,
+    algorithm: CacheAlgorithm,
+) -> Iterator[str]:
+    """A line per table: replicas hit lookups; caches the rows of a step that then are left."""
+    yield (
+        f"tables in host memory: {max(capacity, 0) / GB:.3g} GB of a rank's device are left for "
+        f"them and their caches ({algorithm}), beside replicas and a batch"
+    )
+    shown: list[Sequence[str]] = [HEADER]
+    for name, choice in choices.items():
+        shown.append(
+            (
+                name,
+                choice.kernel,
+                f"{choice.load_factor:.4g}" if choice.load_factor else "-",
+                f"{choice.slots:,}",
+                f"{tables[name].rows.coverage(sizes[name].replicated):.1%}",
+                f"{choice.hit_rate:.1%}" if choice.load_factor else "-",
+                f"{choice.device_bytes / 1e6:.3g}",
+                f"{choice.host_bytes / 1e6:.3g}",
+            )
+        )
+    yield from aligned(shown)

@@ -26,17 +26,17 @@ from recd_plugins.planning.planner_bases import (
     Retiers,
     Tiered,
 )
-from recd_plugins.planning.table_sizes import Merged, SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import MergedRows, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.topology import GB, Cluster, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
-from recd_plugins.tiers.tier_planner import Chosen, TierPlanner
+from recd_plugins.tiers.tier_planner import ChosenSizes, TierPlanner
 
 __all__ = [
     "GB",
     "PAPER_K",
     "CacheAlgorithm",
-    "Chosen",
+    "ChosenSizes",
     "Cluster",
     "Coalesce",
     "Cost",
@@ -45,7 +45,7 @@ __all__ = [
     "HoldsRowWise",
     "Integers",
     "Ledger",
-    "Merged",
+    "MergedRows",
     "ModelTable",
     "OrdersBatches",
     "PlanReport",

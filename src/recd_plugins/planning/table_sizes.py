@@ -12,7 +12,7 @@ from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
 
-__all__ = ["Merged", "SequenceTable", "TableSizes", "tier_plan"]
+__all__ = ["MergedRows", "SequenceTable", "TableSizes", "tier_plan"]
 
 Home = Literal["row_wise", "table_wise"]
 
@@ -48,7 +48,7 @@ class TableSizes:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Merged:
+class MergedRows:
     """R runs of rows of T tables; a table's runs keep their order among the others."""
 
     names: tuple[str, ...]
@@ -60,7 +60,7 @@ class Merged:
     """[R] bytes of a row."""
 
     @classmethod
-    def of(cls, tables: Mapping[str, SequenceTable]) -> Merged:
+    def of(cls, tables: Mapping[str, SequenceTable]) -> MergedRows:
         each = list(tables.values())
         p = np.concatenate([table.rows.p for table in each])
         order = np.argsort(-p, kind="stable")

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from recd_plugins.slots import Context
     from recd_plugins.tiers.sharder import TierCluster
 
-__all__ = ["Chosen", "TierPlanner", "lines", "saved_plan"]
+__all__ = ["ChosenSizes", "TierPlanner", "lines", "saved_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenSizes:
     """What a policy makes of the tables' distributions."""
 
     sizes: Mapping[str, TableSizes]
@@ -93,7 +93,7 @@ class TierPlanner(ABC):
         tables: Mapping[str, SequenceTable],
         topology: Topology,
         world_size: int,
-    ) -> Chosen:
+    ) -> ChosenSizes:
         """How many rows of each table each tier takes."""
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:

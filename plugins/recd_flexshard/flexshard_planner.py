@@ -11,7 +11,7 @@ from recd_plugins.api import Context, fitting
 from recd_plugins.api.planning import (
     GB,
     PAPER_K,
-    Chosen,
+    ChosenSizes,
     Cluster,
     Coalesce,
     Frontier,
@@ -73,7 +73,7 @@ class FlexShardPlanner(TierPlanner):
         tables: Mapping[str, SequenceTable],
         topology: Topology,
         world_size: int,
-    ) -> Chosen:
+    ) -> ChosenSizes:
         config = self._config
         if self._level != "none":
             check_collections(model_tables(model), tables, slot=self.slot)
@@ -105,7 +105,7 @@ class FlexShardPlanner(TierPlanner):
             budget=self._budget(),
             frontier=Frontier(memory=curve.memory, ms=curve.ms),
         )
-        return Chosen(sizes=sizes, report=report, said="\n".join(report.lines()))
+        return ChosenSizes(sizes=sizes, report=report, said="\n".join(report.lines()))
 
     @property
     def _level(self) -> Coalesce:

@@ -11,12 +11,12 @@ import numpy as np
 from recd_plugins.api import CapabilityError, Context, Loader, RegistryError
 from recd_plugins.api.planning import (
     GB,
-    Chosen,
+    ChosenSizes,
     Cluster,
     HoldsRowWise,
     Integers,
     Ledger,
-    Merged,
+    MergedRows,
     ModelTable,
     PlanReport,
     Prices,
@@ -35,11 +35,11 @@ from recd_plugins.api.planning import (
     tier_plan,
 )
 from recd_scars.config import ScarsConfig
-from recd_scars.device import DeviceMemory
+from recd_scars.device_memory import DeviceMemory
 from recd_scars.home import check_home, seen_from
 from recd_scars.hot_set import covering, optimum, within, worth
-from recd_scars.report import lines
-from recd_scars.theory.memory import Memory
+from recd_scars.theory import Memory
+from recd_scars.traffic_report import lines
 from recd_scars.uvm.served import Served
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class ScarsPlanner(TierPlanner):
         tables: Mapping[str, SequenceTable],
         topology: Topology,
         world_size: int,
-    ) -> Chosen:
+    ) -> ChosenSizes:
         self._every = model_tables(model)
         if self._config.coalesce != "none":
             check_collections(self._every, tables, slot=self.slot)
@@ -144,7 +144,7 @@ class ScarsPlanner(TierPlanner):
             chosen.report.ledger,
             self.found,
             capacity=self._memory.capacity,
-            sample_bytes=self._sample(Merged.of(tables))[0],
+            sample_bytes=self._sample(MergedRows.of(tables))[0],
             fused=self.context.fused,
             algorithm=self._config.cache_algorithm or "lru",
             host_memory_gb=topology.host_memory_gb,
@@ -177,12 +177,12 @@ class ScarsPlanner(TierPlanner):
 
     def _sized(
         self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
-    ) -> Chosen:
+    ) -> ChosenSizes:
         """How many rows of each are cached, and why."""
         config, context = self._config, self.context
         k = replica_factor(tables.values(), context.fused)
         prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k)
-        merged = Merged.of(tables)
+        merged = MergedRows.of(tables)
         said = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}"]
         hot = merged.per_table(self._taken(merged, memory, prices, said))
         sizes = merged.sizes(hot, np.zeros_like(hot), dict.fromkeys(tables, config.coalesce))
@@ -193,12 +193,12 @@ class ScarsPlanner(TierPlanner):
         )
         if not merged.rows.lookups:
             said.append("nothing is cached before train.retier_every sees which rows are hot")
-            return Chosen(sizes=sizes, report=report, said="\n".join(said))
+            return ChosenSizes(sizes=sizes, report=report, said="\n".join(said))
         said += lines(tables, sizes, batch_size=context.batch_size, k=k)
-        return Chosen(sizes=sizes, report=report, said="\n".join([*said, *report.lines()]))
+        return ChosenSizes(sizes=sizes, report=report, said="\n".join([*said, *report.lines()]))
 
     def _taken(
-        self, merged: Merged, memory: DeviceMemory, prices: Prices, said: list[str]
+        self, merged: MergedRows, memory: DeviceMemory, prices: Prices, said: list[str]
     ) -> Integers:
         """[R] rows of each run."""
         config = self._config
@@ -211,7 +211,7 @@ class ScarsPlanner(TierPlanner):
         return self._optimum(merged, memory, prices, said)
 
     def _optimum(
-        self, merged: Merged, memory: DeviceMemory, prices: Prices, said: list[str]
+        self, merged: MergedRows, memory: DeviceMemory, prices: Prices, said: list[str]
     ) -> Integers:
         """The paper's |C|, but for rows that cost more than they save here; what it took."""
         batch_size = self.context.batch_size
@@ -248,7 +248,7 @@ class ScarsPlanner(TierPlanner):
             )
         return kept
 
-    def _sample(self, merged: Merged) -> tuple[float, str]:
+    def _sample(self, merged: MergedRows) -> tuple[float, str]:
         """a: bytes of a sample's activations, and whose word that is."""
         if self._config.activation_bytes is not None:
             return self._config.activation_bytes, "cache.activation_bytes"

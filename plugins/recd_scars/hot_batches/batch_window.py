@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from recd_plugins.api import DataError
 from recd_plugins.api.batch import Batch
 from recd_scars.hot_batches.hot_rows import HotRows
-from recd_scars.hot_batches.mix import I64, Bools, hot_places, mixed, most_hot
-from recd_scars.hot_batches.samples import Samples
+from recd_scars.hot_batches.window_samples import WindowSamples
 
-__all__ = ["Formed", "Window"]
+__all__ = ["I64", "BatchWindow", "Bools", "Formed", "hot_places", "mixed", "most_hot"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Formed:
         )
 
 
-class Window:
+class BatchWindow:
     """Batches that follow each other in a loader, between its states `start` and `end`."""
 
     def __init__(
@@ -118,5 +118,41 @@ class Window:
         return mixed(self.hot, self._sizes, self.formed.num_hot)
 
     @cached_property
-    def _samples(self) -> Samples:
-        return Samples(self._batches)
+    def _samples(self) -> WindowSamples:
+        return WindowSamples(self._batches)
+
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+I64: TypeAlias = npt.NDArray[np.int64]
+
+
+def most_hot(num_hot: int, sizes: Sequence[int]) -> int:
+    """How many batches of a window `num_hot` samples fill, whichever of these sizes they are."""
+    largest = np.sort(np.asarray(sizes, np.int64))[::-1].cumsum()
+    return int(np.searchsorted(largest, num_hot, side="right"))
+
+
+def hot_places(count: int, num_hot: int) -> list[bool]:
+    """Which of a window's batches are hot: `num_hot` of them, spread evenly."""
+    ends = [place * num_hot // count for place in range(count + 1)]
+    return [ends[place + 1] > ends[place] for place in range(count)]
+
+
+def mixed(hot: Bools, sizes: Sequence[int], num_hot: int) -> list[I64]:
+    """The samples of each batch [size], ascending, every sample of the window [N] in one.
+
+    `num_hot` batches, at `hot_places`, take hot samples alone, in their order; the others take
+    what is left, hot ones among it, in the window's order. `num_hot` is at most `most_hot`.
+    """
+    places = hot_places(len(sizes), num_hot)
+    taken = sum(size for size, place in zip(sizes, places, strict=True) if place)
+    chosen = np.flatnonzero(hot)[:taken]
+    left = np.ones(len(hot), np.bool_)
+    left[chosen] = False
+    sources = {True: chosen, False: np.flatnonzero(left)}
+    at = {True: 0, False: 0}
+    batches = []
+    for size, place in zip(sizes, places, strict=True):
+        batches.append(sources[place][at[place] : at[place] + size])
+        at[place] += size
+    return batches

@@ -1,15 +1,70 @@
-"""How many rows to cache: each takes memory that the batch would use to coalesce more."""
+"""SCARS' theory: what a batch and an epoch must move, and how much to cache of it."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
 
+from recd_plugins.api import DataError, RegistryError
 from recd_plugins.api.planning import RowDistribution
-from recd_scars.theory.communication import epoch
-from recd_scars.theory.memory import Memory
 
-__all__ = ["CacheSize", "marginal", "optimal_cache"]
+__all__ = ["CacheSize", "Memory", "coalesced", "epoch", "marginal", "optimal_cache", "plain"]
+
+
+def plain(rows: RowDistribution, *, batch_size: float, width: int) -> float:
+    """Every lookup's row: b L d."""
+    return batch_size * rows.lookups * width
+
+
+def coalesced(rows: RowDistribution, *, batch_size: float, width: int, cached: int = 0) -> float:
+    """Indices, and each row once that is not cached: b L + d sum_{e not in C} 1 - (1 - P(e))^b.
+
+    C are the `cached` hottest rows (equation 3, without the cache; 6 with it).
+    """
+    if batch_size <= 0:
+        raise DataError(f"a batch of {batch_size:g} samples moves nothing: ask for one at least.")
+    rest = rows.part(cached, rows.num_rows)
+    return batch_size * rows.lookups + width * rest.appearing(batch_size)
+
+
+def epoch(
+    rows: RowDistribution, *, samples: float, batch_size: float, width: int, cached: int = 0
+) -> float:
+    """Q / b batches, coalesced: Q L + (Q / b) d sum_{e not in C} 1 - (1 - P(e))^b."""
+    batches = samples / batch_size
+    return batches * coalesced(rows, batch_size=batch_size, width=width, cached=cached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Of a device, in numbers."""
+
+    capacity: float
+    """M: numbers that fit, after what does not depend on batch or cache."""
+    per_sample: float
+    """a: numbers that one sample's activations take."""
+    width: int
+    """d: numbers in a row."""
+    least: float = 1.0
+    """The smallest batch that is of use: communication alone may be least in one of a sample."""
+
+    def __post_init__(self) -> None:
+        needed = self.least * self.per_sample
+        if self.per_sample <= 0 or self.width <= 0 or self.capacity < needed:
+            samples = "one sample" if self.least == 1 else f"{self.least:,.0f} samples"
+            raise RegistryError(
+                f"memory for {self.capacity:,.0f} numbers does not hold {samples} of "
+                f"{self.per_sample:,.0f}: give more memory, or a smaller model."
+            )
+
+    def batch_size(self, cached: int) -> float:
+        """b = (M - |C| d) / a: what is left for samples (equation 7)."""
+        return (self.capacity - cached * self.width) / self.per_sample
+
+    @property
+    def most_cached(self) -> int:
+        """The rows that leave room for the smallest batch."""
+        return int((self.capacity - self.least * self.per_sample) // self.width)
 
 
 @dataclass(frozen=True, kw_only=True)

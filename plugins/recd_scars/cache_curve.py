@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from recd_plugins.api.planning import RowDistribution
-from recd_scars.theory.cache_size import CacheSize, cost, optimal_cache
-from recd_scars.theory.communication import epoch
-from recd_scars.theory.memory import Memory
+import recd_plugins
+from recd_plugins.api import RegistryError, nearest
+from recd_plugins.api.planning import (
+    Profile,
+    RowDistribution,
+    exponential,
+    half_normal,
+    model_tables,
+    profile_batches,
+    uniform,
+    zipf,
+)
+from recd_scars.theory import CacheSize, Memory, cost, epoch, optimal_cache
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["BYTES", "Curve", "Point", "draw_hits"]
+__all__ = [
+    "BYTES",
+    "CacheCurve",
+    "CurveSource",
+    "Point",
+    "draw_hits",
+    "of_law",
+    "of_profile",
+    "of_registry",
+    "together",
+]
 
 BYTES = 4
 """Of a number: float32, and the paper's indices."""
@@ -40,7 +60,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class CacheCurve:
     """Of a table, or of several with rows of one width, that share a device's memory."""
 
     rows: RowDistribution
@@ -56,7 +76,7 @@ class Curve:
         least_batch: int = 1,
         memory_bytes: float | None = None,
         sample_bytes: float | None = None,
-    ) -> Curve:
+    ) -> CacheCurve:
         """With memory for `batch_size` samples and a tenth of the rows, unless it is said.
 
         And of a sample for the rows that it looks up and their gradients, the least there can be.
@@ -187,3 +207,78 @@ def draw_hits(axes: Axes, rows: Mapping[str, RowDistribution]) -> None:
     axes.set_xscale("log")
     axes.set_ylim(0, 102)
     axes.set(xlabel="rows cached, %", ylabel="lookups that hit, %", title="hits by cache portion")
+
+
+LAWS: Mapping[str, Callable[..., RowDistribution]] = {
+    "exponential": exponential,
+    "half_normal": half_normal,
+    "uniform": uniform,
+    "zipf": zipf,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveSource:
+    """Rows that share a device's memory."""
+
+    name: str
+    rows: RowDistribution
+    width: int
+    """d: numbers in each."""
+
+
+def of_law(law: str, rows: int, lookups: float, width: int) -> CurveSource:
+    """`zipf:1.05`: a name, and its parameter unless the default will do."""
+    name, colon, said = law.partition(":")
+    if name not in LAWS:
+        raise RegistryError(f"--law: there is no law {name!r}; {nearest(name, LAWS)}")
+    try:
+        drawn = LAWS[name](rows, lookups, *([float(said)] if colon else []))
+    except (TypeError, ValueError) as error:
+        raise RegistryError(
+            f"--law: {law!r} is no law with a number that it takes, say zipf:1.05."
+        ) from error
+    return CurveSource(name=law, rows=drawn, width=width)
+
+
+def of_profile(path: Path, tables: Sequence[str], width: int) -> CurveSource:
+    """Tables of a saved profile; it does not know how wide their rows are."""
+    profile = Profile.load(path)
+    names = list(tables or profile.rows)
+    return CurveSource(
+        name=", ".join(names), rows=together([profile[name] for name in names]), width=width
+    )
+
+
+def of_registry(
+    registry: Path, overrides: Sequence[str], tables: Sequence[str], batches: int
+) -> CurveSource:
+    """The model's tables, as the train split's first batches look them up."""
+    stack = recd_plugins.load(registry, overrides)
+    for slot in ("dataset", "model"):
+        stack.registry.one(slot)
+    chosen = model_tables(stack.model(), tables or ("*",), where="--table")
+    if not chosen:
+        raise RegistryError("the model has no embedding table, so there is nothing to cache.")
+    widths = {table.dim for table in chosen.values()}
+    if len(widths) != 1:
+        raise RegistryError(
+            f"--table: rows of {' and '.join(map(str, sorted(widths)))} numbers are no one curve; "
+            f"name tables of one width, of {', '.join(chosen)}."
+        )
+    loader = stack.loader(0, stack.registry.train.ranks)
+    counted = {name: table.counted for name, table in chosen.items()}
+    profile = profile_batches(islice(loader, batches), counted)
+    rows = together([profile[name] for name in chosen])
+    return CurveSource(name=", ".join(chosen), rows=rows, width=widths.pop())
+
+
+def together(tables: Sequence[RowDistribution]) -> RowDistribution:
+    """The rows of all, hottest first; ids are not kept."""
+    if len(tables) == 1:
+        return tables[0]
+    counts, p, presence = (
+        np.concatenate([getattr(one, part) for one in tables])
+        for part in ("counts", "p", "presence")
+    )
+    return RowDistribution.of(counts, p, presence)

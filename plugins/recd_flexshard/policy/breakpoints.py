@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
-from recd_plugins.api.planning import Floats, Integers, Merged
+from recd_plugins.api.planning import Floats, Integers, MergedRows
 
 __all__ = ["breakpoints"]
 
@@ -16,7 +16,7 @@ LEAST = 1e-12
 
 
 def breakpoints(
-    merged: Merged, offers: Offers, *, tiers: Literal[2, 3], multiple: int
+    merged: MergedRows, offers: Offers, *, tiers: Literal[2, 3], multiple: int
 ) -> tuple[Integers, Integers]:
     """[T] rows of each table in DP, and in Flex, at no more memory than all-RW.
 
@@ -56,11 +56,11 @@ def _fill(counts: Integers, extra: Floats, gain: Floats, budget: float) -> Integ
     return taken
 
 
-def _rounded(merged: Merged, taken: Integers, multiple: int) -> Integers:
+def _rounded(merged: MergedRows, taken: Integers, multiple: int) -> Integers:
     return merged.per_table(taken) // multiple * multiple
 
 
-def _first(merged: Merged, rows: Integers) -> Integers:
+def _first(merged: MergedRows, rows: Integers) -> Integers:
     """[R] how many rows of each run are among the first `rows` [T] of its table."""
     taken = np.empty_like(merged.rows.counts)
     for table, count in enumerate(rows.tolist()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from recd_plugins.api.planning import Coalesce, SequenceTable, TableSizes, aligned
-from recd_scars.theory.communication import coalesced, plain
+from recd_scars.theory import coalesced, plain
 
 __all__ = ["lines", "rows_per_batch"]
 

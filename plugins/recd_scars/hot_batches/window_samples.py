@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.api import CapabilityError
 from recd_plugins.api.batch import Batch
 
-__all__ = ["Samples"]
+__all__ = ["WindowSamples"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -25,7 +25,7 @@ Numbers: TypeAlias = npt.NDArray[Any]
 U64 = np.uint64
 
 
-class Samples:
+class WindowSamples:
     """The samples of some batches, by their place in all of them. On CPU, in numpy: torch's own
     operations would wake threads that belong to the model."""
 
@@ -40,7 +40,7 @@ class Samples:
         self._dedup = _joined([batch.dedup for batch in batches])
 
     def batch(self, samples: I64) -> Batch:
-        """Samples `samples` [B], in this order."""
+        """The batch of the samples at these places [B], in this order."""
         batch = dataclasses.replace(
             self._first,
             dense=torch.from_numpy(self._dense.take(samples, axis=0)),

@@ -24,7 +24,7 @@ import numpy as np
 from recd_scars.uvm.hits import HitCurve
 from recd_scars.uvm.kernel_bytes import SLOTS_PER_SET, KernelBytes
 
-__all__ = ["Choice", "HostTable", "Kernel", "choose", "pays"]
+__all__ = ["HostTable", "Kernel", "KernelChoice", "choose", "pays"]
 
 Kernel = Literal["fused", "fused_uvm_caching", "fused_uvm"]
 
@@ -56,7 +56,7 @@ class HostTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class KernelChoice:
     """How a table is served."""
 
     kernel: Kernel
@@ -84,7 +84,7 @@ class _Point(NamedTuple):
 NOTHING = _Point(0.0, 0.0, "fused_uvm")
 
 
-def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, Choice]:
+def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, KernelChoice]:
     """For each table, where the device has so many bytes for them beyond what is resident.
 
     A table whose cache would not pay has none, the one with the least gain first; what others
@@ -100,12 +100,12 @@ def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, Choice]:
         cached.remove(min(idle, key=lambda name: _lift(chosen[name])))
 
 
-def pays(choice: Choice) -> bool:
+def pays(choice: KernelChoice) -> bool:
     """Whether a cache finds more than as many rows at random would be found."""
     return choice.kernel != "fused_uvm_caching" or _lift(choice) >= SKEW
 
 
-def _lift(choice: Choice) -> float:
+def _lift(choice: KernelChoice) -> float:
     """1 - (1 - hits) / (1 - f)."""
     assert choice.load_factor is not None  # of a cache
     return 1 - (1 - choice.hit_rate) / (1 - choice.load_factor)
@@ -195,10 +195,10 @@ def _slope(of: _Point, to: _Point) -> float:
     return (to.saves - of.saves) / (to.cost - of.cost)
 
 
-def _choice(table: HostTable, point: _Point) -> Choice:
+def _choice(table: HostTable, point: _Point) -> KernelChoice:
     own, kernel = table.bytes, point.kernel
     hits = table.rows if kernel == "fused" else table.curve.at(point.slots)
-    return Choice(
+    return KernelChoice(
         kernel=kernel,
         slots=point.slots,
         load_factor=point.slots / own.num_rows if point.slots else None,
