@@ -73,12 +73,19 @@ __all__ = [
 
 
 class LogStore(Protocol):
-    """Raw logs as log shards."""
+    """Raw logs as log shards.
+
+    A service that logs has one in each of its processes and appends; the process that prepares the
+    dataset's tables has one and reads.
+    """
 
     @property
-    def shards(self) -> int: ...
+    def shards(self) -> int:
+        """How many log shards there are."""
+
     @property
-    def route(self) -> LogRoute: ...
+    def route(self) -> LogRoute:
+        """What decides which log shard a message goes to."""
 
     def append(self, messages: pa.RecordBatch) -> None:
         """Add messages (columns `MESSAGES`); they may wait in memory until a block is full."""
@@ -97,32 +104,44 @@ class LogStore(Protocol):
 
 
 class Etl(Protocol):
-    """A step from table to table."""
+    """A step from table to table.
+
+    The first process that asks for the tables runs it, once for each split; all others wait, and
+    later runs find its tables, named by its options.
+    """
 
     def run(self, table: Table, folder: Path, progress: Progress) -> Table:
         """Write the result as a table into `folder` and open it."""
 
 
 class TableStats(Protocol):
-    """Measures a table."""
+    """Measures a table, in the one process of `recd data stats`."""
 
     def measure(self, table: Table, progress: Progress) -> StatsReport:
         """Read the table, which may be far larger than memory, and leave it as it is."""
 
 
 class Loader(Protocol):
-    """The batches of one rank. Iterating goes on where the state says, to the epoch's end."""
+    """The batches of one rank, which has a loader of its own for each split."""
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __iter__(self) -> Iterator[Batch]:
+        """Go on where the state says, to the epoch's end; iterated again, read the next epoch."""
+
     def __len__(self) -> int:
         """Batches in an epoch: equal on all ranks."""
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch that was yielded last, as JSON takes it.
+
+        Each rank asks after every batch; a checkpoint keeps the states of all ranks.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there. Each rank is given a state of its own before it iterates."""
 
 
 class Reader(Protocol):
-    """Opens loaders on a table."""
+    """Opens loaders on a table. Each rank builds one for itself."""
 
     def loader(
         self,
@@ -134,18 +153,27 @@ class Reader(Protocol):
         split: Split,
         transform: Callable[[Batch], Batch] | None = None,
     ) -> Loader:
-        """Rank `rank` of `world_size`; `test` is read in order and whole, never shuffled."""
+        """Rank `rank` of `world_size`; `test` is read in order and whole, never shuffled.
+
+        `transform` holds what `dedup` and `preprocess` do to a batch; the loader applies it.
+        """
 
 
 @runtime_checkable
 class Explains(Protocol):
     """Says why it is as it is; a `Planner` must, a `DedupConverter` may."""
 
-    def explain(self) -> str: ...
+    def explain(self) -> str:
+        """Why, in words: `recd train`, `recd plan` and `recd explain` print it on rank 0."""
 
 
 class DedupConverter(Protocol):
-    """Takes groups of features out of batches, for `batch.dedup`; may say why (`Explains`)."""
+    """Takes groups of features out of batches, for `batch.dedup`; may say why (`Explains`).
+
+    Every rank builds one, alike, and its loader converts each batch before it is preprocessed. An
+    attribute `unique_shares`, where there is one, says for each group which share of a batch's
+    samples is unique; an adapted model sizes its tables' parts by it.
+    """
 
     @property
     def groups(self) -> Groups:
@@ -156,9 +184,15 @@ class DedupConverter(Protocol):
 
 
 class Preprocess(Protocol):
-    """A transform of jagged features, row by row."""
+    """A transform of jagged features, row by row.
 
-    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor: ...
+    Every rank builds one, alike, and its loader applies it to each batch, after `dedup`: a feature
+    that is deduplicated is transformed once for each unique sample.
+    """
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The same keys and rows, with other ids, of the features that registry.yaml names."""
+
     def schema(self, schema: Schema) -> Schema:
         """What the transform makes of these features' schema (say, a smaller num_ids)."""
 
@@ -166,14 +200,21 @@ class Preprocess(Protocol):
 class Planner(Protocol):
     """Decides where rows go, and brings the sharders that carry it out."""
 
-    def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan: ...
-    def sharders(self) -> list[ModuleSharder[nn.Module]]: ...
+    def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
+        """A place for every table of the model, whose tables are on the meta device.
+
+        Every rank of `group` calls it once before training, and must return the same plan.
+        """
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """TorchRec's, or subclasses, with the context's `fused`; each rank asks after `plan`."""
+
     def explain(self) -> str:
-        """Why the last plan is what it is, in words."""
+        """Why the last plan is what it is, in words; asked on rank 0."""
 
 
 class Pooling(Protocol):
-    """Sequences to vectors; an `nn.Module`."""
+    """Sequences to vectors; an `nn.Module`, which each rank's model calls in its forward."""
 
     def __call__(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in B rows of `lengths` [B], and a query [B, D], become [B, D].
@@ -200,6 +241,7 @@ class Context:
     """What a record's `build` may know."""
 
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where training runs."""
     seed: int = 0
     """`train.seed`; 0 for `dataset` and `etl`, whose tables runs of any seed share."""
     folder: Path = Path("data")
@@ -235,18 +277,29 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Generic[C, T]):
-    """One way to fill a slot."""
+    """One way to fill a slot.
+
+    Whoever needs what it builds calls `build`: each rank for itself, in the same order on all.
+    """
 
     slot: ClassVar[str]
     fills: ClassVar[Literal["one", "many", "by feature"]] = "one"
     """How registry.yaml names it: one record, a list, or a mapping from feature to record."""
 
     name: str
+    """What registry.yaml calls it: `use: name`."""
     summary: str
+    """A sentence, which `recd plugins` shows."""
     config: type[C]
+    """A frozen, keyword-only dataclass of its options, each with a text under it."""
     build: Callable[[C, Context], T]
+    """Makes what the slot takes; never None."""
     needs: tuple[str, ...] = ()
+    """What the machine or the registry must have: "cuda", "import:ray", "command:java",
+    "slot:log"; checked before anything is built."""
     uses: tuple[str, ...] = ()
+    """Slots whose builds it finds in `context.neighbours`, by slot: what the slot's record built;
+    a list, or a mapping from feature, where a slot takes several."""
 
 
 class LogRecord(Record[C, LogStore]):
@@ -288,7 +341,11 @@ class DedupRecord(Record[C, DedupConverter]):
 
 
 class PreprocessRecord(Record[C, Preprocess]):
-    """A transform of features, row by row, on the reader's side."""
+    """A transform of features, row by row, on the reader's side.
+
+    `features:` beside `use:` says which it is for: a name, a glob or a list of them; by default
+    all. Transforms run in the order of the list.
+    """
 
     slot = "preprocess"
     fills = "many"
