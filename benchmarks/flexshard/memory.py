@@ -11,17 +11,15 @@ from benchmarks.flexshard.paper import PRICES
 from benchmarks.harness import Figure, spread
 from benchmarks.recd_train.memory import give_back
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.errand import CollectiveSequence
-from recd_plugins.tiers.home.canonical import HomeTable
-from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.replica import ReplicatedTier, TierRows
+from recd_plugins.tiers.collectives import CollectiveSequence
+from recd_plugins.tiers.home.table import HomeTable
+from recd_plugins.tiers.places import Layout, Nodes
+from recd_plugins.tiers.replicas import ReplicatedTier, TierRows
+from recd_plugins.tiers.routed_batch import exchange_touched
 from recd_plugins.tiers.router import Router
+from recd_plugins.tiers.tables import RowOptimizer
 from recd_plugins.tiers.tiers import CHUNK_ROWS
-from recd_plugins.tiers.updates.entries import Entries
-from recd_plugins.tiers.updates.optimizer import RowOptimizer
-from recd_plugins.tiers.updates.reduction import Reduction
-from recd_plugins.tiers.updates.share import Layout
-from recd_plugins.tiers.updates.touched import touched_everywhere
+from recd_plugins.tiers.update import Entries, Reduction
 from recd_plugins.trainer.measure.peak_memory import PeakMemory
 
 __all__ = ["K", "k_of_replicas", "memory_multiplier"]
@@ -77,7 +75,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     optimizer = RowOptimizer("rowwise_adagrad", 1e-8)
     replica = ReplicatedTier([TierRows(home, rows)], home.rows, optimizer, layout, nodes)
     mine = torch.ones(ranks_per_node, layout.share_rows, dtype=torch.bool)
-    touched = CollectiveSequence(touched_everywhere(mine, nodes)).finish()
+    touched = CollectiveSequence(exchange_touched(mine, nodes)).finish()
     entries = Entries(layout.place(rows), gradients)
     reduction = Reduction(nodes, 1 / world.size(), chunk_rows)
     CollectiveSequence(reduction.replicated(replica, entries, touched, 0.1)).finish()

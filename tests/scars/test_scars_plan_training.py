@@ -22,7 +22,7 @@ from recd_plugins.stack import load
 from recd_plugins.testing.arrange import ByRegistry, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_parity, check_parity, train_on
-from recd_plugins.tiers.home.mapped_file import IN_MEMORY, file_system
+from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
 
 STEPS = 20
 TOLERANCES = {"sgd": 1e-6, "rowwise_adagrad": 5e-6}

@@ -25,9 +25,8 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, train_on
-from recd_plugins.tiers.group import check_rounding
-from recd_plugins.tiers.updates.optimizer import OptimizerKind, RowOptimizer
-from recd_plugins.tiers.updates.share import Share
+from recd_plugins.tiers.replicas import Share
+from recd_plugins.tiers.tables import OptimizerKind, RowOptimizer, check_rounding
 
 UNIT = 2.0**-11
 """Of the last place of an FP16 number from ½ to 1: all weights are below 1."""

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.scars.larger_than_memory import Workload, figures
 from benchmarks.scars.memory_cap import NoMemoryCap
-from recd_plugins.tiers.home.mapped_file import IN_MEMORY, file_system
+from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
 
 
 def test_a_table_of_twice_the_memory_trains_as_in_memory(tmp_path: Path) -> None:

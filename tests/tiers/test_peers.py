@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.nodes import MOST_UNDER_WAY, Peers
+from recd_plugins.tiers.collectives import MOST_UNDER_WAY, Peers
 
 
 def gathered(count: int) -> list[int]:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.tiers.ids.bitmap import RankedBitmap
-from recd_plugins.tiers.router import Hits, RoutedIds, Router, Segments
+from recd_plugins.tiers.router import Hits, RankedBitmap, RoutedIds, Router, Segments
 
 Route = Callable[[Router, Tensor, Segments], RoutedIds]
 WAYS: list[Route] = [Router.route, Router.route_by_ops]

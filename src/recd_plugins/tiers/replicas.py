@@ -1,48 +1,212 @@
-"""All replicas of a collection under one tier plan: a version, which a batch keeps."""
+"""Replicas, the copies of hot rows: which a rank holds, how they come from home and go back there.
+
+position p -> rank p mod W of the node, row p // W of its share
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.tiers.group import TableGroup
-from recd_plugins.tiers.nodes import Nodes
-from recd_plugins.tiers.replica import PerNodeTier, ReplicatedTier, Tier, TierRows
+from recd_plugins.tiers.home.table import HomeTable
+from recd_plugins.tiers.places import Layout, Nodes
 from recd_plugins.tiers.router import Router
-from recd_plugins.tiers.updates.share import Layout
+from recd_plugins.tiers.tables import RowOptimizer, TableGroup
 
-__all__ = ["GroupReplicas", "Replicas"]
+__all__ = [
+    "GroupReplicas",
+    "PerNodeTier",
+    "Replicas",
+    "ReplicatedTier",
+    "Share",
+    "Tier",
+    "TierRows",
+]
+
+CHUNK_ROWS = 1 << 15
+"""Rows that move at a time between replicas and their home."""
+
+
+@dataclass(frozen=True)
+class TierRows:
+    """A table's rows of a tier; the tables of a tier follow each other in its positions."""
+
+    home: HomeTable
+    rows: Tensor
+    """[n] int64, ascending."""
+
+
+class Share:
+    """This rank's share of a tier: the rows that it updates for its node, with optimizer state.
+
+    Every node has the same shares, and updates them alike.
+    """
+
+    def __init__(self, rows: Tensor, optimizer: RowOptimizer) -> None:
+        """`rows` [R, D], a tensor or a view of one, are updated in place."""
+        self.rows = rows
+        self.state = optimizer.empty_state(rows)
+        self._optimizer = optimizer
+
+    def update(self, which: Tensor, gradients: Tensor, learning_rate: float) -> Tensor:
+        """Step the rows `which` [n] by gradients [n, D] float32; the rows as they are now."""
+        # Stepped in float32, then rounded to the table's type: as fbgemm does.
+        rows = self.rows.index_select(0, which).float()
+        state = self.state.index_select(0, which)
+        self._optimizer.step(rows, state, gradients, learning_rate, self.rows.dtype)
+        stepped = rows.to(self.rows.dtype)
+        self.rows.index_copy_(0, which, stepped)
+        self.state.index_copy_(0, which, state)
+        return stepped
+
+
+class Tier:
+    """What this rank holds of a tier's rows. Every rank calls `fill` and `flush`: they exchange."""
+
+    def __init__(
+        self, tables: Sequence[TierRows], share: Share, layout: Layout, nodes: Nodes
+    ) -> None:
+        self._tables = tables
+        self._nodes = nodes
+        self.layout = layout
+        self.share = share
+
+    def fill(self) -> None:
+        """Copy rows and optimizer state from their home."""
+        for home, rows, start in self._chunks():
+            # One rank has each row, the others add 0.
+            copies = self.share.rows.new_zeros(len(rows), self.share.rows.shape[1])
+            state = self.share.state.new_zeros(len(rows), self.share.state.shape[1])
+            home.copy_to(rows, copies, state)
+            sums = self._nodes.world.all_reduce(copies), self._nodes.world.all_reduce(state)
+            self._put(start, *(pending.wait() for pending in sums))
+
+    def flush(self) -> None:
+        """Copy rows and optimizer state back home; the copies here stay as they are."""
+        ranks = self._nodes.ranks_per_node
+        for home, rows, start in self._chunks():
+            first, last = start // ranks, -(-(start + len(rows)) // ranks)
+            positions = torch.arange(start, start + len(rows), device=rows.device)
+            copies, state = (
+                self._nodes.node.all_gather(_padded(part[first:last], last - first)).wait()[
+                    positions % ranks, positions // ranks - first
+                ]
+                for part in (self.share.rows, self.share.state)
+            )
+            home.copy_from(rows, copies, state)
+
+    def _chunks(self) -> Iterator[tuple[HomeTable, Tensor, int]]:
+        """Rows of one table, and the position of the first."""
+        start = 0
+        for table in self._tables:
+            for rows in table.rows.split(CHUNK_ROWS):
+                if len(rows):
+                    yield table.home, rows, start
+                start += len(rows)
+
+    def _put(self, start: int, rows: Tensor, state: Tensor) -> None:
+        """Take what this rank keeps of positions `start`, `start + 1`, ..."""
+        ranks, rank = self._nodes.ranks_per_node, self._nodes.node.rank
+        skip = (rank - start) % ranks
+        first = (start + skip) // ranks
+        mine = rows[skip::ranks]
+        self.share.rows[first : first + len(mine)] = mine
+        self.share.state[first : first + len(mine)] = state[skip::ranks]
+
+
+class PerNodeTier(Tier):
+    """Rows that every node has once, spread over its ranks."""
+
+    def __init__(
+        self,
+        tables: Sequence[TierRows],
+        like: Tensor,
+        optimizer: RowOptimizer,
+        layout: Layout,
+        nodes: Nodes,
+    ) -> None:
+        """The tier has the type, dimension and device of the rows `like` [0, D]."""
+        share = Share(like.new_zeros(layout.share_rows, like.shape[1]), optimizer)
+        super().__init__(tables, share, layout, nodes)
+
+
+class ReplicatedTier(Tier):
+    """Rows that every rank has, to read; it updates its share of them, for its node."""
+
+    def __init__(
+        self,
+        tables: Sequence[TierRows],
+        like: Tensor,
+        optimizer: RowOptimizer,
+        layout: Layout,
+        nodes: Nodes,
+    ) -> None:
+        """The tier has the type, dimension and device of the rows `like` [0, D]."""
+        self.rows = like.new_zeros(layout.num_places, like.shape[1])
+        """[at least count, D] by position."""
+        share = Share(self.rows[nodes.node.rank :: nodes.ranks_per_node], optimizer)
+        super().__init__(tables, share, layout, nodes)
+
+    def _put(self, start: int, rows: Tensor, state: Tensor) -> None:
+        super()._put(start, rows, state)
+        self.rows[start : start + len(rows)] = rows
 
 
 @dataclass
 class GroupReplicas:
-    """Router and tiers of one group of tables; a tier's replica is there while it holds rows."""
+    """Router and tiers of one group of tables; a tier is there while it holds rows."""
 
     group: TableGroup
     router: Router
-    replicated: tuple[TierRows, ...]
-    """The rows of the all-ranks tier, by table."""
-    per_node: tuple[TierRows, ...]
-    """The rows of the per-node tier, by table."""
+    replicated_rows: tuple[TierRows, ...]
+    """By table."""
+    per_node_rows: tuple[TierRows, ...]
+    """By table."""
     replicated_layout: Layout
     per_node_layout: Layout
     replicated_tier: ReplicatedTier | None = None
     per_node_tier: PerNodeTier | None = None
 
+    @classmethod
+    def of(cls, group: TableGroup, plan: TierPlan, ranks_per_node: int) -> GroupReplicas:
+        """The replicas that the plan names of the group's tables; they hold no rows yet."""
+        device = group.like.device
+        plans = [plan.tables.get(name, TablePlan(table=name)) for name in group.tables]
+        replicated, per_node = (
+            tuple(
+                TierRows(home, torch.from_numpy(np.sort(rows)).to(device))
+                for home, rows in zip(group.homes, tier, strict=True)
+            )
+            for tier in ([one.replicated for one in plans], [one.per_node for one in plans])
+        )
+        rows = tuple([table.rows for table in tier] for tier in (replicated, per_node))
+        return cls(
+            group=group,
+            router=Router(group.num_rows, rows[0], rows[1], device),
+            replicated_rows=replicated,
+            per_node_rows=per_node,
+            replicated_layout=Layout(sum(map(len, rows[0])), ranks_per_node),
+            per_node_layout=Layout(sum(map(len, rows[1])), ranks_per_node),
+        )
+
 
 class Replicas:
-    """Where a plan's hot rows are, and while `filled`, the rows. Every rank calls each method."""
+    """All replicas of a collection under one tier plan: a version, which a batch keeps.
+
+    They hold the rows while `filled`. Every rank calls each method.
+    """
 
     def __init__(self, groups: Sequence[TableGroup], plan: TierPlan, nodes: Nodes) -> None:
         self._nodes = nodes
-        self.groups = [_group(group, plan, nodes.ranks_per_node) for group in groups]
+        self.groups = [GroupReplicas.of(group, plan, nodes.ranks_per_node) for group in groups]
         self.filled = False
         self.left = False
-        """Whether others have the rows from now on."""
+        """Whether other replicas have the rows from now on."""
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -51,46 +215,30 @@ class Replicas:
             like, arithmetic = one.group.like, one.group.arithmetic
             if one.replicated_layout.count:
                 one.replicated_tier = ReplicatedTier(
-                    one.replicated, like, arithmetic, one.replicated_layout, self._nodes
+                    one.replicated_rows, like, arithmetic, one.replicated_layout, self._nodes
                 )
             if one.per_node_layout.count:
                 one.per_node_tier = PerNodeTier(
-                    one.per_node, like, arithmetic, one.per_node_layout, self._nodes
+                    one.per_node_rows, like, arithmetic, one.per_node_layout, self._nodes
                 )
-        for replica in self._replicas():
-            replica.fill()
+        for tier in self._tiers():
+            tier.fill()
         self.filled = True
 
     @torch.no_grad()
     def flush(self) -> None:
         """Bring the rows home, and let go of the copies."""
-        for replica in self._replicas():
-            replica.flush()
+        for tier in self._tiers():
+            tier.flush()
         for one in self.groups:
             one.replicated_tier = one.per_node_tier = None
         self.filled = False
 
-    def _replicas(self) -> list[Tier]:
+    def _tiers(self) -> list[Tier]:
         both = [(one.replicated_tier, one.per_node_tier) for one in self.groups]
-        return [replica for pair in both for replica in pair if replica is not None]
+        return [tier for pair in both for tier in pair if tier is not None]
 
 
-def _group(group: TableGroup, plan: TierPlan, ranks_per_node: int) -> GroupReplicas:
-    device = group.like.device
-    plans = [plan.tables.get(name, TablePlan(table=name)) for name in group.tables]
-    replicated, per_node = (
-        tuple(
-            TierRows(home, torch.from_numpy(np.sort(rows)).to(device))
-            for home, rows in zip(group.homes, tier, strict=True)
-        )
-        for tier in ([one.replicated for one in plans], [one.per_node for one in plans])
-    )
-    everywhere, shared = ([hot.rows for hot in tier] for tier in (replicated, per_node))
-    return GroupReplicas(
-        group=group,
-        router=Router(group.num_rows, everywhere, shared, device),
-        replicated=replicated,
-        per_node=per_node,
-        replicated_layout=Layout(sum(map(len, everywhere)), ranks_per_node),
-        per_node_layout=Layout(sum(map(len, shared)), ranks_per_node),
-    )
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """The last share of a tier may be a row short."""
+    return torch.nn.functional.pad(rows, (0, 0, 0, count - len(rows)))

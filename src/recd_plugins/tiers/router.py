@@ -16,18 +16,29 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+from numba.core import types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from recd_plugins.sparse.rows.memory import prefetch
-from recd_plugins.tiers.ids.bitmap import RankedBitmap, has_bit, members_before, place_of, word_of
 
-__all__ = ["Hits", "RoutedIds", "Router", "Segments"]
+__all__ = ["Hits", "RankedBitmap", "RoutedIds", "Router", "Segments"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 U64s: TypeAlias = npt.NDArray[np.uint64]
 
 U64 = np.uint64
 ONE = U64(1)
+ROWS = 48
+"""Rows that one word of a bitmap has bits of."""
+GROUP = 1 << 10
+"""Words that one count is before. A group's members, 49,152 at most, fit in the 16 bits that a
+word's rows leave."""
+COUNT_BITS = 0xFFFF
+CHUNK = 1 << 16
+"""Rows taken at a time, to bound the memory that it takes to make a set of many."""
+BIT = U64(6)
+"""Bits that a row's place in its word takes."""
 BLOCK = 256
 """Ids that are routed at a time: what is known of them stays in the cache."""
 NUMBER = U64(8)
@@ -54,14 +65,14 @@ class Hits(NamedTuple):
 
 
 class RoutedIds(NamedTuple):
-    """Where each of N ids goes."""
+    """Where the row of each of N ids is."""
 
-    passed: Tensor
-    """[n] int64, ascending: which of the N ids pass on to the canonical table."""
+    missed: Tensor
+    """[n] int64, ascending: which of the N ids must have their rows from home."""
     replicated: Hits
-    """Those with a copy on every rank."""
+    """The ids whose rows have a copy on every rank."""
     per_node: Hits
-    """Those with a copy in every node."""
+    """The ids whose rows have a copy in every node."""
 
 
 class Router:
@@ -74,25 +85,25 @@ class Router:
         per_node: Sequence[Tensor],
         device: torch.device | None = None,
     ) -> None:
-        """Of tables with `num_rows` rows; the rows (int64) that each has in either tier."""
+        """The tables have `num_rows` rows, of which each has these (int64) in either tier."""
         self._num_rows = tuple(num_rows)
         self._starts = tuple(accumulate(num_rows, initial=0))
-        everywhere, shared = (
+        replicated_rows, per_node_rows = (
             torch.cat(
                 [torch.empty(0, dtype=torch.int64)]
                 + [rows + start for rows, start in zip(tier, self._starts, strict=False)]
             ).to(device)
             for tier in (replicated, per_node)
         )
-        self._hot = RankedBitmap(torch.cat([everywhere, shared]), self._starts[-1])
-        self._replicated = RankedBitmap(self._hot.rank(everywhere), self._hot.count)
+        self._hot = RankedBitmap(torch.cat([replicated_rows, per_node_rows]), self._starts[-1])
+        self._replicated = RankedBitmap(self._hot.rank(replicated_rows), self._hot.count)
 
     @property
     def nbytes(self) -> int:
         return self._hot.nbytes + self._replicated.nbytes
 
     def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
-        """Where `ids` [N] int64 go. Ids beyond their table pass: TorchRec judges them."""
+        """Where the rows of `ids` [N] int64 are. Ids out of range miss: TorchRec judges them."""
         if ids.is_cuda:
             return self.route_by_ops(ids, segments)
         parts = _route(
@@ -106,8 +117,8 @@ class Router:
             0 < self._replicated.count < self._hot.count,
             self._replicated.count > 0,
         )
-        passed, at, positions, node_at, node_positions = map(torch.from_numpy, parts)
-        return RoutedIds(passed, Hits(at, positions), Hits(node_at, node_positions))
+        missed, at, positions, node_at, node_positions = map(torch.from_numpy, parts)
+        return RoutedIds(missed, Hits(at, positions), Hits(node_at, node_positions))
 
     def route_by_ops(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """`route` in torch's own operations, wherever the ids live."""
@@ -130,11 +141,62 @@ class Router:
         )
 
     def _placed(self, segments: Segments) -> tuple[I64, I64]:
-        """Of each feature's table: its first row in the space of rows, and its rows (or 0)."""
+        """Each feature's table: its first row in the space of rows, and how many it has (or 0)."""
         tables = segments.tables
         starts = [self._starts[table] if table >= 0 else 0 for table in tables]
         sizes = [self._num_rows[table] if table >= 0 else 0 for table in tables]
         return np.array(starts, np.int64), np.array(sizes, np.int64)
+
+
+class RankedBitmap:
+    """Some of `size` rows in 1.45 bits a row; how many of them come before a row is its rank:
+
+    rank(r) = ranks[w / 1024] + words[w] / 2^48 + popcount(words[w] & (2^(r mod 48) - 1)),
+    w = r / 48, the words unsigned
+
+    A word has the bits of 48 rows, and above them the members before it in its group of 1,024
+    words; so a set of many rows takes one miss of the cache, for the counts before the groups
+    are few and stay there.
+    """
+
+    def __init__(self, rows: Tensor, size: int) -> None:
+        """The members are `rows` [n] int64, in any order, each once and in [0, size)."""
+        self.count = rows.numel()
+        num_words = size // ROWS + 1
+        self.words = torch.zeros(num_words, dtype=torch.int64, device=rows.device)
+        for some in rows.split(CHUNK):
+            self.words.index_add_(0, some // ROWS, torch.ones_like(some) << (some % ROWS))
+        counts = _popcount(self.words)
+        before = counts.cumsum(0) - counts
+        self.ranks = before[::GROUP].clone()
+        before -= self.ranks.repeat_interleave(GROUP)[:num_words]
+        self.words |= before << ROWS  # bit 63 is the sign
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.ranks.nbytes
+
+    def holds(self, rows: Tensor) -> Tensor:
+        """[n] bool: which of `rows` [n] int64, in [0, size), are members."""
+        return (self.words[rows // ROWS] >> (rows % ROWS)) & 1 == 1
+
+    def rank(self, rows: Tensor) -> Tensor:
+        """[n] int64: the members before each of `rows` [n] int64, in [0, size]."""
+        if len(rows) > CHUNK:
+            return torch.cat([self.rank(some) for some in rows.split(CHUNK)])
+        words = self.words[rows // ROWS]
+        below = words & ((torch.ones_like(rows) << (rows % ROWS)) - 1)
+        in_group = (words >> ROWS) & COUNT_BITS
+        return self.ranks[rows // (ROWS * GROUP)] + in_group + _popcount(below)
+
+
+def _popcount(words: Tensor) -> Tensor:
+    """The bits that are set in each int64."""
+    # Shifts keep the sign; each mask drops what they bring in.
+    words = words - ((words >> 1) & 0x5555555555555555)
+    words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
+    words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return (words * 0x0101010101010101) >> 56
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -150,12 +212,12 @@ def _route(
     two_tiers: bool,
     all_replicated: bool,
 ) -> Any:
-    """passed, replicated (which, positions), per node (which, positions).
+    """Returns missed, replicated (which, positions), per node (which, positions).
 
     A block of ids is taken in passes: the first only asks for their words, so that the
     processor has as many cache misses under way as it can. No branch depends on an id.
     """
-    passed, at, positions, at_node, node_positions = (
+    missed, at, positions, at_node, node_positions = (
         np.empty(ids.size, np.int64),
         np.empty(ids.size, np.int64),
         np.empty(ids.size, np.int64),
@@ -165,7 +227,7 @@ def _route(
     known, places, word = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
     hot, codes, replicated = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
     lists = np.empty(BLOCK + 1, U64), np.empty(BLOCK + 1, U64), np.empty(BLOCK + 1, U64)
-    num_passed = num_replicated = num_per_node = first = U64(0)
+    num_missed = num_replicated = num_per_node = first = U64(0)
     for segment in range(lengths.size):
         start, size = U64(starts[segment]), U64(sizes[segment])
         end = first + U64(lengths[segment])
@@ -188,22 +250,22 @@ def _route(
                 hot[j] = has_bit(word[j], places[j]) & known[j]
                 codes[j] = members_before(word[j], places[j]) * hot[j]
             if two_tiers:
-                _tell_apart(tier_words, tier_ranks, count, hot, codes, replicated, word, places)
+                _split_tiers(tier_words, tier_ranks, count, hot, codes, replicated, word, places)
             else:
                 for j in range(count):
                     replicated[j] = hot[j] * U64(all_replicated)
                     codes[j] = (codes[j] << NUMBER) | U64(j)
             counts = _by_tier(count, hot, codes, replicated, lists)
             for j in range(counts[0]):
-                passed[num_passed + U64(j)] = first + lists[0][j]
+                missed[num_missed + U64(j)] = first + lists[0][j]
             _unpack(lists[1], counts[1], first, at, positions, num_replicated)
             _unpack(lists[2], counts[2], first, at_node, node_positions, num_per_node)
-            num_passed += counts[0]
+            num_missed += counts[0]
             num_replicated += counts[1]
             num_per_node += counts[2]
             first += count
     return (
-        passed[:num_passed],
+        missed[:num_missed],
         at[:num_replicated],
         positions[:num_replicated],
         at_node[:num_per_node],
@@ -212,7 +274,7 @@ def _route(
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _tell_apart(
+def _split_tiers(
     words: I64,
     ranks: I64,
     count: np.uint64,
@@ -222,7 +284,7 @@ def _tell_apart(
     word: U64s,
     places: U64s,
 ) -> None:
-    """Of hot rows, by their rank among them, whether they are replicated, and the position."""
+    """Split hot rows, by their rank among them, into replicated ones and others; find positions."""
     i = U64(0)
     while i < count:
         at_word = word_of(codes[i])
@@ -240,29 +302,64 @@ def _tell_apart(
 def _by_tier(
     count: np.uint64, hot: U64s, codes: U64s, replicated: U64s, lists: tuple[U64s, U64s, U64s]
 ) -> Any:
-    """A block's numbers that pass, and its codes of each tier; how many each of these has.
+    """Lists the numbers of a block's ids that miss, and the codes of each tier; returns how many.
 
     An id is written to all of them, but only its own goes on to the next place: so each list
     has a place to spare.
     """
-    i = passed = everywhere = shared = U64(0)
+    i = missed = at_replicated = at_per_node = U64(0)
     while i < count:
-        code, is_hot, everywhere_too = codes[i], hot[i], replicated[i]
-        lists[0][passed] = i
-        lists[1][everywhere] = code
-        lists[2][shared] = code
-        passed += ONE - is_hot
-        everywhere += everywhere_too
-        shared += is_hot - everywhere_too
+        code, is_hot, is_replicated = codes[i], hot[i], replicated[i]
+        lists[0][missed] = i
+        lists[1][at_replicated] = code
+        lists[2][at_per_node] = code
+        missed += ONE - is_hot
+        at_replicated += is_replicated
+        at_per_node += is_hot - is_replicated
         i += ONE
-    return passed, everywhere, shared
+    return missed, at_replicated, at_per_node
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _unpack(
     codes: U64s, count: np.uint64, first: np.uint64, at: I64, positions: I64, start: np.uint64
 ) -> None:
-    """2^8 · position + number in the block, of each code."""
+    """Take each code, 2^8 · position + number in the block, apart."""
     for j in range(count):
         at[start + U64(j)] = first + (codes[j] & U64(BLOCK - 1))
         positions[start + U64(j)] = codes[j] >> NUMBER
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def word_of(row: np.uint64) -> Any:
+    """Which word a row is in, for kernels; unsigned, so that no index is tried for its sign."""
+    return row // U64(ROWS)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def place_of(ranks: I64, row: np.uint64, word: np.uint64) -> Any:
+    """What a kernel keeps of a row until its word is there: 64 · rank of its group + its bit."""
+    return (U64(ranks[word // U64(GROUP)]) << BIT) | (row - word * U64(ROWS))
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def has_bit(word: np.uint64, place: np.uint64) -> Any:
+    """`holds` of the row of a place, for kernels: 0 or 1."""
+    return (word >> (place & U64(63))) & U64(1)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def members_before(word: np.uint64, place: np.uint64) -> Any:
+    """`rank` of the row of a place, for kernels."""
+    below = word & ((U64(1) << (place & U64(63))) - U64(1))
+    return (place >> BIT) + (word >> U64(ROWS)) + _ones(below)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _ones(_typing: Any, _word: Any) -> Any:
+    """The bits that are set in a uint64: one instruction, and in vectors where there are any."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate

@@ -1,4 +1,4 @@
-"""An EmbeddingBagCollection whose rows travel, each once, and are pooled where they are asked for.
+"""An EmbeddingBagCollection whose rows travel, each once, and are pooled on the rank that asks.
 
 TorchRec's row-wise EmbeddingBagCollection sends each rank the sums of all its bags from every
 other rank: W · B · D a feature, however few different rows the bags hold. Here the tables are
@@ -33,9 +33,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.torchrec import OfParts, sequences_of, sharding_types
+from recd_plugins.tiers.bags import PooledRows, RowBagsAwaitable
 from recd_plugins.tiers.collection import TierEmbeddingCollection, TierSequenceContext
-from recd_plugins.tiers.group import TableFeature
-from recd_plugins.tiers.rows.row_bags_awaitable import PooledRows, RowBagsAwaitable
+from recd_plugins.tiers.tables import TableFeature
 
 __all__ = ["RowBagContext", "TierRowBagCollection"]
 
@@ -61,16 +61,16 @@ class _RowsOfDimension(TierEmbeddingCollection):
     def __init__(self, module: EmbeddingCollection, means: Sequence[str], **options: Any) -> None:
         """`means` are the tables that pool by the mean."""
         super().__init__(module, **options)
-        self._divides = [slot.table in means for slot in self.tiers.slots]
+        self._divides = [feature.table in means for feature in self.tiers.features]
         for _, kernel in self._optim.optimizers:
             kernel.params = {_of_bags(key): weight for key, weight in kernel.params.items()}
 
-    def _merged(
-        self, ctx: TierSequenceContext, canonical: LazyAwaitable[dict[str, JaggedTensor]]
-    ) -> PooledRows:
+    def _with_tiers(
+        self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[Any]:
         assert ctx.update is not None
-        self.tiers.advance()
-        return PooledRows(self.tiers, ctx.update, canonical, self._divides)
+        self.tiers.advance_deferred()
+        return PooledRows(self.tiers, ctx.update, home, self._divides)
 
 
 class TierRowBagCollection(
@@ -107,7 +107,9 @@ class TierRowBagCollection(
             {config.name: tables[config.name] for config in configs}
         )
         self._optimizer = CombinedOptimizer([("", part.fused_optimizer) for part in self.parts])
-        self._names = _names(configs, [slot for part in self.parts for slot in part.tiers.slots])
+        self._names = _names(
+            configs, [feature for part in self.parts for feature in part.tiers.features]
+        )
         self._sharding_types = [kind for part in self.parts for kind in sharding_types(part)]
 
     @property
@@ -224,10 +226,10 @@ def _by_dimension(configs: Sequence[EmbeddingBagConfig]) -> list[list[str]]:
 
 
 def _names(
-    configs: Sequence[EmbeddingBagConfig], slots: Sequence[TableFeature]
+    configs: Sequence[EmbeddingBagConfig], features: Sequence[TableFeature]
 ) -> dict[TableFeature, str]:
-    """Each slot's key, in the order of the unsharded module's."""
-    found = {(slot.table, slot.feature): slot for slot in slots}
+    """The key of each feature of each table, in the order of the unsharded module's."""
+    found = {(one.table, one.feature): one for one in features}
     return {
         found[config.name, feature]: name
         for config, names in zip(configs, get_embedding_names_by_table([*configs]), strict=True)

@@ -26,7 +26,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.bag_collection import TierEmbeddingBagCollection
 from recd_plugins.tiers.collection import TierEmbeddingCollection
-from recd_plugins.tiers.nodes import Nodes
+from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.row_bag_collection import TierRowBagCollection
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 

@@ -1,12 +1,12 @@
 """The tiers of one sharded collection: which rows are in them, and who holds them now.
 
 Rows are in the replicas while batches are computed. Whoever asks for a state dict may write
-into it, so from then on they are at home, in the canonical table, until the next batch.
+into it, so from then on they are at home until the next batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -27,19 +27,21 @@ from recd_plugins.compat.torchrec import (
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.keyed import mark_of
-from recd_plugins.tiers.group import TableFeature, arrange, check_rows
-from recd_plugins.tiers.hot import check_hot
-from recd_plugins.tiers.ids.departure import DeferredExchange
-from recd_plugins.tiers.ids.request import GroupRequest
-from recd_plugins.tiers.nodes import Nodes
+from recd_plugins.tiers.exchange import DeferredExchange
+from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.replicas import Replicas
+from recd_plugins.tiers.routed_batch import (
+    GroupAnswer,
+    GroupRequest,
+    RoutedBatch,
+    RoutedGroup,
+    check_hot,
+)
 from recd_plugins.tiers.router import Segments
-from recd_plugins.tiers.trip import RoutedBatch, RoutedGroup
-from recd_plugins.tiers.updates.optimizer import FlushingOptimizer
-from recd_plugins.tiers.updates.reduction import Reduction
-from recd_plugins.tiers.updates.update import Update
+from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
+from recd_plugins.tiers.update import Reduction, Update
 
-__all__ = ["CHUNK_ROWS", "Tiers"]
+__all__ = ["CHUNK_ROWS", "FlushingOptimizer", "Tiers"]
 
 CHUNK_ROWS = 1 << 13
 """Rows under way at a time in an update: a few MB, at no loss of time."""
@@ -60,78 +62,86 @@ class Tiers:
     ) -> None:
         self._sharded = sharded
         self.nodes = nodes
-        self._groups, rest = arrange(sharded, configs, optimizer, shardings, plan)
-        self.slots: list[TableFeature] = [s for group in self._groups for s in group.slots] + rest
+        self._groups, others = arrange(sharded, configs, optimizer, shardings, plan)
+        tiered = [feature for group in self._groups for feature in group.features]
+        self.features: list[TableFeature] = tiered + others
+        """Those of tables with tiers first, group by group."""
         self.optimizer = FlushingOptimizer(optimizer, self.flush, self._set_learning_rates)
         self._chunk_rows = chunk_rows
         self._keys: list[str] | None = None
-        self._take: list[int] = []
+        self._order: list[int] = []
         self._routes = Replicas(self._groups, plan, nodes)
-        """What new batches are routed by."""
+        """The replicas that new batches are routed by."""
         self._version = plan.version
         self._holds = self._routes
-        """What has the rows, or had them last."""
-        self._unapplied: WeakSet[Update] = WeakSet()
-        self._departures: list[DeferredExchange] = []
+        """The replicas that have the rows, or had them last."""
+        self._expected: WeakSet[Update] = WeakSet()
+        self._deferred: list[DeferredExchange] = []
         self.alive = torch.empty(0, requires_grad=True)
-        names = [slot.name for slot in self.slots]
+        """Requires a gradient, which never comes: backward so gets to the tiers on every rank."""
+        names = [feature.name for feature in self.features]
         order_input(sharded, [names.index(name) for name in table_feature_names(sharded)[1]])
 
-    def depart(self, features: KeyedJaggedTensor) -> RoutedBatch:
+    def route(self, features: KeyedJaggedTensor) -> RoutedBatch:
         """Route a batch by the latest plan.
 
         It is hot if it is marked so under this plan. Marked under the one before, it was formed
-        before `retier` and departs after it, on all ranks alike: it is a normal one.
+        before `retier` and is routed after it, on all ranks alike: it is a normal one.
         """
         hot = mark_of(features) == self._version
-        features = self._by_slot(features)
+        features = self._by_table_feature(features)
         lengths, ids = features.length_per_key(), features.values().to(torch.int64)
         groups = []
-        slot = start = 0
+        first = start = 0
         for one in self._routes.groups:
-            part = tuple(lengths[slot : slot + len(one.group.slots)])
-            segments = Segments(part, one.group.table_of_feature)
-            own = ids[start : start + sum(part)]
-            groups.append(RoutedGroup.of(one, start, own, segments, self.nodes, hot=hot))
-            slot, start = slot + len(part), start + sum(part)
-        trip = RoutedBatch(
+            own = tuple(lengths[first : first + len(one.group.features)])
+            segments = Segments(own, one.group.table_of_feature)
+            group_ids = ids[start : start + sum(own)]
+            groups.append(
+                RoutedGroup.of(one, start, first, group_ids, segments, self.nodes, hot=hot)
+            )
+            first, start = first + len(own), start + sum(own)
+        batch = RoutedBatch(
             replicas=self._routes,
             groups=groups,
             ids=ids,
-            lengths=features.lengths().view(len(self.slots), -1),
+            lengths=features.lengths().view(len(self.features), -1),
             length_per_feature=lengths,
             weights=features.weights_or_none(),
             hot=hot,
         )
         if hot:
-            check_hot(trip, self.slots)
-        return trip
+            check_hot(batch, self.features)
+        return batch
 
-    def follow(self, departure: DeferredExchange) -> None:
-        """Have `advance` reach it until TorchRec sends its ids."""
-        self._departures.append(departure)
+    def defer(self, exchange: DeferredExchange) -> None:
+        """Have `advance_deferred` advance it until TorchRec sends its ids."""
+        self._deferred.append(exchange)
 
-    def advance(self) -> None:
-        """While a batch is computed: a turn of those that are still to depart."""
-        for departure in self._departures:
-            departure.advance()
-        self._departures = [one for one in self._departures if not one.begun]
+    def advance_deferred(self) -> None:
+        """Advance the exchanges of batches to come; called while a batch is computed."""
+        for exchange in self._deferred:
+            exchange.advance()
+        self._deferred = [one for one in self._deferred if not one.begun]
 
-    def requests(self, trip: RoutedBatch) -> list[GroupRequest]:
-        """Of each group, in their order."""
-        return [group.request(self.nodes) for group in trip.groups]
+    def requests(self, batch: RoutedBatch) -> list[GroupRequest]:
+        """Begin each group's request, in their order."""
+        return [group.request(self.nodes) for group in batch.groups]
 
-    def arrive(self, trip: RoutedBatch, answers: Sequence[Any]) -> Update:
-        """Have the rows where the batch looks for them, and send the node what it asked."""
-        self._hold(trip.replicas)
-        for group, answer in zip(trip.groups, answers, strict=True):
-            group.arrive(answer, self.nodes)
+    def answer_node(self, batch: RoutedBatch, answers: Sequence[GroupAnswer]) -> Update:
+        """Fill the replicas that the batch is routed by, and send the node the rows it asked for.
+
+        The update is the one that the batch's backward will make.
+        """
+        self._hold(batch.replicas)
+        for group, answer in zip(batch.groups, answers, strict=True):
+            group.answer_node(answer, self.nodes)
         scale = 1 / self.nodes.world.size if get_gradient_division() else 1.0
-        return Update(trip, Reduction(self.nodes, scale, self._chunk_rows, trip.hot))
+        return Update(batch, Reduction(self.nodes, scale, self._chunk_rows, batch.hot))
 
     def expect(self, update: Update) -> None:
-        """A forward whose backward will update the replicas."""
-        self._unapplied.add(update)
+        """A forward whose backward will make this update."""
+        self._expected.add(update)
 
     def flush(self) -> None:
         """Bring all rows and optimizer states home. Every rank must call it."""
@@ -142,7 +152,7 @@ class Tiers:
 
     @property
     def tables(self) -> set[str]:
-        """Those that have tiers."""
+        """The tables that have tiers."""
         return {name for group in self._groups for name in group.tables}
 
     def check(self, plan: TierPlan) -> None:
@@ -161,15 +171,16 @@ class Tiers:
 
         The rows move once the first of these batches is computed: until then batches under
         way find them where they were routed to. Every rank calls it between the same batches,
-        with a plan that `check` lets pass.
+        with a plan that `check` accepts.
         """
         self._routes = Replicas(self._groups, plan, self.nodes)
         self._version = plan.version
 
     def _hold(self, replicas: Replicas) -> None:
+        """Have these replicas hold the rows."""
         if self._holds is not replicas:
-            owing = (update for update in self._unapplied if not update.applied)
-            if any(update.trip.replicas is self._holds for update in owing):
+            expected = (update for update in self._expected if not update.applied)
+            if any(update.batch.replicas is self._holds for update in expected):
                 raise CapabilityError(
                     "tiers: a batch of the new plan is computed between a forward of the old one "
                     "and its backward. Call retier after the backward."
@@ -184,15 +195,15 @@ class Tiers:
 
     @property
     def output_type(self) -> torch.dtype:
-        """Of the embeddings that TorchRec yields."""
+        """The type of the embeddings that TorchRec yields."""
         return output_type(self._groups[0].optimizer) if self._groups else torch.float32
 
     def _set_learning_rates(self, rate: float | None) -> None:
         for group in self._groups:
             group.take_learning_rate(rate)
 
-    def _by_slot(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """A key for each slot, in the order of the slots."""
+    def _by_table_feature(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The KJT with a key for each feature of each table, in their order."""
         if features.variable_stride_per_key():
             raise CapabilityError(
                 "tiers: the KJT's keys differ in batch size (variable batch per feature), which "
@@ -201,7 +212,50 @@ class Tiers:
         keys = features.keys()
         if keys != self._keys:
             self._keys = list(keys)
-            self._take = [self._keys.index(slot.feature) for slot in self.slots]
-        if self._take == list(range(len(keys))):
+            self._order = [self._keys.index(one.feature) for one in self.features]
+        if self._order == list(range(len(keys))):
             return features
-        return features.permute(self._take)
+        return features.permute(self._order)
+
+
+class FlushingOptimizer(CombinedOptimizer):
+    """TorchRec's fused optimizer of a collection, whose state is partly with replicas.
+
+    Whoever asks for the state gets it whole: `flush` first brings it home, so every rank must
+    ask. Learning rates reach the replicas when they reach TorchRec's kernels: in `zero_grad`,
+    `step` and `update_hyper_parameters`.
+    """
+
+    def __init__(
+        self,
+        optimizer: CombinedOptimizer,
+        flush: Callable[[], None],
+        set_learning_rates: Callable[[float | None], None],
+    ) -> None:
+        """`set_learning_rates` takes a number, or none for those of the optimizer's groups."""
+        super().__init__(list(optimizer.optimizers))
+        self._flush = flush
+        self._set_learning_rates = set_learning_rates
+
+    @property
+    def state(self) -> Any:
+        self._flush()
+        return super().state
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none)
+        self._set_learning_rates(None)
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self._set_learning_rates(None)
+
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        if others := sorted(set(params_dict) - {"lr"}):
+            raise CapabilityError(
+                f"tiers: update_hyper_parameters can take lr alone, not {', '.join(others)}, which "
+                "replicas do not follow. Set it where the model is sharded, or leave tiers out."
+            )
+        super().update_hyper_parameters(params_dict)
+        if "lr" in params_dict:
+            self._set_learning_rates(float(params_dict["lr"]))

@@ -1,10 +1,13 @@
-"""Tables alike: their hot rows live in one replica and travel in one exchange."""
+"""Tables alike, whose hot rows lie in the same tiers, travel in one exchange and update as one.
+
+TorchRec's fused optimizer updates these tables; its arithmetic is repeated here for their replicas.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,10 +18,19 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from recd_plugins.compat.torchrec import fused_arithmetic, table_feature_names
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
-from recd_plugins.tiers.home.canonical import HomeTable, home_tables
-from recd_plugins.tiers.updates.optimizer import OptimizerKind, RowOptimizer
+from recd_plugins.tiers.home.table import HomeTable, home_tables
 
-__all__ = ["TableFeature", "TableGroup", "arrange", "check_rounding", "check_rows"]
+__all__ = [
+    "OptimizerKind",
+    "RowOptimizer",
+    "TableFeature",
+    "TableGroup",
+    "arrange",
+    "check_rounding",
+    "check_rows",
+]
+
+OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad"]
 
 KINDS: dict[str, OptimizerKind] = {
     "EXACT_SGD": "sgd",
@@ -28,11 +40,57 @@ KINDS: dict[str, OptimizerKind] = {
 
 
 @dataclass(frozen=True)
+class RowOptimizer:
+    """fbgemm's arithmetic: updates rows w [n, D] by their gradients g [n, D], each by itself.
+
+    sgd               w <- w - lr g
+    adagrad           s <- s + g²,          w <- w - lr g / (sqrt(s) + eps),   s [n, D]
+    rowwise_adagrad   s <- s + mean_d(g²),  w <- w - lr g / (sqrt(s) + eps),   s [n]
+    """
+
+    kind: OptimizerKind
+    eps: float
+
+    def empty_state(self, rows: Tensor) -> Tensor:
+        """A place for the state of `rows` [n, D]: [n, D], [n] or [n, 0], float32."""
+        width = {"sgd": 0, "adagrad": rows.shape[1], "rowwise_adagrad": 1}[self.kind]
+        return torch.zeros(len(rows), width, device=rows.device)
+
+    def step(
+        self,
+        rows: Tensor,
+        state: Tensor,
+        gradients: Tensor,
+        learning_rate: float,
+        table_type: torch.dtype = torch.float32,
+    ) -> None:
+        """Update `rows` and their `state` [n, 0 | 1 | D] in place, all float32.
+
+        On the CPU, fbgemm rounds the steps of SGD and Adagrad to the table's type, then the rows.
+        """
+        match self.kind:
+            case "sgd" if table_type == torch.float32:
+                rows.sub_(gradients, alpha=learning_rate)
+                return
+            case "sgd":
+                step = gradients * learning_rate
+            case "adagrad":
+                state.addcmul_(gradients, gradients)
+                step = gradients * (learning_rate / (state.sqrt() + self.eps))
+            case "rowwise_adagrad":
+                state += gradients.square().mean(dim=1, keepdim=True)
+                step = gradients * (learning_rate / (state.sqrt() + self.eps))
+        if self.kind != "rowwise_adagrad" and rows.device.type == "cpu":
+            step = step.to(table_type)
+        rows.sub_(step)
+
+
+@dataclass(frozen=True)
 class TableFeature:
     """One feature of one table."""
 
     name: str
-    """Of the output: `feature`, or `feature@table` where tables share a feature."""
+    """The output's name: `feature`, or `feature@table` where tables share a feature."""
     feature: str
     table: str
 
@@ -44,12 +102,12 @@ class TableGroup:
     tables: tuple[str, ...]
     num_rows: tuple[int, ...]
     homes: tuple[HomeTable, ...]
-    slots: tuple[TableFeature, ...]
+    features: tuple[TableFeature, ...]
     """Table by table."""
     coalesce: Coalesce
     arithmetic: RowOptimizer
     optimizer: KeyedOptimizer
-    """TorchRec's, of these tables."""
+    """TorchRec's optimizer of these tables."""
     learning_rate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -62,10 +120,10 @@ class TableGroup:
 
     @property
     def table_of_feature(self) -> tuple[int, ...]:
-        return tuple(self.tables.index(slot.table) for slot in self.slots)
+        return tuple(self.tables.index(one.table) for one in self.features)
 
     def take_learning_rate(self, rate: float | None = None) -> None:
-        """The rate, or as TorchRec's kernels do that of the first of the optimizer's groups."""
+        """Step by this rate, or by that of the optimizer's first group, as TorchRec's kernels."""
         first = next(iter(self.optimizer.param_groups))
         self.learning_rate = float(first["lr"]) if rate is None else rate
 
@@ -77,8 +135,8 @@ def arrange(
     shardings: Mapping[str, ParameterSharding],
     plan: TierPlan,
 ) -> tuple[list[TableGroup], list[TableFeature]]:
-    """The groups of the tables that the plan names, and the slots of all the others."""
-    every = _slots(sharded, configs)
+    """The groups of the tables that the plan names, and the features of all the other tables."""
+    every = _features(sharded, configs)
     by_name = {config.name: config for config in configs}
     groups: list[TableGroup] = []
     for _, kernel in optimizer.optimizers:
@@ -92,7 +150,7 @@ def arrange(
                 tables=tuple(names),
                 num_rows=tuple(by_name[name].num_embeddings for name in names),
                 homes=tuple(homes[name] for name in names),
-                slots=tuple(slot for name in names for slot in every if slot.table == name),
+                features=tuple(one for name in names for one in every if one.table == name),
                 coalesce=coalesce,
                 arithmetic=_arithmetic(kernel, names),
                 optimizer=kernel,
@@ -104,10 +162,10 @@ def arrange(
         _, arguments = fused_arithmetic(group.optimizer)
         check_rounding(group.tables, group.like, stochastic=arguments.stochastic_rounding)
     tiered = {name for group in groups for name in group.tables}
-    return groups, [slot for slot in every if slot.table not in tiered]
+    return groups, [one for one in every if one.table not in tiered]
 
 
-def _slots(
+def _features(
     sharded: ShardedModule[Any, Any, Any, Any], configs: Sequence[BaseEmbeddingConfig]
 ) -> list[TableFeature]:
     """Each feature of each table once, in TorchRec's order."""

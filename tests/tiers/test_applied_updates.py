@@ -1,4 +1,4 @@
-"""What has been paid is owed no more: two gloo ranks, whose outputs keep their graphs."""
+"""An applied update is expected no more: two gloo ranks, whose outputs keep their graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Property tests: ids that pass are coalesced table by table, and found again by their inverse."""
+"""Property tests: ids that miss are coalesced table by table, and found again by their inverse."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.tiers.ids.different import CoalescedIds, coalesce_by_table, of_keys, to_keys
+from recd_plugins.tiers.exchange import CoalescedIds, coalesce_by_table, of_keys, to_keys
 
-# A negative id and one beyond any table pass too: TorchRec judges them.
+# A negative id and one beyond any table miss too: TorchRec judges them.
 IDS = st.lists(st.integers(0, 6) | st.sampled_from([-3, 2**31]), max_size=30)
 
 

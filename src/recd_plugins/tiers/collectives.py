@@ -1,20 +1,20 @@
-"""Who shares a node with whom: the groups of ranks that tiers exchange in."""
+"""Collectives among ranks, and sequences of them: each is begun once the one before has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.measured_topology import own_group
+__all__ = ["MOST_UNDER_WAY", "CollectiveSequence", "Collectives", "Peers", "Pending", "in_flight"]
 
-__all__ = ["Nodes", "Peers", "Pending"]
-
+T = TypeVar("T")
 
 MOST_UNDER_WAY = 64
 """Gathers that nobody has waited for yet, as those of a batch without a backward: past that the
@@ -23,7 +23,7 @@ oldest, which every peer began before, is waited for."""
 
 @dataclass
 class Pending:
-    """A tensor that a collective is filling, or several together."""
+    """A tensor that a collective is filling, or that several collectives fill part by part."""
 
     tensor: Tensor
     work: dist.Work | Sequence[dist.Work] | None
@@ -37,7 +37,7 @@ class Pending:
 
 
 class Peers:
-    """Ranks that exchange, by their order; a rank alone hands everything to itself.
+    """The ranks of one group, by their order; a rank alone hands everything to itself.
 
     Every peer must call each method, with tensors of one shape but where it says otherwise.
     """
@@ -89,7 +89,7 @@ class Peers:
         return pending
 
     def reduce_scatter(self, parts: Tensor) -> Pending:
-        """Of `parts` [size · n, ...], which it may use, the sum over peers of this one's n."""
+        """This peer's n of the sum over peers of `parts` [size · n, ...], which it may use up."""
         if self._group is None:
             return Pending(parts, None)
         if parts.is_cuda:
@@ -110,8 +110,8 @@ class Peers:
         sends: list[int] | None = None,
         receives: list[int] | None = None,
     ) -> Pending:
-        """Of `parts` [n, ...] the first `sends[0]` go to peer 0, and so on; as many of each peer
-        come back. Without `sends`, all are sent equally many."""
+        """The first `sends[0]` of `parts` [n, ...] go to peer 0, and so on; `receives[p]` come
+        back from peer p. Without `sends`, all peers are sent equally many."""
         if self._group is None:
             return Pending(parts, None)
         count = len(parts) if receives is None else sum(receives)
@@ -122,32 +122,69 @@ class Peers:
         return Pending(received, work)
 
 
-class Nodes:
-    """A world of `n_nodes` × `ranks_per_node` ranks, as one of them sees it.
+Collectives: TypeAlias = Generator[Pending, Tensor, T]
+"""A generator yields the collective that it has begun, is sent what that one has filled, and
+returns what came of them all."""
 
-    Rank r is rank r mod `ranks_per_node` of node r / `ranks_per_node`, as torchrun counts them.
+
+class CollectiveSequence(Generic[T]):
+    """Runs collectives one after another, the first at once. In between its owner does other work.
+
+    Every rank of a group must advance its sequences in one order, for their collectives must meet.
     """
 
-    def __init__(self, world: ProcessGroup, ranks_per_node: int) -> None:
-        """Every rank of `world` must call it, as it makes groups."""
-        size = world.size()
-        if size % ranks_per_node:
-            raise CapabilityError(
-                f"tiers: {size} ranks are no whole number of nodes of {ranks_per_node}. Set "
-                "topology.ranks_per_node to a divisor of the world size, or start as many ranks "
-                "on each node (torchrun --nproc-per-node)."
+    def __init__(self, collectives: Collectives[T]) -> None:
+        self._collectives = collectives
+        self.pending: Pending | None = None
+        """The collective that is under way."""
+        self._results: list[T] = []
+        self._resume(None)
+
+    @property
+    def done(self) -> bool:
+        return self.pending is None
+
+    @property
+    def result(self) -> T:
+        """What came of a sequence that is done."""
+        assert self.done
+        return self._results[0]
+
+    def advance(self) -> None:
+        """Wait for the collective under way, and begin the next; nothing once it is done."""
+        if self.pending is not None:
+            self._resume(self.pending.wait())
+
+    def finish(self) -> T:
+        """Run the collectives that are left."""
+        while not self.done:
+            self.advance()
+        return self.result
+
+    def _resume(self, filled: Tensor | None) -> None:
+        try:
+            self.pending = (
+                next(self._collectives) if filled is None else self._collectives.send(filled)
             )
-        ranks = torch.tensor(dist.get_process_group_ranks(world)).view(-1, ranks_per_node)
-        self.world = Peers(world)
-        self.node = Peers(own_group(ranks))
-        """The ranks of this node."""
-        self.across = Peers(own_group(ranks.T))
-        """The ranks of all nodes whose place in their node is this one's."""
+        except StopIteration as end:
+            self.pending = None
+            self._results.append(end.value)
 
-    @property
-    def n_nodes(self) -> int:
-        return self.across.size
 
-    @property
-    def ranks_per_node(self) -> int:
-        return self.node.size
+def in_flight(sequences: Iterable[Collectives[None]], most: int) -> Collectives[None]:
+    """Run sequences, `most` at a time, and advance the oldest: in the same order on every rank."""
+    under_way: deque[CollectiveSequence[None]] = deque()
+
+    def advance_oldest() -> Collectives[None]:
+        oldest = under_way.popleft()
+        if oldest.pending is not None:
+            yield oldest.pending
+            oldest.advance()
+            under_way.append(oldest)
+
+    for collectives in sequences:
+        while len(under_way) >= most:
+            yield from advance_oldest()
+        under_way.append(CollectiveSequence(collectives))
+    while under_way:
+        yield from advance_oldest()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.tiers.rows.row_pool import Lookups
+from recd_plugins.tiers.bags import Lookups
 
 DIM = 3
 

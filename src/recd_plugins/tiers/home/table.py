@@ -1,4 +1,4 @@
-"""The canonical home of every row: this rank's part of a table that TorchRec sharded."""
+"""The home of every row: this rank's part of a table that TorchRec sharded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HomeTable:
     """[n, 0 | 1 | D] float32."""
 
     def copy_to(self, wanted: Tensor, rows: Tensor, state: Tensor) -> None:
-        """Fill in those of `wanted` [m] rows that are here; others stay as they are."""
+        """Fill in those of the `wanted` [m] rows that are here; the others stay as they are."""
         here, at = self._here(wanted)
         rows[here] = self.rows[at]
         state[here] = self.state[at]

@@ -16,7 +16,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.ids.departure import DeferredExchange, Sent
+from recd_plugins.tiers.exchange import DeferredExchange, Sent
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
@@ -59,13 +59,13 @@ def tables(arrange: Arrangement) -> dict[str, Tensor]:
 def on_a_rank() -> list[bool]:
     """Of each batch, whether its ids had left when TorchRec waited for them."""
     begun: list[bool] = []
-    sent = DeferredExchange.sent
+    finish = DeferredExchange.finish
 
-    def seen(departure: DeferredExchange) -> Sent:
-        begun.append(departure.begun)
-        return sent(departure)
+    def seen(exchange: DeferredExchange) -> Sent:
+        begun.append(exchange.begun)
+        return finish(exchange)
 
-    with patch.object(DeferredExchange, "sent", seen):
+    with patch.object(DeferredExchange, "finish", seen):
         ours = tables(Mixed())
     for name, theirs in tables(BySharding("row_wise")).items():
         torch.testing.assert_close(ours[name], theirs, atol=1e-6, rtol=0)

@@ -1,0 +1,434 @@
+"""Rows summed over bags straight from where they are, and the gradients of rows from those of bags.
+
+No id has a row of its own in between: rows are read where they came in once, and what is written
+is bags forward and rows backward. The rows of ids that missed are summed here too where rows come
+from home; where TorchRec sums them at home, the tiers' sums are added to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+from torchrec.streamable import Multistreamable
+
+from recd_plugins.compat.torchrec import LazyKeyedTensor
+from recd_plugins.tiers.collectives import Peers
+from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
+from recd_plugins.tiers.rows import rows_from_home, tied
+from recd_plugins.tiers.tables import TableFeature
+from recd_plugins.tiers.tiers import Tiers
+from recd_plugins.tiers.update import Entries, HotGradients, Update
+
+__all__ = ["Lookups", "PackedBags", "PooledRows", "RowBagsAwaitable", "SumsAwaitable"]
+
+TINY = 1e-6
+"""What TorchRec adds to a bag's length, that the mean of an empty one be 0."""
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """n ids that are rows of one source, each in a bag."""
+
+    which: Tensor
+    """[n] int64: the row of each."""
+    bags: Tensor
+    """[n] int64, ascending."""
+    weights: Tensor | None
+    """[n] float32; by default 1."""
+
+    def sums(self, rows: Tensor, num_bags: int) -> Tensor:
+        """[num_bags, D] float32, of `rows` [u, D]."""
+        if not len(self.which):
+            return torch.zeros(num_bags, rows.shape[1], device=rows.device)
+        which = self.which
+        if rows.dtype != torch.float32:  # of smaller types, sums would be rounded too
+            rows = rows.index_select(0, which).float()
+            which = torch.arange(len(which), device=which.device)
+        ends = torch.bincount(self.bags, minlength=num_bags).cumsum(0)
+        sums: Tensor = torch.embedding_bag(
+            rows,
+            which,
+            torch.cat([ends.new_zeros(1), ends]),
+            mode=0,  # the sum
+            per_sample_weights=self.weights,
+            include_last_offset=True,
+        )[0]
+        return sums
+
+    def gradients(self, bags: Tensor, num_rows: int) -> Tensor:
+        """[num_rows, D] float32, from the gradients of the sums over `bags` [num_bags, D]."""
+        if not bags.is_cuda:
+            rows = bags.new_zeros(num_rows, bags.shape[1])
+            weights = bags.new_empty(0) if self.weights is None else self.weights
+            given = (each.contiguous().numpy() for each in (bags, self.which, self.bags, weights))
+            _scatter(*given, rows.numpy())
+            return rows
+        return self.turned().sums(bags, num_rows)
+
+    def turned(self) -> Lookups:
+        """Each row as a bag of the bags that it is in."""
+        order = self.which.argsort(stable=True)
+        return Lookups(
+            self.bags[order],
+            self.which[order],
+            None if self.weights is None else self.weights[order],
+        )
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _scatter(
+    gradients: npt.NDArray[np.float32],
+    which: npt.NDArray[np.int64],
+    bags: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.float32],
+) -> None:
+    """Add the gradient of each id's bag to that of its row; without `weights`, each weighs 1."""
+    for i in range(which.size):
+        row, bag = which[i], bags[i]
+        weight = weights[i] if weights.size else np.float32(1)
+        for column in range(rows.shape[1]):
+            rows[row, column] += weight * gradients[bag, column]
+
+
+@dataclass(frozen=True)
+class _GroupBags:
+    """The bags of one group's ids, bag f · B + b being that of its feature f and sample b."""
+
+    num_bags: int
+    like: Tensor
+    """[0, D]"""
+    replicated: Lookups
+    replica: Tensor | None
+    """[H, D]: the rows of the tier `replicated` on this rank."""
+    place: Callable[[Tensor], Tensor]
+    """Gives the places of positions in that tier."""
+    per_node: Lookups | None
+    node_rows: Tensor | None
+    """[u, D]: the rows that this rank asked of its node."""
+    missed: Lookups | None
+    """The ids whose rows come from home one by one; none where TorchRec sums them there."""
+
+    @classmethod
+    def of(cls, batch: RoutedBatch, group: RoutedGroup, *, rows_come: bool) -> _GroupBags:
+        bags = batch.bags[group.span] - group.first_feature * batch.batch_size
+        weights = None if batch.weights is None else batch.weights[group.span]
+
+        def lookups(which: Tensor, at: Tensor) -> Lookups:
+            if len(at) == len(bags):
+                return Lookups(which, bags, weights)
+            return Lookups(which, bags[at], None if weights is None else weights[at])
+
+        routed, asked = group.routed, group.asked
+        tier = group.replicas.replicated_tier
+        missed = None
+        if rows_come:
+            inverse = group.home_ids.result.inverse
+            if inverse is None:
+                inverse = torch.arange(len(routed.missed), device=bags.device)
+            missed = lookups(inverse, routed.missed)
+        return cls(
+            num_bags=len(group.segments.lengths) * batch.batch_size,
+            like=group.replicas.group.like,
+            replicated=lookups(routed.replicated.positions, routed.replicated.at),
+            replica=None if tier is None else tier.rows,
+            place=group.replicas.replicated_layout.place,
+            per_node=None if asked is None else lookups(asked.inverse, routed.per_node.at),
+            node_rows=None if group.node_rows is None else group.node_rows.wait(),
+            missed=missed,
+        )
+
+    def sums(self, home: Tensor | None = None) -> Tensor:
+        """[F · B, D] float32; `home` [u, D] are the rows that came from there, if rows do."""
+        sources = [
+            (lookups, rows)
+            for lookups, rows in (
+                (self.missed, home),
+                (self.replicated, self.replica),
+                (self.per_node, self.node_rows),
+            )
+            if lookups is not None and rows is not None and len(lookups.which)
+        ]
+        if not sources:
+            return torch.zeros(self.num_bags, self.like.shape[1], device=self.like.device)
+        first, *others = (lookups.sums(rows, self.num_bags) for lookups, rows in sources)
+        for sums in others:
+            first += sums
+        return first
+
+    def hot_gradients(self, sums: Tensor) -> HotGradients:
+        """The gradients of the tiers' rows, from those of the sums [F · B, D] float32."""
+        hot = self.replicated
+        replicated = Entries(self.place(hot.which), sums, hot.bags, hot.weights)
+        if self.per_node is None or self.node_rows is None:
+            return HotGradients(replicated, None)
+        return HotGradients(replicated, self.per_node.gradients(sums, len(self.node_rows)))
+
+
+def _divide(features: Iterable[Tensor], divisors: Sequence[Tensor | None]) -> None:
+    """Divide each feature's bags [B, D] in place, as the mean does; none is divided by none."""
+    for bags, divisor in zip(features, divisors, strict=True):
+        if divisor is not None:
+            bags /= divisor.unsqueeze(1)
+
+
+def _divisors(batch: RoutedBatch, divides: Sequence[bool]) -> list[Tensor | None]:
+    """By feature [B]: what mean pooling divides the sums by, where it `divides`."""
+    if not any(divides):
+        return [None] * len(divides)
+    sizes = batch.bag_sizes()
+    return [own + TINY if divided else None for own, divided in zip(sizes, divides, strict=True)]
+
+
+# Rows that come from home one by one.
+
+
+class _PoolRows(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        home: Tensor,
+        alive: Tensor,
+        group: _GroupBags,
+        divisors: Sequence[Tensor | None],
+        accumulate: Callable[[HotGradients], None],
+    ) -> Tensor:
+        ctx.group, ctx.divisors, ctx.accumulate = group, divisors, accumulate
+        ctx.like, ctx.num_rows = home.new_empty(0), len(home)
+        bags = group.sums(home)
+        _divide(bags.unflatten(0, (len(divisors), -1)), divisors)
+        return bags.to(home.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        group: _GroupBags = ctx.group
+        divided = any(divisor is not None for divisor in ctx.divisors)
+        sums = gradient.to(torch.float32, copy=divided).contiguous()
+        _divide(sums.unflatten(0, (len(ctx.divisors), -1)), ctx.divisors)
+        ctx.accumulate(group.hot_gradients(sums))
+        assert group.missed is not None
+        home = group.missed.gradients(sums, ctx.num_rows)
+        return home.to(ctx.like.dtype), None, None, None, None
+
+
+class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
+    """The bags [B, D] of each feature, whose rows are all of one dimension and come from home."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        update: Update,
+        home: LazyAwaitable[dict[str, JaggedTensor]],
+        divides: Sequence[bool],
+    ) -> None:
+        """`divides` says of each feature whether its sums are divided, for the mean."""
+        super().__init__()
+        self._tiers = tiers
+        self._update = update
+        self._home = home
+        self._divides = divides
+
+    def _wait_impl(self) -> Mapping[TableFeature, Tensor]:
+        if torch.is_grad_enabled():
+            self._tiers.expect(self._update)
+        home = self._home.wait()
+        self._tiers.advance_deferred()
+        batch = self._update.batch
+        divisors = _divisors(batch, self._divides)
+        found: dict[TableFeature, Tensor] = {}
+        for number, group in enumerate(batch.groups):
+            own = slice(group.first_feature, group.first_feature + len(group.segments.lengths))
+            features = self._tiers.features[own]
+            # `alive` requires a gradient (that never comes), so that backward gets here on every
+            # rank: it yields that of the rows to TorchRec and accumulates that of the replicas.
+            bags: Tensor = _PoolRows.apply(
+                rows_from_home(home, [feature.name for feature in features], group),
+                self._tiers.alive,
+                _GroupBags.of(batch, group, rows_come=True),
+                divisors[own],
+                partial(self._update.accumulate, number),
+            )
+            found.update(zip(features, bags.unflatten(0, (len(features), -1)), strict=True))
+        return found
+
+
+class RowBagsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
+    """What an EmbeddingBagCollection yields, from the bags of the rows of each dimension."""
+
+    def __init__(
+        self,
+        parts: Sequence[LazyAwaitable[Mapping[TableFeature, Tensor]]],
+        names: Mapping[TableFeature, str],
+    ) -> None:
+        """`names` are the keys of the features, in their order."""
+        super().__init__()
+        self._parts, self._names = parts, names
+
+    def _wait_impl(self) -> KeyedTensor:
+        found = {feature: bags for part in self._parts for feature, bags in part.wait().items()}
+        outputs = tied([found[feature] for feature in self._names])
+        return LazyKeyedTensor(dict(zip(self._names.values(), outputs, strict=True)))
+
+
+# Sums that TorchRec makes at home.
+
+
+@dataclass(frozen=True)
+class PackedBags(Multistreamable):
+    """The bags with ids that miss, each feature's moved to its front: TorchRec sends a sum for
+    every bag that it is given."""
+
+    lengths: Tensor
+    """[F, stride]: features with fewer bags than the most end in empty ones."""
+    samples: tuple[Tensor, ...]
+    """By feature: the samples whose bags these are, ascending."""
+
+    @classmethod
+    def of(cls, lengths: Tensor, world: Peers) -> PackedBags:
+        """Pack this rank's bags of `lengths` [F, B]; every rank must call it.
+
+        All ranks send equally many, for gloo sums no others: the most that any rank has, even
+        where their batches differ in size.
+        """
+        samples = tuple(feature.nonzero().squeeze(1) for feature in lengths)
+        most = max((len(own) for own in samples), default=0)
+        stride = max(1, world.most(most, lengths.device))
+        packed = lengths.new_zeros(len(lengths), stride)
+        for row, feature, which in zip(packed, lengths, samples, strict=True):
+            row[: len(which)] = feature[which]
+        return cls(packed, samples)
+
+    @classmethod
+    def none(cls, lengths: Tensor) -> PackedBags:
+        """[F, B] bags that are all empty on every rank: this takes no collective."""
+        none = torch.empty(0, dtype=torch.int64, device=lengths.device)
+        return cls(lengths[:, :0], (none,) * len(lengths))
+
+    @property
+    def stride(self) -> int:
+        return self.lengths.shape[1]
+
+    def unpack(self, packed: Tensor, feature: int, bags: Tensor) -> None:
+        """Put a feature's sums `packed` [stride, D] where its samples are in `bags` [B, D]."""
+        samples = self.samples[feature]
+        bags.index_copy_(0, samples, packed[: len(samples)])
+
+    def pack(self, bags: Tensor, feature: int, packed: Tensor) -> None:
+        """The inverse of `unpack`, into zeros."""
+        samples = self.samples[feature]
+        packed[: len(samples)] = bags.index_select(0, samples)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for tensor in (self.lengths, *self.samples):
+            tensor.record_stream(stream)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """How the sums of a batch become what the collection yields, [B, C]."""
+
+    batch: RoutedBatch
+    columns: Sequence[slice]
+    """By feature."""
+    divisors: Sequence[Tensor | None]
+    """By feature, [B]."""
+    packed: PackedBags
+    """The bags whose sums come from home."""
+    groups: Sequence[_GroupBags]
+    accumulate: Callable[[int, HotGradients], None]
+
+    def features(self, bags: Tensor) -> list[Tensor]:
+        """Views of each feature's [B, D]."""
+        return [bags[:, own] for own in self.columns]
+
+    def of_group(self, number: int, bags: Tensor) -> list[Tensor]:
+        """Views of each feature's of a group."""
+        group = self.batch.groups[number]
+        count = len(group.segments.lengths)
+        return self.features(bags)[group.first_feature : group.first_feature + count]
+
+
+class _AddSums(Function):
+    @staticmethod
+    def forward(ctx: Any, home: Tensor, alive: Tensor, output: _Output) -> Tensor:
+        ctx.output, ctx.home_shape = output, home.shape
+        bags = home.new_zeros(output.batch.batch_size, home.shape[1])
+        pairs = zip(output.features(home), output.features(bags), strict=True)
+        for number, (packed, own) in enumerate(pairs):
+            output.packed.unpack(packed, number, own)
+        for number, group in enumerate(output.groups):
+            features = output.of_group(number, bags)
+            sums = group.sums().unflatten(0, (len(features), output.batch.batch_size))
+            for own, hot in zip(features, sums, strict=True):
+                own += hot
+        _divide(output.features(bags), output.divisors)
+        return bags
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        output: _Output = ctx.output
+        if any(divisor is not None for divisor in output.divisors):
+            gradient = gradient.clone()
+            _divide(output.features(gradient), output.divisors)
+        for number, group in enumerate(output.groups):
+            sums = torch.cat(output.of_group(number, gradient)).float()
+            output.accumulate(number, group.hot_gradients(sums))
+        home = gradient.new_zeros(ctx.home_shape)
+        pairs = zip(output.features(gradient), output.features(home), strict=True)
+        for number, (own, packed) in enumerate(pairs):
+            output.packed.pack(own, number, packed)
+        return home, None, None
+
+
+class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
+    """What an EmbeddingBagCollection yields: TorchRec's sums of the ids that missed, and the
+    tiers' sums of the others, waited for when they are first looked at."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        update: Update,
+        packed: PackedBags,
+        home: LazyAwaitable[KeyedTensor],
+        divides: Sequence[bool],
+    ) -> None:
+        """`divides` says of each feature whether its sums are divided here, for the mean."""
+        super().__init__()
+        self._tiers = tiers
+        self._update = update
+        self._packed = packed
+        self._home = home
+        self._divides = divides
+
+    def _wait_impl(self) -> KeyedTensor:
+        if torch.is_grad_enabled():
+            self._tiers.expect(self._update)
+        home = self._home.wait()
+        batch = self._update.batch
+        columns = {}
+        end = 0
+        for key, width in zip(home.keys(), home.length_per_key(), strict=True):
+            columns[key] = slice(end, end + width)
+            end += width
+        output = _Output(
+            batch=batch,
+            columns=[columns[feature.name] for feature in self._tiers.features],
+            divisors=_divisors(batch, self._divides),
+            packed=self._packed,
+            groups=[_GroupBags.of(batch, group, rows_come=False) for group in batch.groups],
+            accumulate=self._update.accumulate,
+        )
+        # `alive` is there for backward to get here on every rank, as in `PooledRows`.
+        values = _AddSums.apply(home.values(), self._tiers.alive, output)
+        return KeyedTensor(keys=home.keys(), length_per_key=home.length_per_key(), values=values)

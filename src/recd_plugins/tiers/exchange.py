@@ -1,0 +1,353 @@
+"""Ids on their way: those that miss go home, each once where they are coalesced, and those of the
+tier `per_node` go to the rank of the node that has their rows; the rows come back.
+
+Coalesced over a node, the ids that miss first meet at one rank of it, which sends them home for
+all: TorchRec's own exchange then waits for the node's, beside the computation of another batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torchrec.distributed.embedding_sharding import (
+    FusedKJTListSplitsAwaitable,
+    KJTListAwaitable,
+    KJTListSplitsAwaitable,
+    KJTSplitsAllToAllMeta,
+)
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Multistreamable
+
+from recd_plugins.sparse.rows.coalesce import coalesce
+from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Peers, Pending
+from recd_plugins.tiers.places import Layout, Nodes
+from recd_plugins.tiers.router import Segments
+from recd_plugins.tiers.tables import TableGroup
+
+__all__ = [
+    "AskedIds",
+    "CoalescedIds",
+    "DeferredExchange",
+    "DeferredSplits",
+    "HomeIds",
+    "NodeExchange",
+    "ask_node",
+    "coalesce_by_table",
+    "of_keys",
+    "to_keys",
+]
+
+SPAN = 1 << 40
+"""Id i of table t has the key t · SPAN + i: far more than a table has rows, so that an id out
+of range stays its table's, and TorchRec judges it."""
+
+
+class CoalescedIds(NamedTuple):
+    """N ids as u different ones: id n is `ids[inverse[n]]`. Equal ids of two tables are two."""
+
+    ids: Tensor
+    """[u] int64, table by table."""
+    counts: list[int]
+    """How many each table has; they sum to u."""
+    inverse: Tensor
+    """[N] int64."""
+
+
+def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
+    """The first `counts[0]` of `ids` [N] int64 are table 0's, and so on."""
+    if ids.is_cuda:
+        keys, inverse = torch.unique(to_keys(ids, counts), return_inverse=True)
+        own, tables = of_keys(keys)
+        return CoalescedIds(own, torch.bincount(tables, minlength=len(counts)).tolist(), inverse)
+    parts = [coalesce(part) for part in ids.split(list(counts))]
+    found = [len(part.ids) for part in parts]
+    inverse = torch.empty_like(ids)
+    for part, own, before in zip(
+        parts, inverse.split(list(counts)), accumulate(found, initial=0), strict=False
+    ):
+        torch.add(part.inverse_lookup, before, out=own)
+    return CoalescedIds(torch.cat([part.ids for part in parts]), found, inverse)
+
+
+def to_keys(ids: Tensor, counts: Sequence[int]) -> Tensor:
+    """Keys that tell ids of two tables apart; the ids lie as `coalesce_by_table` takes them."""
+    each = torch.tensor(counts, dtype=torch.int64, device=ids.device)
+    tables = torch.arange(len(counts), device=ids.device)
+    return ids + SPAN * torch.repeat_interleave(tables, each, output_size=len(ids))
+
+
+def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids of keys, and their tables."""
+    tables = (keys + SPAN // 2) // SPAN
+    return keys - tables * SPAN, tables
+
+
+@dataclass(frozen=True)
+class AskedIds:
+    """The different ids that this rank asks of its node, those of rank 0's share first."""
+
+    ids: Tensor
+    """[u] int64: what the rank that is asked knows a row by."""
+    counts: Tensor
+    """[W] int64: how many are asked of each rank."""
+    inverse: Tensor
+    """[n] int64: which of the u each of this rank's n occurrences is."""
+
+    @classmethod
+    def of(cls, positions: Tensor, layout: Layout) -> AskedIds:
+        """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
+        places, inverse = torch.unique(layout.place(positions), return_inverse=True)
+        ends = torch.arange(1, layout.ranks_per_node + 1, device=places.device) * layout.share_rows
+        cuts = torch.searchsorted(places, ends)
+        return cls(places % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
+
+
+@dataclass
+class NodeExchange(Multistreamable):
+    """An exchange within the node that its ranks have agreed on: who asks whom for how many."""
+
+    ids: Tensor
+    """[r] int64: what this rank is asked, by the rank that asks."""
+    asked: list[int]
+    """How many ids this rank asks of each."""
+    answers: list[int]
+    """How many ids each rank asks of this one; they sum to r."""
+
+    def send_back(self, rows: Tensor, node: Peers) -> Pending:
+        """`rows` [r, D], for the ids asked of this rank; [u, D] come for the ids that it asked."""
+        return node.all_to_all(rows, self.answers, self.asked)
+
+    def send_there(self, rows: Tensor, node: Peers) -> Pending:
+        """`rows` [u, D], of the ids that this rank asked, to whom it asked; [r, D] come."""
+        return node.all_to_all(rows, self.asked, self.answers)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.ids.record_stream(stream)
+
+
+def ask_node(asked: AskedIds, node: Peers) -> Collectives[NodeExchange]:
+    """Every rank of the node must ask; first it sends how many ids, then the ids."""
+    answers = (yield node.all_to_all(asked.counts)).tolist()
+    sends = asked.counts.tolist()
+    ids = yield node.all_to_all(asked.ids, sends, answers)
+    return NodeExchange(ids, sends, answers)
+
+
+@dataclass(frozen=True)
+class HomeIds(Multistreamable):
+    """The ids that this rank sends to the home of a group's tables, feature by feature."""
+
+    ids: Tensor
+    """[u] int64."""
+    lengths: list[int]
+    """How many each feature sends; they sum to u."""
+    inverse: Tensor | None
+    """[n] int64: which of the rows that come back each id that missed has; by default its own."""
+    concentrated: _Concentrated | None = None
+    """Where ids are coalesced over the node, the rest of the way back."""
+
+    @classmethod
+    def of(
+        cls,
+        group: TableGroup,
+        ids: Tensor,
+        missed: Tensor,
+        segments: Segments,
+        nodes: Nodes,
+        *,
+        hot: bool = False,
+    ) -> Collectives[HomeIds]:
+        """Coalesce those of a group's `ids` [N] that are at `missed` [n], ascending.
+
+        Over a node this takes collectives, which every rank of it must run, for the others' ids.
+        No id of a hot batch misses.
+        """
+        if hot:
+            inverse = None if group.coalesce == "none" else missed[:0]
+            return cls(ids[:0], [0] * len(segments.lengths), inverse)
+        ends = torch.tensor(segments.lengths, dtype=torch.int64, device=ids.device).cumsum(0)
+        cuts = [0, *torch.searchsorted(missed, ends).tolist()]
+        lengths = [end - start for start, end in pairwise(cuts)]
+        if group.coalesce == "none":
+            return cls(ids[missed], lengths, None)
+        found = coalesce_by_table(ids[missed], _by_table(lengths, segments, len(group.tables)))
+        if group.coalesce == "rank" or nodes.ranks_per_node == 1:
+            return cls(found.ids, _by_feature(found.counts, segments), found.inverse)
+        asked = _ask_concentrators(found, group, nodes)
+        exchange = yield from ask_node(asked, nodes.node)
+        theirs, inverse = _coalesce_keys(exchange.ids, len(group.tables))
+        return cls(
+            theirs.ids,
+            _by_feature(theirs.counts, segments),
+            asked.inverse[found.inverse],
+            _Concentrated(exchange, inverse, nodes.node),
+        )
+
+    def back(self, rows: Tensor) -> Tensor:
+        """The rows that `inverse` counts, from those that came back for `ids` [u, D].
+
+        Coalesced over a node this exchanges, and so does its backward: every rank must call it.
+        """
+        if self.concentrated is None:
+            return rows
+        own: Tensor = _ToAskers.apply(rows, self.concentrated)
+        return own
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.ids.record_stream(stream)
+        if self.inverse is not None:
+            self.inverse.record_stream(stream)
+        if self.concentrated is not None:
+            self.concentrated.record_stream(stream)
+
+
+@dataclass(frozen=True)
+class _Concentrated(Multistreamable):
+    """Ids that the ranks of a node had this one ask for, each once for all of them."""
+
+    exchange: NodeExchange
+    inverse: Tensor
+    """[r] int64: which of the u different ids each that a rank asked is."""
+    node: Peers
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.exchange.record_stream(stream)
+        self.inverse.record_stream(stream)
+
+
+class _ToAskers(Function):
+    """Rows go to the ranks of the node that asked for them, their gradients the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ids: _Concentrated) -> Tensor:
+        ctx.ids, ctx.count = ids, len(rows)
+        return ids.exchange.send_back(rows.index_select(0, ids.inverse), ids.node).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ids: _Concentrated = ctx.ids
+        theirs = ids.exchange.send_there(gradient.contiguous(), ids.node).wait()
+        summed = theirs.new_zeros(ctx.count, theirs.shape[1])
+        return summed.index_add_(0, ids.inverse, theirs), None
+
+
+def _ask_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> AskedIds:
+    """Ask each id of the rank that has the place in this node which its home has in its own.
+
+    So ids cross between nodes on one way, and those at home in this node cross to no other.
+    """
+    keys = to_keys(found.ids, found.counts)
+    blocks = torch.tensor(
+        [-(-rows // nodes.world.size) for rows in group.num_rows], device=keys.device
+    )
+    homes = found.ids // blocks[of_keys(keys)[1]]
+    concentrators = homes % nodes.ranks_per_node
+    order = concentrators.argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    counts = torch.bincount(concentrators, minlength=nodes.ranks_per_node)
+    return AskedIds(keys[order], counts, places)
+
+
+def _coalesce_keys(keys: Tensor, num_tables: int) -> tuple[CoalescedIds, Tensor]:
+    """The different ones of `keys` [r] in any order; and which of them each is, [r]."""
+    ids, tables = of_keys(keys)
+    order = tables.argsort(stable=True)
+    counts = torch.bincount(tables, minlength=num_tables).tolist()
+    found = coalesce_by_table(ids[order], counts)
+    inverse = torch.empty_like(order)
+    inverse[order] = found.inverse
+    return found, inverse
+
+
+def _by_table(lengths: Sequence[int], segments: Segments, num_tables: int) -> list[int]:
+    counts = [0] * num_tables
+    for table, length in zip(segments.tables, lengths, strict=True):
+        counts[table] += length
+    return counts
+
+
+def _by_feature(counts: Sequence[int], segments: Segments) -> list[int]:
+    """How many ids each table has, as those of the first of its features."""
+    left = list(counts)
+    lengths = []
+    for table in segments.tables:
+        lengths.append(left[table])
+        left[table] = 0
+    return lengths
+
+
+Sent = Sequence[Awaitable[KeyedJaggedTensor]]
+
+
+class DeferredExchange:
+    """TorchRec's exchange of ids, deferred until the node has agreed on them: then it `send`s.
+
+    Under a pipeline another batch is computed meanwhile, and calls `advance` where the links have
+    had time. Every rank does so at the same places, for each call runs collectives.
+    """
+
+    def __init__(
+        self,
+        home_ids: Sequence[CollectiveSequence[HomeIds]],
+        send: Callable[[], KJTListSplitsAwaitable[Any]],
+    ) -> None:
+        self._home_ids, self._send = home_ids, send
+        self._splits: Callable[[], KJTListAwaitable] | None = None
+        self._sent: Sent | None = None
+        cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._stream = torch.cuda.current_stream() if cuda else None
+
+    @property
+    def begun(self) -> bool:
+        """Whether TorchRec has been asked to send the ids."""
+        return self._splits is not None
+
+    def advance(self) -> None:
+        """The node's next collective, or after its last one TorchRec's own."""
+        with torch.cuda.stream(self._stream):
+            for one in self._home_ids:
+                one.advance()
+            if all(one.done for one in self._home_ids):
+                self._begin()
+
+    def finish(self) -> Sent:
+        """The ids on their way to their tables, for each way that TorchRec shards these."""
+        if self._sent is None:
+            for one in self._home_ids:
+                one.finish()
+            self._begin()
+            assert self._splits is not None
+            self._sent = self._splits().awaitables
+        return self._sent
+
+    def _begin(self) -> None:
+        if self._splits is None:
+            self._splits = _begin_splits(self._send())
+
+
+class DeferredSplits(Awaitable[Awaitable[KeyedJaggedTensor]]):
+    """The splits of one of TorchRec's exchanges that are deferred, as TorchRec waits for them."""
+
+    def __init__(self, deferred: DeferredExchange, number: int) -> None:
+        super().__init__()
+        self._deferred, self._number = deferred, number
+
+    def _wait_impl(self) -> Awaitable[KeyedJaggedTensor]:
+        return self._deferred.finish()[self._number]
+
+
+def _begin_splits(request: KJTListSplitsAwaitable[Any]) -> Callable[[], KJTListAwaitable]:
+    """Begin the exchange of splits. Pipelines have TorchRec leave it to whoever fuses them."""
+    fused = [one for one in request.awaitables if isinstance(one, KJTSplitsAllToAllMeta)]
+    if not fused:
+        return lambda: request.wait()
+    splits = FusedKJTListSplitsAwaitable([request], [request.ctx], fused[0].pg)
+    return lambda: splits.wait()[0]

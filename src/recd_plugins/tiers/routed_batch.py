@@ -1,0 +1,350 @@
+"""A batch that is routed: the tier and position of each id, and what ranks exchange about them.
+
+While TorchRec sends ids home, the ranks of a node ask each other for rows of the tier `per_node`,
+and all ranks find out by bits which rows the batch touches, before any gradient moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrec.distributed.types import Awaitable
+from torchrec.streamable import Multistreamable
+
+from recd_plugins.errors import DataError
+from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Pending
+from recd_plugins.tiers.exchange import AskedIds, HomeIds, NodeExchange, ask_node
+from recd_plugins.tiers.places import Nodes
+from recd_plugins.tiers.replicas import GroupReplicas, Replicas
+from recd_plugins.tiers.router import RoutedIds, Segments
+from recd_plugins.tiers.tables import TableFeature
+
+__all__ = [
+    "GroupAnswer",
+    "GroupRequest",
+    "RoutedBatch",
+    "RoutedGroup",
+    "Touched",
+    "check_hot",
+    "exchange_touched",
+]
+
+
+class Touched(NamedTuple):
+    """Who has a gradient for which rows of the tier `replicated`."""
+
+    mine: Tensor
+    """[W, R] bool: this rank, of each share of the tier."""
+    by_rank: Tensor
+    """[W, R] bool: each rank of this node, of this rank's share."""
+    by_node: Tensor
+    """[N, R] bool: each node, of this rank's share."""
+    anywhere: Tensor
+    """[W, R] bool: any rank at all, of each share."""
+
+
+def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collectives[Touched]:
+    """Each rank says which rows of all shares it touched: `mine` [W, R] bool.
+
+    Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
+    node again. For a hot batch it sends its node all W · R/8 at first, by no all-to-all.
+    """
+    if hot:
+        every = yield nodes.node.all_gather(_pack(mine))
+        by_rank = every[:, nodes.node.rank]
+    else:
+        by_rank = yield nodes.node.all_to_all(_pack(mine))
+    by_node = yield nodes.across.all_gather(_any(by_rank))
+    anywhere = yield nodes.node.all_gather(_any(by_node))
+    size = mine.shape[1]
+    return Touched(mine, *(_unpack(bits, size) for bits in (by_rank, by_node, anywhere)))
+
+
+def _touched_by_node(mine: Tensor, nodes: Nodes) -> Collectives[Tensor]:
+    """[N, R] bool by node, from the rows of this rank's share that its node touched: `mine` [R]."""
+    by_node = yield nodes.across.all_gather(_pack(mine))
+    return _unpack(by_node, len(mine))
+
+
+def _any(packed: Tensor) -> Tensor:
+    """The union of sets `packed` [n, R/8]."""
+    union = packed[0].clone()
+    for one in packed[1:]:
+        union |= one
+    return union
+
+
+def _pack(bits: Tensor) -> Tensor:
+    """[..., R] bool as [..., R/8] uint8."""
+    if not bits.is_cuda:
+        return torch.from_numpy(np.packbits(bits.numpy(), axis=-1, bitorder="little"))
+    eighths = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=bits.device)
+    packed: Tensor = (eighths * weights).sum(-1, dtype=torch.uint8)
+    return packed
+
+
+def _unpack(packed: Tensor, size: int) -> Tensor:
+    """The inverse of `_pack`."""
+    if not packed.is_cuda:
+        bits = np.unpackbits(packed.numpy(), axis=-1, count=size, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :size].bool()
+
+
+def _marked(places: Tensor, count: int) -> Tensor:
+    """[count] bool: which places are among `places`."""
+    marked = torch.zeros(count, dtype=torch.bool, device=places.device)
+    marked[places] = True
+    return marked
+
+
+@dataclass(frozen=True)
+class GroupAnswer(Multistreamable):
+    """What a rank knows of a group's ids before the batch is computed; parts whose tier is empty
+    are none."""
+
+    exchange: NodeExchange | None
+    """The rows of the tier `per_node` that the node's ranks ask each other for."""
+    touched: CollectiveSequence[Touched] | None
+    """The rows of the tier `replicated` that the batch touches. It may run until backward."""
+    touched_by_node: CollectiveSequence[Tensor] | None
+    """The same of this rank's share of the tier `per_node`."""
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        if self.exchange is not None:
+            self.exchange.record_stream(stream)
+
+
+class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
+    """Asks for a group's answer, by collectives that run in the same waits as TorchRec's own.
+
+    TorchRec joins the exchanges of splits of all its modules in one, over one group of ranks. A
+    request is no part of that: it is a plain awaitable among them. Every rank makes the requests,
+    and waits for them, in one order.
+    """
+
+    def __init__(
+        self,
+        replicas: GroupReplicas,
+        positions: Tensor,
+        asked: AskedIds | None,
+        nodes: Nodes,
+        *,
+        hot: bool = False,
+    ) -> None:
+        """The batch touches `positions` of the tier `replicated`; a hot one, those alone."""
+        super().__init__()
+        self._replicas, self._nodes = replicas, nodes
+        self._exchange = None if asked is None else CollectiveSequence(ask_node(asked, nodes.node))
+        self._touched = None
+        layout = replicas.replicated_layout
+        if layout.count:
+            mine = _marked(layout.place(positions), layout.num_places)
+            mine = mine.view(layout.ranks_per_node, layout.share_rows)
+            self._touched = CollectiveSequence(exchange_touched(mine, nodes, hot=hot))
+
+    def advance(self) -> None:
+        for sequence in (self._exchange, self._touched):
+            if sequence is not None:
+                sequence.advance()
+
+    def answer(self) -> GroupAnswer:
+        """The second wait, once TorchRec has its splits."""
+        self.advance()
+        if self._exchange is None:
+            return GroupAnswer(None, self._touched, None)
+        exchange = self._exchange.finish()
+        mine = _marked(exchange.ids, self._replicas.per_node_layout.share_rows)
+        by_node = CollectiveSequence(_touched_by_node(mine, self._nodes))
+        return GroupAnswer(exchange, self._touched, by_node)
+
+    def _wait_impl(self) -> Awaitable[GroupAnswer]:
+        self.advance()
+        return _PendingAnswer(self)
+
+
+class _PendingAnswer(Awaitable[GroupAnswer]):
+    def __init__(self, request: GroupRequest) -> None:
+        super().__init__()
+        self._request = request
+
+    def _wait_impl(self) -> GroupAnswer:
+        return self._request.answer()
+
+
+@dataclass
+class RoutedGroup(Multistreamable):
+    """The ids of one group of tables, which lie one after another among those of the batch."""
+
+    replicas: GroupReplicas
+    start: int
+    """Where the group's ids begin among those of the batch."""
+    first_feature: int
+    """The first of the group's features among those of the batch."""
+    segments: Segments
+    routed: RoutedIds
+    home_ids: CollectiveSequence[HomeIds]
+    """The ids that are sent home, once a node that coalesces them has agreed on them."""
+    asked: AskedIds | None
+    """What this rank asks of its node; none where the tier `per_node` is empty."""
+    answer: GroupAnswer | None = None
+    """There once the ids have been exchanged."""
+    node_rows: Pending | None = None
+    """[u, D]: the rows that this rank asked of its node."""
+    hot: bool = False
+    """Whether all ids of the batch, on every rank, are of the tier `replicated`."""
+
+    @classmethod
+    def of(
+        cls,
+        replicas: GroupReplicas,
+        start: int,
+        first_feature: int,
+        ids: Tensor,
+        segments: Segments,
+        nodes: Nodes,
+        *,
+        hot: bool = False,
+    ) -> RoutedGroup:
+        """Route a group's `ids` [N] int64."""
+        routed = replicas.router.route(ids, segments)
+        home_ids = HomeIds.of(replicas.group, ids, routed.missed, segments, nodes, hot=hot)
+        layout = replicas.per_node_layout
+        asked = None
+        if layout.count and not hot:
+            asked = AskedIds.of(routed.per_node.positions, layout)
+        return cls(
+            replicas,
+            start,
+            first_feature,
+            segments,
+            routed,
+            CollectiveSequence(home_ids),
+            asked,
+            hot=hot,
+        )
+
+    @property
+    def span(self) -> slice:
+        """Which of the batch's ids are the group's."""
+        return slice(self.start, self.start + sum(self.segments.lengths))
+
+    def request(self, nodes: Nodes) -> GroupRequest:
+        """Ask the node for rows of its tier, and find out what all ranks touch."""
+        positions = self.routed.replicated.positions
+        return GroupRequest(self.replicas, positions, self.asked, nodes, hot=self.hot)
+
+    def answer_node(self, answer: GroupAnswer, nodes: Nodes) -> None:
+        """Send the node's ranks the rows that they asked of this one."""
+        self.answer = answer
+        if answer.exchange is not None:
+            assert self.replicas.per_node_tier is not None
+            rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)
+            self.node_rows = answer.exchange.send_back(rows, nodes.node)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        tensors = [self.routed.missed, *self.routed.replicated, *self.routed.per_node]
+        if self.asked is not None:
+            tensors += [self.asked.ids, self.asked.counts, self.asked.inverse]
+        for tensor in tensors:
+            tensor.record_stream(stream)
+        if self.home_ids.done:
+            self.home_ids.result.record_stream(stream)
+
+
+@dataclass
+class RoutedBatch(Multistreamable):
+    """The ids of one batch, which keep the version of the replicas that they were routed by."""
+
+    replicas: Replicas
+    groups: list[RoutedGroup]
+    ids: Tensor
+    """[N] int64: the ids of all features, one feature after another."""
+    lengths: Tensor
+    """[F, B]: how many each sample has in each feature."""
+    length_per_feature: list[int]
+    weights: Tensor | None = None
+    """[N] float32, of ids in weighted bags."""
+    hot: bool = False
+    """Whether no rank has an id that is not replicated on every rank: nothing is exchanged."""
+
+    @property
+    def batch_size(self) -> int:
+        return self.lengths.shape[1]
+
+    @property
+    def knows_home_ids(self) -> bool:
+        """Whether it is known what goes home, without asking the node."""
+        return all(group.home_ids.done for group in self.groups)
+
+    @cached_property
+    def bags(self) -> Tensor:
+        """[N] int64: id i is in bag f · B + b, of feature f and sample b."""
+        lengths = self.lengths.flatten().long()
+        return torch.repeat_interleave(lengths, output_size=len(self.ids))
+
+    def bag_sizes(self) -> Tensor:
+        """[F, B]: the ids of each bag, or the sum of their weights."""
+        if self.weights is None:
+            return self.lengths
+        sums = self.weights.new_zeros(self.lengths.numel()).index_add_(0, self.bags, self.weights)
+        return sums.view_as(self.lengths)
+
+    def missed(self) -> Tensor:
+        """[n] int64, ascending: which of the ids miss; those of tables without tiers all do."""
+        others = torch.arange(self.num_tiered, len(self.ids), device=self.ids.device)
+        return torch.cat([*(group.routed.missed + group.start for group in self.groups), others])
+
+    def missed_lengths(self) -> Tensor:
+        """[F, B] int32: how many ids of each bag miss."""
+        counts = torch.bincount(self.bags[self.missed()], minlength=self.lengths.numel())
+        return counts.view_as(self.lengths).to(torch.int32)
+
+    @property
+    def num_tiered(self) -> int:
+        """The number of ids of tables with tiers; those of the others come after them."""
+        return sum(sum(group.segments.lengths) for group in self.groups)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.ids.record_stream(stream)
+        self.lengths.record_stream(stream)
+        if self.weights is not None:
+            self.weights.record_stream(stream)
+        for group in self.groups:
+            group.record_stream(stream)
+
+
+def check_hot(batch: RoutedBatch, features: Sequence[TableFeature]) -> None:
+    """Refuse a batch that is marked hot and has an id that is not replicated on every rank: that
+    id would be looked up nowhere.
+
+    This runs before the batch's first collective, but on this rank alone: the others wait for it
+    until it ends.
+    """
+    outside = [
+        at[:1] + group.start
+        for group in batch.groups
+        for at in (group.routed.missed, group.routed.per_node.at)
+    ]
+    numbers = [int(at) for at in outside if len(at)]
+    if batch.num_tiered < len(batch.ids):
+        numbers.append(batch.num_tiered)
+    if not numbers:
+        return
+    first = min(numbers)
+    ends = np.fromiter(accumulate(batch.length_per_feature), np.int64)
+    feature = features[int(np.searchsorted(ends, first, side="right"))]
+    raise DataError(
+        f"a batch is marked hot, but id {int(batch.ids[first])} of table {feature.table!r} "
+        f"(feature {feature.feature!r}) has no replica on every rank. Mark batches by the tier "
+        "plan that the model was sharded with, after every transform of ids."
+    )

@@ -1,0 +1,199 @@
+"""The rows of a batch's ids: from home and from both tiers, put back in the order of the ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugins.tiers.routed_batch import RoutedGroup
+from recd_plugins.tiers.tiers import Tiers
+from recd_plugins.tiers.update import Entries, HotGradients, Update
+
+__all__ = ["SequencesAwaitable", "joined_rows", "rows_from_home", "tied"]
+
+
+class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
+    """What an EmbeddingCollection yields: each id's row, waited for when it is first looked at."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        update: Update,
+        home: LazyAwaitable[dict[str, JaggedTensor]],
+        need_indices: bool,
+    ) -> None:
+        """`home` has the rows of the ids that missed."""
+        super().__init__()
+        self._tiers = tiers
+        self._update = update
+        self._home = home
+        self._need_indices = need_indices
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        if torch.is_grad_enabled():
+            self._tiers.expect(self._update)
+        batch = self._update.batch
+        home = self._home.wait()
+        self._tiers.advance_deferred()
+        rows = self._rows(home)
+        ids = batch.ids.split(batch.length_per_feature)
+        return {
+            feature.name: JaggedTensor(
+                values=values, lengths=lengths, weights=own if self._need_indices else None
+            )
+            for feature, values, lengths, own in zip(
+                self._tiers.features, rows, batch.lengths, ids, strict=True
+            )
+        }
+
+    def _rows(self, home: dict[str, JaggedTensor]) -> Iterator[Tensor]:
+        """The rows of each feature's ids, feature by feature."""
+        features = iter(self._tiers.features)
+        groups = self._update.batch.groups
+        joined = []
+        for number, group in enumerate(groups):
+            own = [next(features).name for _ in group.segments.lengths]
+            rows = joined_rows(
+                rows_from_home(home, own, group),
+                self._tiers.alive,
+                _Sources.of(group),
+                partial(self._update.accumulate, number),
+            )
+            joined.append(rows)
+        others = [home[feature.name].values() for feature in features]
+        outputs = tied([*joined, *others])
+        for group, rows in zip(groups, outputs, strict=False):
+            # Of one feature no split, for its backward would copy the gradient.
+            lengths = list(group.segments.lengths)
+            yield from rows.split(lengths) if len(lengths) > 1 else [rows]
+        yield from outputs[len(groups) :]
+
+
+def rows_from_home(
+    home: dict[str, JaggedTensor], names: Sequence[str], group: RoutedGroup
+) -> Tensor:
+    """[u, D]: the rows of the ids that this rank's group missed; over a node, it exchanges them."""
+    parts = [home[name].values() for name in names]
+    return group.home_ids.result.back(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Where the rows of a group's ids come from."""
+
+    group: RoutedGroup
+    missed_inverse: Tensor | None
+    """[n] int64: which of the rows from home each id that missed has; by default its own."""
+    replicated: Tensor | None
+    """[H, D]: the tier's rows on this rank."""
+    per_node: Tensor | None
+    """[u, D]: the rows that this rank asked of its node."""
+    per_node_inverse: Tensor | None
+    """[m] int64: which of the u each id of the tier `per_node` has."""
+
+    @classmethod
+    def of(cls, group: RoutedGroup) -> _Sources:
+        tier = group.replicas.replicated_tier
+        return cls(
+            group=group,
+            missed_inverse=group.home_ids.result.inverse,
+            replicated=None if tier is None else tier.rows,
+            per_node=None if group.node_rows is None else group.node_rows.wait(),
+            per_node_inverse=None if group.asked is None else group.asked.inverse,
+        )
+
+
+class _JoinRows(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        home: Tensor,
+        alive: Tensor,
+        sources: _Sources,
+        accumulate: Callable[[HotGradients], None],
+    ) -> Tensor:
+        ctx.sources, ctx.accumulate, ctx.home_shape = sources, accumulate, home.shape
+        routed = sources.group.routed
+        parts = [(routed.missed, _chosen(home, sources.missed_inverse))]
+        if sources.replicated is not None:
+            rows = sources.replicated.index_select(0, routed.replicated.positions)
+            parts.append((routed.replicated.at, rows))
+        if sources.per_node is not None:
+            parts.append((routed.per_node.at, _chosen(sources.per_node, sources.per_node_inverse)))
+        count = sum(len(at) for at, _ in parts)
+        for at, rows in parts:
+            if len(at) == count:
+                return rows.to(home.dtype, copy=rows is home)
+        joined = home.new_empty(count, home.shape[1])
+        for at, rows in parts:
+            joined.index_copy_(0, at, rows.to(home.dtype))
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        sources: _Sources = ctx.sources
+        routed = sources.group.routed
+        per_node = None
+        if sources.per_node is not None:
+            per_node = _summed(
+                gradient, routed.per_node.at, sources.per_node_inverse, len(sources.per_node)
+            ).float()
+        layout = sources.group.replicas.replicated_layout
+        places = layout.place(routed.replicated.positions)
+        # Where all ids are in the tier, each has the gradient of its own number.
+        at = None if len(places) == len(gradient) else routed.replicated.at
+        ctx.accumulate(HotGradients(Entries(places, gradient.float(), at), per_node))
+        home = _summed(gradient, routed.missed, sources.missed_inverse, ctx.home_shape[0])
+        return home, None, None, None
+
+
+def joined_rows(
+    home: Tensor, alive: Tensor, sources: _Sources, accumulate: Callable[[HotGradients], None]
+) -> Tensor:
+    """[N, D], in the order of the ids. Backward yields the gradient of `home` [u, D] to TorchRec,
+    and hands that of the replicas to `accumulate`.
+
+    `alive` requires a gradient (that never comes), so that backward gets here on every rank.
+    """
+    rows: Tensor = _JoinRows.apply(home, alive, sources, accumulate)
+    return rows
+
+
+def _chosen(rows: Tensor, which: Tensor | None) -> Tensor:
+    return rows if which is None else rows.index_select(0, which)
+
+
+def _summed(gradient: Tensor, at: Tensor, inverse: Tensor | None, count: int) -> Tensor:
+    """The gradient of `count` rows: those `at` have one each, or `inverse` says whose it is."""
+    own = gradient if len(at) == len(gradient) else gradient.index_select(0, at)
+    if inverse is None:
+        return own
+    return own.new_zeros(count, own.shape[1]).index_add_(0, inverse, own)
+
+
+class _Tie(Function):
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
+def tied(outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same tensors. Once a loss depends on one of them, the others' gradients are zeros.
+
+    Backward of each exchanges with the other ranks, whose losses may depend on others of them:
+    behind one node of the graph, all exchange all, in one order.
+    """
+    same: tuple[Tensor, ...] = _Tie.apply(*outputs)
+    return same

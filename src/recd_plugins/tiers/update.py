@@ -1,0 +1,405 @@
+"""Updates of replicas: gradients accumulated in backward, summed over ranks, applied at its end.
+
+    w <- step(w, scale · Σ_ranks g), for the union of the rows that any rank touched
+
+Ranks of a node first sum within it, each for its share of the rows; a share is then summed
+across nodes, so that a row crosses between nodes once each way and not once per rank. This is
+done in bounded chunks, two at a time: while one is on the wire, the other is summed and stepped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from recd_plugins.compat.autograd import at_end_of_backward
+from recd_plugins.errors import CapabilityError
+from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Pending, in_flight
+from recd_plugins.tiers.places import Nodes
+from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
+from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, Touched
+
+__all__ = ["Chunks", "Entries", "HotGradients", "Reduction", "SideStream", "Update", "side_stream"]
+
+COPIED_ROWS = 1 << 13
+"""Gradients that are copied at a time."""
+IN_FLIGHT = 2
+"""Chunks under way at a time."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Gradients of a tier's rows as backward has them: several of one row, in any order.
+
+    Entry i adds `gradients[sources[i]] * weights[i]` to the row at `places[i]`.
+    """
+
+    places: Tensor
+    """[n] int64 or int32."""
+    gradients: Tensor
+    """[m, D] float32."""
+    sources: Tensor | None = None
+    """[n] int64; by default entry i has gradient i."""
+    weights: Tensor | None = None
+    """[n] float32; by default 1."""
+
+    def at(self, places: Tensor) -> Entries:
+        """The same entries for rows that are now elsewhere, [n]."""
+        return Entries(places, self.gradients, self.sources, self.weights)
+
+    def sorted(self) -> Entries:
+        """The entries in the order of their places."""
+        places, order = self.places.sort()
+        return Entries(
+            places,
+            self.gradients,
+            order if self.sources is None else self.sources[order],
+            None if self.weights is None else self.weights[order],
+        )
+
+    def between(self, first: int, last: int, start: int) -> Entries:
+        """Those of sorted entries with places in [first, last), which are counted from `start`."""
+        assert self.sources is not None
+        ends = torch.tensor([first, last], dtype=self.places.dtype, device=self.places.device)
+        low, high = torch.searchsorted(self.places, ends).tolist()
+        return Entries(
+            self.places[low:high] + (start - first),
+            self.gradients,
+            self.sources[low:high],
+            None if self.weights is None else self.weights[low:high],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Entries]) -> Entries:
+        """The entries of all parts, which are sorted and have their gradients in common."""
+        weights = [part.weights for part in parts if part.weights is not None]
+        return cls(
+            torch.cat([part.places for part in parts]),
+            parts[0].gradients,
+            torch.cat([part.sources for part in parts if part.sources is not None]),
+            torch.cat(weights) if weights else None,
+        )
+
+    def summed(self, num_places: int) -> Tensor:
+        """[num_places, D] float32: the sum of what is added to each place."""
+        gradients = self.gradients
+        sums = gradients.new_zeros(num_places, gradients.shape[1])
+        if self.sources is None and self.weights is None:
+            return sums.index_add_(0, self.places, gradients)
+        for start in range(0, len(self.places), COPIED_ROWS):  # bounds the memory of the copies
+            block = slice(start, start + COPIED_ROWS)
+            rows = (
+                gradients[block]
+                if self.sources is None
+                else gradients.index_select(0, self.sources[block])
+            )
+            if self.weights is not None:
+                rows = rows * self.weights[block].unsqueeze(1)
+            sums.index_add_(0, self.places[block], rows)
+        return sums
+
+
+@dataclass(frozen=True)
+class HotGradients:
+    """The gradients that the backward of one group of tables has for its replicas."""
+
+    replicated: Entries
+    """Those of the tier `replicated`, by place."""
+    per_node: Tensor | None
+    """[u, D] float32: those of the rows that this rank asked of its node."""
+
+
+class Chunks:
+    """The rows that a step touches, in chunks that all ranks of a node take one after another.
+
+    Chunk j has, of each share, `width` of the rows that any rank touched, from the j · `width`-th.
+
+    A rank has gradients for some of them; which, its peers know by the bits they exchanged, so
+    that neither ids nor counts travel with the gradients.
+    """
+
+    def __init__(self, touched: Touched, own: int, width: int) -> None:
+        """`own` is the number of this rank's share."""
+        self._touched = touched
+        self._own = own
+        self._width = width
+        self._union = [share.nonzero().squeeze(1) for share in touched.anywhere]
+        self.count = -(-max(map(len, self._union)) // width)
+        # Of this rank's rows in each share, how many come before each chunk: [W, count + 1].
+        mine = [
+            torch.bincount((order[rows] - 1) // width, minlength=self.count).cumsum(0)
+            for order, rows in zip(
+                touched.anywhere.cumsum(1, dtype=torch.int32), touched.mine, strict=True
+            )
+        ]
+        self._before = torch.nn.functional.pad(torch.stack(mine), (1, 0)).tolist()
+
+    def rows(self, number: int, share: int | None = None) -> Tensor:
+        """The rows of a chunk in one share, by default this rank's own."""
+        union: Tensor = self._union[self._own if share is None else share]
+        return union[number * self._width : (number + 1) * self._width]
+
+    def sends(self, number: int) -> list[int]:
+        """How many gradients of a chunk this rank has for each share."""
+        return [before[number + 1] - before[number] for before in self._before]
+
+    def receives(self, number: int) -> tuple[list[int], Tensor]:
+        """How many gradients each rank has for this one's share, and [r] the row of each among
+        the chunk's."""
+        touched = self._touched.by_rank[:, self.rows(number)]
+        counts: list[int] = touched.sum(1).tolist()
+        return counts, touched.nonzero()[:, 1]
+
+    def entries(self, gradients: Entries) -> Iterator[Entries]:
+        """The entries of each chunk, placed by this rank's rows in it, share by share."""
+        # This rank's rows in order, share by share; a chunk has a run of them in each share.
+        order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32) - 1
+        ranked = gradients.at(order[gradients.places])
+        del order
+        if self.count <= 1:
+            yield from [ranked] * self.count
+            return
+        ranked = ranked.sorted()
+        starts = [0]
+        for before in self._before:
+            starts.append(starts[-1] + before[-1])
+        for number in range(self.count):
+            taken = 0
+            parts = []
+            for start, before in zip(starts, self._before, strict=False):
+                first, last = start + before[number], start + before[number + 1]
+                parts.append(ranked.between(first, last, taken))
+                taken += last - first
+            yield Entries.joined(parts)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Sums gradients over ranks and updates replicas; every rank must run the same collectives."""
+
+    nodes: Nodes
+    scale: float
+    """TorchRec's gradient division, which is made once: 1 / world size, or 1."""
+    chunk_rows: int
+    """Rows under way at a time, of all ranks of a node; bounds the memory of an update."""
+    hot: bool = False
+    """Whether the batch is hot. Then no all-to-all is made: all ranks of a node sum all rows that
+    one of them touched, for they touch mostly the same."""
+
+    def replicated(
+        self,
+        tier: ReplicatedTier,
+        entries: Entries,
+        touched: Touched,
+        learning_rate: float,
+    ) -> Collectives[None]:
+        """Update rows that every rank has; `entries` are this rank's, by place."""
+        node = self.nodes.node
+        chunks = Chunks(touched, node.rank, max(1, self.chunk_rows // node.size))
+
+        def chunk(number: int, part: Entries) -> Collectives[None]:
+            rows = chunks.rows(number)
+            summed = yield from self._in_node(chunks, number, part, touched)
+            summed = yield from self._across(summed, touched.by_node[:, rows])
+            stepped = tier.share.update(rows, summed.mul_(self.scale), learning_rate)
+            if node.size > 1:
+                del summed
+                shares = [chunks.rows(number, share) for share in range(node.size)]
+                sent = stepped.new_zeros(max(map(len, shares)), stepped.shape[1])
+                sent[: len(rows)] = stepped
+                every = yield node.all_gather(sent)
+                for share, (theirs, updated) in enumerate(zip(shares, every, strict=True)):
+                    tier.rows.index_copy_(0, theirs * node.size + share, updated[: len(theirs)])
+
+        parts = enumerate(chunks.entries(entries))
+        yield from in_flight((chunk(number, part) for number, part in parts), IN_FLIGHT)
+
+    def per_node(
+        self, tier: PerNodeTier, entries: Entries, by_node: Tensor, learning_rate: float
+    ) -> Collectives[None]:
+        """Update this rank's share of rows that every node has; `entries` are its node's."""
+        union = by_node.any(0)
+        rows = union.nonzero().squeeze(1)
+        order = (union.cumsum(0, dtype=torch.int32) - 1)[entries.places]
+        ranked, width = entries.at(order), self.chunk_rows
+        if len(rows) > width:
+            ranked = ranked.sorted()
+
+        def chunk(start: int) -> Collectives[None]:
+            own = rows[start : start + width]
+            part = ranked.between(start, start + len(own), 0) if len(rows) > width else ranked
+            summed = yield from self._across(part.summed(len(own)), by_node[:, own])
+            tier.share.update(own, summed.mul_(self.scale), learning_rate)
+
+        yield from in_flight(map(chunk, range(0, len(rows), width)), IN_FLIGHT)
+
+    def _in_node(
+        self, chunks: Chunks, number: int, part: Entries, touched: Touched
+    ) -> Collectives[Tensor]:
+        """The sum over the node's ranks of a chunk's gradients, of this rank's share."""
+        node = self.nodes.node
+        sends = chunks.sends(number)
+        sums = part.summed(sum(sends))
+        if not self.hot:
+            receives, which = chunks.receives(number)
+            arrived = yield node.all_to_all(sums, sends, receives)
+            return Entries(which, arrived).summed(len(chunks.rows(number)))
+        shares = [chunks.rows(number, share) for share in range(node.size)]
+        padded = sums.new_zeros(node.size, max(map(len, shares)), sums.shape[1])
+        for share, (rows, own) in enumerate(zip(shares, sums.split(sends), strict=True)):
+            padded[share].index_copy_(0, touched.mine[share, rows].nonzero().squeeze(1), own)
+        summed = yield node.reduce_scatter(padded.flatten(0, 1))
+        return summed[: len(shares[node.rank])]
+
+    def _across(self, sums: Tensor, by_node: Tensor) -> Collectives[Tensor]:
+        """The sum over nodes of `sums` [n, D], the same on all nodes.
+
+        `by_node` [N, n] says which node touched which.
+
+        Bytes in all: 2 (N - 1) n rows by a ring over all rows, (N - 1) N m by gathering at most
+        m touched ones of each node. The cheaper one is taken.
+        """
+        across = self.nodes.across
+        if across.size == 1:
+            return sums
+        most = int(by_node.sum(1).max()) if len(sums) else 0
+        if across.size * most >= 2 * len(sums):
+            # Even with nothing to send it counts as a step: chunks must keep their order.
+            return (yield across.all_reduce(sums) if len(sums) else Pending(sums, None))
+        mine = by_node[across.rank].nonzero().squeeze(1)
+        sent = sums.new_zeros(most, sums.shape[1])
+        sent[: len(mine)] = sums[mine]
+        every = yield across.all_gather(sent)
+        total = torch.zeros_like(sums)
+        for rows, touched in zip(every, by_node, strict=True):  # in one order on all nodes
+            which = touched.nonzero().squeeze(1)
+            total.index_add_(0, which, rows[: len(which)])
+        return total
+
+
+class SideStream:
+    """The replicas' own stream on CUDA: their reduction runs beside the rest of backward.
+
+    On the CPU there is but one stream, and this does nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def after(self, *made: Tensor | None) -> Iterator[None]:
+        """Launch on this stream, once the current one has `made` these."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self.keep(*made)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def keep(self, *used: Tensor | None) -> None:
+        """Keep the memory of tensors of other streams until all work so far is done."""
+        if self._stream is not None:
+            for tensor in used:
+                if tensor is not None:
+                    tensor.record_stream(self._stream)
+
+    def join(self) -> None:
+        """Have the current stream wait for this one."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+@cache
+def side_stream(device: torch.device) -> SideStream:
+    """The replicas' stream of a device."""
+    return SideStream(device)
+
+
+class Update:
+    """The update of the replicas by one forward; two forwards make two, as with TorchRec.
+
+    Gradients are on their way as soon as backward has them, beside the rest of it: on CUDA on a
+    stream of their own. Rows change at its end, one update after another.
+    """
+
+    def __init__(self, batch: RoutedBatch, reduction: Reduction) -> None:
+        self.batch = batch
+        self._reduction = reduction
+        self._rates = [one.replicas.group.learning_rate for one in batch.groups]
+        """The forward's, as with fbgemm: backward steps by them, whatever was set since."""
+        self._stream = side_stream(batch.ids.device)
+        self._under_way: dict[int, list[CollectiveSequence[None]]] = {}
+        self.applied = False
+        """Whether its backward has run: its graph may live on, but changes nothing more."""
+
+    def accumulate(self, group: int, gradients: HotGradients) -> None:
+        """Backward has the gradients of one group's rows: begin to sum them over ranks."""
+        if not self._under_way:
+            if self.batch.replicas.left:
+                raise CapabilityError(
+                    "tiers: a second backward of a batch (retain_graph) whose tier plan has been "
+                    "left since its first. Call retier after the last backward."
+                )
+            if not self.batch.replicas.filled:  # someone had the state dict since
+                self.batch.replicas.fill()
+            at_end_of_backward(self._apply)
+        entries = gradients.replicated
+        made = entries.places, entries.gradients, entries.sources, entries.weights
+        with self._stream.after(*made, gradients.per_node):
+            self._under_way[group] = list(self._reductions(group, gradients))
+
+    def _apply(self) -> None:
+        """Finish the sums and step the rows. Every rank does so for every group, be it by none."""
+        for number, group in enumerate(self.batch.groups):
+            if number not in self._under_way:
+                self.accumulate(number, _no_gradients(group))
+        under_way, self._under_way = self._under_way, {}
+        with self._stream.after():
+            for sequences in under_way.values():
+                for sequence in sequences:
+                    sequence.finish()
+        self._stream.join()
+        self.applied = True
+
+    @torch.no_grad()
+    def _reductions(
+        self, number: int, gradients: HotGradients
+    ) -> Iterator[CollectiveSequence[None]]:
+        group, rate = self.batch.groups[number], self._rates[number]
+        answer = group.answer
+        assert answer is not None
+        if (replicated := group.replicas.replicated_tier) is not None:
+            assert answer.touched is not None
+            touched = answer.touched.finish()
+            self._stream.keep(*touched)
+            entries = gradients.replicated
+            yield CollectiveSequence(self._reduction.replicated(replicated, entries, touched, rate))
+        per_node = group.replicas.per_node_tier
+        if per_node is not None and not group.hot:
+            yield CollectiveSequence(self._per_node(per_node, group, gradients, rate))
+
+    def _per_node(
+        self, tier: PerNodeTier, group: RoutedGroup, gradients: HotGradients, rate: float
+    ) -> Collectives[None]:
+        """Send gradients to the ranks of the node that the rows were asked of, and sum there."""
+        assert group.answer is not None
+        exchange, by_node = group.answer.exchange, group.answer.touched_by_node
+        assert exchange is not None
+        assert by_node is not None
+        assert gradients.per_node is not None
+        theirs = yield exchange.send_there(gradients.per_node, self._reduction.nodes.node)
+        entries = Entries(exchange.ids, theirs)
+        yield from self._reduction.per_node(tier, entries, by_node.finish(), rate)
+
+
+def _no_gradients(group: RoutedGroup) -> HotGradients:
+    """The gradients of an output that no loss depends on."""
+    like = group.replicas.group.like.float()
+    asked = None if group.asked is None else like.new_zeros(len(group.asked.ids), like.shape[1])
+    return HotGradients(Entries(group.routed.missed[:0], like), asked)

@@ -1,1 +1,0 @@
-"""After backward: gradients of replicas are summed over ranks and applied once."""
