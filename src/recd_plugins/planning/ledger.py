@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags, travelling
+from recd_plugins.planning.bag_cost import row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 
@@ -171,8 +171,6 @@ def home_cost(
     """What those rows of a table cost that have no replica."""
     if not table.bags or sizes.coalesce != "none":
         return prices.row_wise(rows, table.width, sizes.coalesce).total(rows.counts)
-    if sizes.home == "table_wise":
-        return table_wise_bags(prices, rows, bags=table.bags, dim=table.dim, width=table.width)
     whole = not sizes.replicated and not sizes.per_node
     return row_wise_bags(
         prices,
@@ -186,7 +184,7 @@ def home_cost(
 
 def _is_summed(table: SequenceTable, sizes: TableSizes) -> bool:
     """Whether each rank sums its part of every bag."""
-    return bool(table.bags) and sizes.coalesce == "none" and sizes.home == "row_wise"
+    return bool(table.bags) and sizes.coalesce == "none"
 
 
 def _table(table: SequenceTable, sizes: TableSizes, prices: Prices) -> TableLedger:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -13,8 +12,6 @@ from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
 
 __all__ = ["MergedRows", "SequenceTable", "TableSizes", "tier_plan"]
-
-Home = Literal["row_wise", "table_wise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +40,6 @@ class TableSizes:
     per_node: int = 0
     """The next: a copy in every node (Flex)."""
     coalesce: Coalesce = "none"
-    home: Home = "row_wise"
-    """Of a pooled table without replicas or coalescing, what TorchRec makes of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Frontier", "PlanReport", "TierReport", "why_not_more"]
 
-CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW", "table_wise": "TW"}
+CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW"}
 LINKS = {
     "a2a_global": "global all-to-all",
     "a2a_intra": "intra-node all-to-all",
@@ -204,7 +204,7 @@ def _report(entry: Entry, ledger: Ledger) -> TierReport:
 
 def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, ...]:
     level = table.sizes.coalesce
-    called = CALLED[table.sizes.home] if tier == "row_wise" else CALLED[tier]
+    called = CALLED[tier]
     named = called if level == "none" or tier == "replicated" else f"{called}, by {level}"
     return (
         named,
@@ -219,8 +219,6 @@ def why_not_more(table: TableLedger, ledger: Ledger, budget: float | None) -> st
     """Why the last tier that took rows did not take the next one."""
     sizes, rows = table.sizes, table.table.rows
     taken = sizes.replicated + sizes.per_node
-    if sizes.home == "table_wise":
-        return "left to TorchRec's planner, as if table-wise: rows would travel for longer"
     if taken >= rows.num_rows:
         return "every row has a replica"
     next_row = rows.part(taken, taken + 1)
