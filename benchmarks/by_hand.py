@@ -32,7 +32,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 import recd_plugins as rp
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.table import Table
-from recd_plugins.trainer.launch import die_with_parent
+from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.trainer.measure.metrics import MetricsWindow
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 

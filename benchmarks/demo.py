@@ -26,8 +26,8 @@ from rich.table import Table
 
 from benchmarks import models
 from benchmarks.harness import ALLOCATOR
+from recd_plugins.launch.command import launch
 from recd_plugins.stack import load
-from recd_plugins.trainer.launch import launch
 
 REGISTRY = Path("registry.yaml")
 BY_HAND = "plain TorchRec"

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import gc
-import multiprocessing
-import os
-import pickle
-import time
-import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any, TypeVar
 
 from benchmarks.cluster.network import DEVICE, Network
+from recd_plugins.launch.environment import rank_environment
+from recd_plugins.launch.ranks import Place, Ranks
 
-__all__ = ["ClusterFailed", "ClusterRanks"]
+__all__ = ["ClusterRanks"]
 
 T = TypeVar("T")
 
@@ -29,10 +25,6 @@ LIMIT = 600.0
 that take longer hang."""
 
 
-class ClusterFailed(Exception):
-    """A rank raised, died or was late."""
-
-
 class ClusterRanks:
     """`ranks_per_node` ranks in each node, in one process group; a context manager."""
 
@@ -40,81 +32,38 @@ class ClusterRanks:
         self.network = network
         self.ranks_per_node = ranks_per_node
         self.world_size = network.n_nodes * ranks_per_node
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torchrec", "recd_plugins.tiers.sharder"])
-        self._ranks: list[tuple[Any, Connection]] = []
-        for rank in range(self.world_size):
-            node = rank // ranks_per_node
-            ours, theirs = context.Pipe()
-            place = {
-                "RANK": rank,
-                "LOCAL_RANK": rank % ranks_per_node,
-                "WORLD_SIZE": self.world_size,
-                "LOCAL_WORLD_SIZE": ranks_per_node,
-                "MASTER_ADDR": network.address(0),
-                "MASTER_PORT": PORT,
-                "GLOO_SOCKET_IFNAME": DEVICE,
-                "OMP_NUM_THREADS": 1,
-            }
-            process = context.Process(
-                target=_serve,
-                args=(theirs, network.namespace(node), {k: str(v) for k, v in place.items()}),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._ranks.append((process, ours))
+        self._ranks = Ranks([self._place(rank) for rank in range(self.world_size)])
+        self.run(_join)
+
+    def _place(self, rank: int) -> Place:
+        return Place(
+            environment=rank_environment(
+                rank,
+                self.world_size,
+                ranks_per_node=self.ranks_per_node,
+                address=self.network.address(0),
+                port=PORT,
+                interface=DEVICE,
+            ),
+            enter=partial(_enter, self.network.namespace(rank // self.ranks_per_node)),
+        )
 
     def run(self, function: Callable[..., T], *args: Any, limit: float = LIMIT) -> list[T]:
         """`function(*args)` on every rank, by rank; it stands at the top of a module."""
-        call = pickle.dumps((function, args))
-        for _, connection in self._ranks:
-            connection.send_bytes(call)
-        ends = time.monotonic() + limit
-        results = []
-        for rank, (_, connection) in enumerate(self._ranks):
-            try:
-                if not connection.poll(max(0, ends - time.monotonic())):
-                    raise ClusterFailed(f"rank {rank} was not done after {limit:g} s")
-                done, result = pickle.loads(connection.recv_bytes())
-            except (EOFError, ConnectionError):
-                done, result = False, "died"
-            if not done:
-                raise ClusterFailed(f"rank {rank}: {result}")
-            results.append(result)
-        return results
+        return self._ranks.run(function, args, deadline=limit)
 
     def __enter__(self) -> ClusterRanks:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process, connection in self._ranks:
-            connection.close()
-            process.kill()
-        for process, _ in self._ranks:
-            process.join()
+        self._ranks.close()
 
 
-def _serve(connection: Connection, namespace: str, place: dict[str, str]) -> None:
-    _enter(namespace)
-    os.environ.update(place)
-    import torch
+def _join() -> None:
     import torch.distributed as dist
 
-    gc.freeze()  # what is imported, and would be walked in every collection
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT))
-    while True:
-        try:
-            function, args = pickle.loads(connection.recv_bytes())
-        except (EOFError, ConnectionError):
-            return
-        try:
-            answer = True, function(*args)
-        except BaseException:
-            answer = False, traceback.format_exc()
-        connection.send_bytes(pickle.dumps(answer))
 
 
 def _enter(namespace: str) -> None:

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.cluster.network import Network, available, bytes_sent
-from benchmarks.cluster.ranks import ClusterFailed, ClusterRanks
+from benchmarks.cluster.ranks import ClusterRanks
+from recd_plugins.launch.ranks import RanksFailed
 
 MBIT = 200
 SIZE = 8_000_000
@@ -67,7 +68,7 @@ def test_links_count_what_crosses_and_take_their_time(network: Network) -> None:
             assert seconds > SIZE * 8 / (MBIT / 2 * 1e6) * 0.9
         # Whatever the machine's own: BBR would leave links idle.
         assert ranks.run(congestion_control) == ["reno", "reno"]
-        with pytest.raises(ClusterFailed, match="rank 1 says no"):
+        with pytest.raises(RanksFailed, match="rank 1 says no"):
             ranks.run(fail_on_rank_1)
 
 

@@ -70,8 +70,8 @@ def measure(
 def _lead(stack: Stack, command: list[str], save: Path) -> dict[str, Any]:
     import dataclasses
 
+    from recd_plugins.launch.command import launch
     from recd_plugins.planning.topology import load_topology
-    from recd_plugins.trainer.launch import launch
 
     failure = launch(command, stack.registry.train.ranks, threads=1, quiet=True)
     if failure is not None:
@@ -83,9 +83,9 @@ def _lead(stack: Stack, command: list[str], save: Path) -> dict[str, Any]:
 def _be_a_rank(stack: Stack, save: Path) -> None:
     import torch.distributed as dist
 
+    from recd_plugins.launch.environment import die_with_parent
     from recd_plugins.planning.measured_topology import measure_topology
     from recd_plugins.planning.topology import save_topology
-    from recd_plugins.trainer.launch import die_with_parent
     from recd_plugins.trainer.run import process_group
 
     die_with_parent()

@@ -66,7 +66,7 @@ def train(
 
 def _lead(stack: Stack, command: list[str], resume: bool, *, quiet: bool) -> dict[str, Any]:
     """Prepare the data, start the ranks, wait for them; the summary that rank 0 wrote."""
-    from recd_plugins.trainer.launch import launch
+    from recd_plugins.launch.command import launch
     from recd_plugins.trainer.run_folder import check_resumable
 
     settings = stack.registry.train
@@ -89,7 +89,7 @@ def _be_a_rank(stack: Stack, resume: bool) -> None:
     import logging
     import warnings
 
-    from recd_plugins.trainer.launch import die_with_parent
+    from recd_plugins.launch.environment import die_with_parent
 
     die_with_parent()
     warnings.filterwarnings("ignore")  # torch's and torchrec's own; a rank's output is for people

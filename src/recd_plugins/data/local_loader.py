@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
@@ -21,6 +19,7 @@ from recd_plugins.data.order import Order, Shares
 from recd_plugins.data.table import Table
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError, PluginError, RecdError
+from recd_plugins.launch.environment import die_with_parent
 
 __all__ = ["LocalLoader", "RankBatches"]
 
@@ -182,7 +181,7 @@ class LocalLoader:
                 num_workers=self._workers,
                 pin_memory=self._pin_memory,
                 multiprocessing_context="forkserver" if self._workers else None,
-                worker_init_fn=_die_with_parent,
+                worker_init_fn=_die_with_rank,
                 generator=torch.Generator(),  # else it draws from the trainer's random numbers
             )
 
@@ -193,16 +192,9 @@ def _transformed(batch: Batch, unjoined: Columns, transform: Transform | None) -
     return batch if transform is None else transform(batch)
 
 
-def _die_with_parent(worker: int) -> None:
+def _die_with_rank(worker: int) -> None:
     """End a worker whose rank was killed: its own parent, the fork server, lives on."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+    die_with_parent()
 
 
 def _check_picklable(batches: RankBatches) -> None:

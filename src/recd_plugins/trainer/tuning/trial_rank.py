@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import RecdError
-from recd_plugins.trainer.launch import die_with_parent
+from recd_plugins.launch.environment import die_with_parent
 
 __all__ = ["OUT_OF_MEMORY", "trial"]
 

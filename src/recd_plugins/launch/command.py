@@ -10,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import IO, Any
 
-__all__ = ["Failure", "die_with_parent", "launch", "loopback_store"]
+from recd_plugins.launch.environment import (
+    LOOPBACK,
+    PARENT,
+    loopback_store,
+    rank_environment,
+)
 
-HOST = "127.0.0.1"
-PARENT = "RECD_PARENT_PIPE"
+__all__ = ["Failure", "launch"]
+
 SHOWN = 8_000
 """Characters of a failed rank's output that are shown."""
 
@@ -62,20 +66,21 @@ def launch(
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()
-    environment = os.environ | {
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(store.port),
+    shared = os.environ | {
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks join our store and open none
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": str(threads),
         PARENT: str(ours),
     }
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    place = partial(
+        rank_environment,
+        world_size=ranks,
+        port=store.port,
+        interface=os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK),
+        threads=threads,
+    )
     processes: list[_Rank] = []
     try:
         processes.extend(  # one by one: those that have started are ended if the next cannot
-            _Rank(rank, command, environment, ours, quiet=quiet or rank > 0)
+            _Rank(rank, command, shared | place(rank), ours, quiet=quiet or rank > 0)
             for rank in range(ranks)
         )
         with _forwarded(processes, stopping):
@@ -103,7 +108,7 @@ class _Rank:
         self._printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # until killed
         self.process = subprocess.Popen(
             [sys.executable, "-m", *command],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._printed if quiet else None,
             stderr=self._printed,
@@ -160,33 +165,3 @@ def _forwarded(processes: list[_Rank], stopping: str) -> Any:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def loopback_store(world_size: int) -> Any:
-    """A TCPStore in this process, on a loopback port of the system's choice."""
-    from torch.distributed import TCPStore
-
-    listener = socket.socket()
-    listener.bind((HOST, 0))
-    port = listener.getsockname()[1]
-    return TCPStore(
-        HOST,
-        port,
-        world_size,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-
-
-def die_with_parent() -> None:
-    """In a rank that `launch` started: end when the launcher is gone, however it went."""
-    if PARENT not in os.environ:
-        return
-    pipe = int(os.environ.pop(PARENT))
-
-    def watch() -> None:
-        os.read(pipe, 1)  # nobody writes: it returns when the launcher's end closes
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="die-with-parent").start()

@@ -1,11 +1,11 @@
-"""`python -m recd_plugins.trainer.probe`: one rank of `recd doctor`'s try at collectives."""
+"""`python -m recd_plugins.launch.collectives`: one rank of `recd doctor`'s try at collectives."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 
-from recd_plugins.trainer.launch import die_with_parent
+from recd_plugins.launch.environment import die_with_parent
 
 __all__ = ["probe"]
 

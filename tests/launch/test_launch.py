@@ -16,14 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.trainer.launch import (
-    PARENT,
-    SHOWN,
-    Failure,
-    die_with_parent,
-    launch,
-    loopback_store,
-)
+from recd_plugins.launch.command import SHOWN, Failure, launch
+from recd_plugins.launch.environment import PARENT, die_with_parent, loopback_store
 
 LIMIT = 30.0
 
@@ -287,7 +281,7 @@ def test_nothing_is_left_open(program: Callable[[str], list[str]]) -> None:
 def test_a_rank_ends_when_its_launcher_is_gone() -> None:
     ours, theirs = os.pipe()
     code = (
-        "import time\nfrom recd_plugins.trainer.launch import die_with_parent\n"
+        "import time\nfrom recd_plugins.launch.environment import die_with_parent\n"
         "import os\ndie_with_parent()\nprint(os.environ.get('RECD_PARENT_PIPE'), flush=True)\n"
         "time.sleep(60)"
     )
@@ -355,7 +349,7 @@ def test_gloo_ranks_meet_at_the_store_and_listen_on_loopback_alone(
     command = program(
         """
 from test_launch import listening
-from recd_plugins.trainer.launch import die_with_parent
+from recd_plugins.launch.environment import die_with_parent
 import torch
 import torch.distributed as dist
 

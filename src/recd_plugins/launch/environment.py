@@ -1,0 +1,87 @@
+"""What every rank of one machine lives by: its variables, where ranks meet, whom it ends with."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+__all__ = ["HOST", "LOOPBACK", "PARENT", "die_with_parent", "loopback_store", "rank_environment"]
+
+HOST = "127.0.0.1"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+PARENT = "RECD_PARENT_PIPE"
+"""The variable that names the end of a pipe whose other end the launcher holds open."""
+
+
+def rank_environment(
+    rank: int,
+    world_size: int,
+    *,
+    ranks_per_node: int | None = None,
+    address: str = HOST,
+    port: int | None = None,
+    interface: str = LOOPBACK,
+    threads: int = 1,
+) -> dict[str, str]:
+    """torchrun's variables for a rank; those of the store only where its `port` is known."""
+    ranks_per_node = ranks_per_node or world_size
+    variables: dict[str, str | int] = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": rank % ranks_per_node,
+        "LOCAL_WORLD_SIZE": ranks_per_node,
+        "GLOO_SOCKET_IFNAME": interface,
+        "OMP_NUM_THREADS": threads,
+    }
+    if port is not None:
+        variables |= {"MASTER_ADDR": address, "MASTER_PORT": port}
+    return {name: str(value) for name, value in variables.items()}
+
+
+def loopback_store(world_size: int) -> Any:
+    """A TCPStore in this process, on a loopback port of the system's choice."""
+    from torch.distributed import TCPStore
+
+    listener = socket.socket()
+    listener.bind((HOST, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        HOST,
+        port,
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def die_with_parent() -> None:
+    """End this process as soon as the one that started it is gone, however it went.
+
+    A process that leads a session of its own, as ranks do, takes all that it started with it.
+    The parent is multiprocessing's or `launch`; a process that neither of them started lives on.
+    """
+    parent = multiprocessing.parent_process()
+    wait: Callable[[], object]
+    if parent is not None:
+        wait = parent.join
+    elif PARENT in os.environ:
+        # Nobody writes: the read returns when the launcher's end closes.
+        wait = partial(os.read, int(os.environ.pop(PARENT)), 1)
+    else:
+        return
+
+    def watch() -> None:
+        wait()
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="die-with-parent").start()

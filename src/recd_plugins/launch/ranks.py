@@ -1,0 +1,405 @@
+"""Ranks that live from one call to the next, and what becomes of each when one of them fails.
+
+They are forked from a server process that has imported torch and torchrec, so that a rank costs
+milliseconds. A rank takes calls over a pipe, answers, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import io
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import FunctionType
+from typing import Any, TypeVar
+
+from recd_plugins.launch.environment import HOST, die_with_parent, rank_environment
+
+__all__ = ["Group", "Place", "Ranks", "RanksFailed"]
+
+T = TypeVar("T")
+
+START_LIMIT = 180.0
+"""Seconds for a rank to start: it may have to import torch and torchrec on a busy machine."""
+GRACE = 5.0
+"""Seconds that ranks get to end once one of them has failed."""
+SHOWN = 20_000
+"""Bytes of a rank's output that an error shows, from the end."""
+PRELOADED = ["torchrec", __name__]
+"""What the server process imports before it forks the first rank."""
+
+Reference = dict[str, tuple[str, str]]
+"""Module as pickled to (module to import, its file): where a rank finds what it is sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank lives."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are set before the rank imports torch."""
+    enter: Callable[[], None] | None = None
+    """Called first of all, while the rank has one thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A process group for one call: a rank joins it before, and leaves it after."""
+
+    rank: int
+    world_size: int
+    port: int
+    timeout: timedelta
+
+    def join(self) -> None:
+        """Meet the others on loopback, with seeds of 0."""
+        import numpy as np
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import TCPStore
+
+        os.environ.update(rank_environment(self.rank, self.world_size))
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        dist.init_process_group(
+            "gloo",
+            store=TCPStore(HOST, self.port, is_master=False, timeout=self.timeout),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=self.timeout,
+        )
+
+
+class RanksFailed(Exception):
+    """At least one rank raised, died or was late; `ranks` says what became of each such rank."""
+
+    def __init__(self, what: str, ranks: dict[int, str]) -> None:
+        self.ranks = ranks
+        parts = [f"---- rank {rank} {text.rstrip()}" for rank, text in ranks.items()]
+        super().__init__("\n".join([f"{what}, first to fail first:", *parts]))
+
+
+class Ranks:
+    """Processes that live through the same calls; those that one call fails in are gone."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._processes: list[_Process] = []
+        try:
+            for place in places:
+                self._processes.append(_Process(place))
+            _collect(self._processes, START_LIMIT, "starting a rank")
+        except BaseException:
+            self.close()
+            raise
+        for process in self._processes:
+            process.release()
+
+    def alive(self) -> bool:
+        return bool(self._processes) and all(process.alive() for process in self._processes)
+
+    def run(
+        self,
+        function: Callable[..., T],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        deadline: float,
+        groups: Sequence[Group] = (),
+    ) -> list[T]:
+        """`function(*args, **kwargs)` on every rank, in its group of `groups` if there are any.
+
+        The results, by rank. `function` stands at the top of a module. If a rank raises, dies or
+        is not done within `deadline` seconds, all are ended and `RanksFailed` has every traceback,
+        the stacks of those that hang, and what they printed.
+        """
+        __tracebackhide__ = True
+        payload, modules = _pack((function, tuple(args), dict(kwargs or {})))
+        name = getattr(function, "__qualname__", repr(function))
+        try:
+            for rank, process in enumerate(self._processes):
+                process.call(
+                    _Call(
+                        group=groups[rank] if groups else None,
+                        folder=os.getcwd(),
+                        path=sys.path,
+                        modules=modules,
+                        payload=payload,
+                    )
+                )
+            results = _collect(self._processes, deadline, name)
+            for process in self._processes:
+                process.release()
+        except BaseException:
+            self.close()
+            raise
+        return results
+
+    def printed(self) -> list[str]:
+        """What each rank printed in the latest call."""
+        return [process.output() for process in self._processes]
+
+    def close(self) -> None:
+        """End all of them, and what they started."""
+        while self._processes:
+            self._processes.pop().close()
+
+
+class _Process:
+    """One rank's process, as its parent sees it."""
+
+    def __init__(self, place: Place) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self.connection, theirs = context.Pipe()
+        self._folder = tempfile.TemporaryDirectory(prefix="recd-rank-")
+        self._printed = Path(self._folder.name) / "printed"
+        self._printed.touch()
+        self._start = 0
+        self._process = context.Process(target=_serve, args=(theirs, self._printed, place))
+        self._process.start()
+        theirs.close()
+
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def call(self, call: _Call) -> None:
+        self._start = self._printed.stat().st_size
+        with contextlib.suppress(OSError):  # it died since it was ready: `report` says so
+            self.connection.send_bytes(pickle.dumps(call))
+
+    def report(self) -> tuple[str, Any] | None:
+        """("done", result), ("failed", why), or None while it runs."""
+        ended = not self.alive()  # asked first: what it sent before its end is still read
+        if self.connection.poll():
+            try:
+                report: tuple[str, Any] = pickle.loads(self.connection.recv_bytes())
+                return report
+            except (EOFError, ConnectionError):
+                ended = True
+        if not ended:
+            return None
+        self._process.join()
+        code = self._process.exitcode or 0
+        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return "failed", f"died ({cause})"
+
+    def release(self) -> None:
+        """Let it leave the group: what it held open for its peers closes."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(b"")
+
+    def dump_stacks(self) -> None:
+        self._signal(os.kill, signal.SIGUSR1)
+
+    def output(self) -> str:
+        """What it printed since it was called, or the last of it."""
+        with self._printed.open("rb") as file:
+            start = max(self._start, file.seek(0, os.SEEK_END) - SHOWN)
+            file.seek(start)
+            text = file.read().decode(errors="replace")
+        return text if start == self._start else f"[...]{text}"
+
+    def kill(self) -> None:
+        """End it and the processes that it started."""
+        self._signal(os.kill, signal.SIGKILL)  # as long as it has no process group of its own
+        self._signal(os.killpg, signal.SIGKILL)
+        self._process.join()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.close()
+        self.connection.close()
+        self._folder.cleanup()
+
+    def _signal(self, send: Callable[[int, int], None], which: signal.Signals) -> None:
+        assert self._process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            send(self._process.pid, which)
+
+
+def _collect(ranks: list[_Process], deadline: float, what: str) -> list[Any]:
+    """What each rank reports, by rank; `RanksFailed` if they do not all report a result."""
+    late = f"was still running when the deadline of {deadline:g} s expired"
+    ends = time.monotonic() + deadline
+    waiting = dict(enumerate(ranks))
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    while waiting and (left := ends - time.monotonic()) > 0:
+        # Death shows on the connection, unless a child of the rank holds it: so look often.
+        wait([process.connection for process in waiting.values()], timeout=min(left, 0.25))
+        for rank, process in list(waiting.items()):
+            report = process.report()
+            if report is None:
+                continue
+            del waiting[rank]
+            kind, value = report
+            if kind == "done":
+                results[rank] = value
+                continue
+            if not failures:
+                late = f"still waited {GRACE:g} s after rank {rank} had failed"
+                ends = min(ends, time.monotonic() + GRACE)
+            failures[rank] = value
+            process.kill()  # so that its peers see it go
+    _dump_stacks(list(waiting.values()))
+    failures |= dict.fromkeys(waiting, late)
+    for rank, why in failures.items():
+        if text := ranks[rank].output():
+            failures[rank] = f"{why.rstrip()}\n  It printed:\n{text}"
+    if failures:
+        raise RanksFailed(f"{what} failed on {len(failures)} of {len(ranks)} ranks", failures)
+    return [results[rank] for rank in range(len(ranks))]
+
+
+def _dump_stacks(ranks: list[_Process]) -> None:
+    """Make ranks that hang print their stacks, and see it done."""
+    for process in ranks:
+        process.dump_stacks()
+    sizes: list[int] = []
+    for _ in range(10 if ranks else 0):
+        time.sleep(0.2)
+        before, sizes = sizes, [len(process.output()) for process in ranks]
+        if before == sizes and all(sizes):
+            break
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a rank is told; `payload` is the pickled (function, args, kwargs)."""
+
+    group: Group | None
+    folder: str
+    path: list[str]
+    modules: Reference
+    payload: bytes
+
+
+class _Pickler(pickle.Pickler):
+    """Notes which file each module comes from that it refers to."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.modules: Reference = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType):
+            if "<" in value.__qualname__:
+                raise pickle.PicklingError(
+                    f"{value.__qualname__} of {value.__module__} cannot be sent to a rank: "
+                    "define it at the top of its module."
+                )
+            module = sys.modules.get(value.__module__)
+            file = getattr(module, "__file__", None)
+            if file is not None:
+                spec = getattr(module, "__spec__", None)
+                name = "__mp_main__" if value.__module__ == "__main__" else value.__module__
+                self.modules[value.__module__] = (spec.name if spec else name, file)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    """Imports modules that only pytest knew how to import, by their file."""
+
+    def __init__(self, call: _Call) -> None:
+        super().__init__(io.BytesIO(call.payload))
+        self._modules = call.modules
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in self._modules:
+            module, file = self._modules[module]
+            _import(module, file)
+        return super().find_class(module, name)
+
+
+def _pack(value: object) -> tuple[bytes, Reference]:
+    """`value` pickled, and where the modules come from that it refers to."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    return file.getvalue(), pickler.modules
+
+
+def _import(name: str, file: str) -> None:
+    """Have module `name` from `file`: by its name if that leads there, else by its path."""
+    if name not in sys.modules and name != "__mp_main__":
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if getattr(sys.modules.get(name), "__file__", None) == file:
+        return
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _serve(connection: Connection, printed: Path, place: Place) -> None:
+    """Report, wait to be released, take the next call; until the parent closes or dies."""
+    os.setsid()  # Ctrl-C is the parent's business; and what a rank starts is killed with it
+    if place.enter is not None:
+        place.enter()  # before there is a second thread, which would stay outside
+    die_with_parent()
+    with printed.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
+    faulthandler.enable(sys.stderr)
+    faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
+    os.environ.update(place.environment)
+    import torch
+    import torch.distributed as dist
+    import torchrec  # noqa: F401  # paid for here, not in a call
+
+    torch.set_num_threads(1)
+    # TorchRec 1.8 calls what torch 2.13 deprecates, several times a step.
+    warnings.simplefilter("ignore", FutureWarning)
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)
+    gc.collect()
+    gc.freeze()  # what the imports left: collecting after each call takes 1 ms, not 200
+    report, joined = pickle.dumps(("done", None)), False
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent closed the ranks
+        while True:
+            connection.send_bytes(report)
+            connection.recv_bytes()
+            if joined and dist.is_initialized():
+                dist.destroy_process_group()
+            gc.collect()
+            call: _Call = pickle.loads(connection.recv_bytes())
+            report, joined = _answer(call), call.group is not None
+
+
+def _answer(call: _Call) -> bytes:
+    """What the function returned, or its traceback, pickled."""
+    try:
+        return pickle.dumps(("done", _run(call)))
+    except BaseException as error:  # SystemExit too: the rank lives on
+        return pickle.dumps(("failed", "raised\n" + "".join(traceback.format_exception(error))))
+
+
+def _run(call: _Call) -> Any:
+    sys.path[:] = call.path
+    os.chdir(call.folder)
+    if call.group is not None:
+        call.group.join()
+    function, args, kwargs = _Unpickler(call).load()
+    return function(*args, **kwargs)
