@@ -5,6 +5,7 @@ tests/docs/test_reference.py holds the files to what this prints.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
@@ -12,28 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins import slots
-from recd_plugins.describe import nested, options_of
+from recd_plugins.cli.new_plugin import SLOTS_WITH_TEMPLATE, example
+from recd_plugins.cli.plugins import FORM
+from recd_plugins.data.columns import Columns
+from recd_plugins.describe import attribute_docs, field_docs, nested, options_of
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.hooks.specs import HOOKS
 from recd_plugins.registry.settings import TrainSettings
 
 HERE = Path(__file__).parent
-BUILDS = {
-    "log": slots.LogStore,
-    "dataset": slots.Dataset,
-    "etl": slots.Etl,
-    "stats": slots.TableStats,
-    "reader": slots.Reader,
-    "dedup": slots.DedupConverter,
-    "preprocess": slots.Preprocess,
-    "sharding": slots.Planner,
-    "cache": slots.Planner,
-    "pooling": slots.Pooling,
+BUILDS: dict[str, tuple[type, ...]] = {
+    "log": (slots.LogStore,),
+    "dataset": (slots.Dataset,),
+    "etl": (slots.Etl,),
+    "stats": (slots.TableStats,),
+    "reader": (slots.Reader, slots.Loader),
+    "dedup": (slots.DedupConverter, Columns),
+    "preprocess": (slots.Preprocess,),
+    "sharding": (slots.Planner,),
+    "cache": (slots.Planner,),
+    "pooling": (slots.Pooling,),
 }
-FORM = {
-    "one": "`{slot}: {{use: name, option: value}}`",
-    "many": "`{slot}: [{{use: name, option: value}}, ...]`, in order",
-    "by feature": "`{slot}: {{feature: {{use: name, option: value}}}}`; `*` for every feature",
+"""What a slot's record builds, and after it what goes in or out of that."""
+NOTES = {
+    "many": ", in order",
+    "by feature": "; `*` stands for every feature",
 }
 
 
@@ -50,31 +54,65 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
     yield "# Slots"
     yield ""
     yield "Written by `python docs/reference.py` from the docstrings; `recd plugins` says the same."
+    yield "All names are in `recd_plugins.api`, or in its modules `data`, `batch` and `planning`."
+    for kind in (slots.Record, slots.Context):
+        yield f"\n## {kind.__name__}\n"
+        yield inspect.getdoc(kind) or ""
+        yield ""
+        yield from _fields(kind)
+        yield from _members(kind, indent="")
     for slot, record in slots.SLOTS.items():
         yield f"\n## {slot}\n"
         yield inspect.getdoc(record) or ""
         yield ""
         (hook,) = (name for name, of in HOOKS.items() if of == slot)
         yield f"- hook: `{hook}()`, which returns `{record.__name__}` records"
-        yield f"- registry.yaml: {FORM[record.fills].format(slot=slot)}"
-        if slot in BUILDS:
-            doc = (inspect.getdoc(BUILDS[slot]) or "").split("\n")[0]
-            yield f"- builds `{BUILDS[slot].__name__}`: {doc}"
-            yield from _methods(BUILDS[slot])
+        form = FORM[record.fills].format(slot=slot)
+        if slot == "preprocess":
+            form = form.replace("name,", "name, features: [feature, glob],")
+        yield f"- registry.yaml: `{form}`{NOTES.get(record.fills, '')}"
+        for index, kind in enumerate(BUILDS.get(slot, ())):
+            yield f"- {'with' if index else 'builds'} `{kind.__name__}`: {_text(kind)}"
+            yield from _members(kind)
+        if slot in SLOTS_WITH_TEMPLATE:
+            yield f"\n`recd plugins new my_{slot} --slot {slot}` writes, with a test:\n"
+            yield f"```python\n{example(f'my_{slot}', slot)}```"
         for claim in catalog.of(slot):
             yield f"\n### {slot}: {claim.record.name}\n"
             yield f"{claim.record.summary} From `{claim.provider.plugin}`.\n"
             yield from _options(claim.record.config)
 
 
-def _methods(kind: type) -> Iterator[str]:
+def _text(thing: object) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split())
+
+
+def _fields(kind: type) -> Iterator[str]:
+    docs = field_docs(kind)
+    for field in dataclasses.fields(kind):
+        default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
+        default = default.replace("Posix", "")
+        if field.default_factory is not dataclasses.MISSING:
+            default = f" = {field.default_factory()!r}"
+        yield f"- `{field.name}: {field.type}{default}`: {' '.join(docs[field.name].split())}"
+
+
+def _members(kind: type, indent: str = "    ") -> Iterator[str]:
+    """Attributes with a text, properties and methods, in the order of the class."""
+    docs = {} if dataclasses.is_dataclass(kind) else attribute_docs(kind)
     for name, member in vars(kind).items():
+        if name in docs:
+            hint = inspect.get_annotations(kind)[name]
+            yield f"{indent}- `{name}: {hint} = {member!r}`: {' '.join(docs[name].split())}"
         public = not name.startswith("_") or name in ("__call__", "__iter__", "__len__")
+        if public and isinstance(member, property):
+            hint = inspect.get_annotations(member.fget)["return"]
+            yield f"{indent}- `{name}: {hint}`, a property: {_text(member)}"
         if public and inspect.isfunction(member):
             signature = str(inspect.signature(member)).replace("'", "")
             signature = re.sub(r"<function (\w+) at 0x\w+>", r"\1", signature)
-            doc = (inspect.getdoc(member) or "").split("\n")[0]
-            yield f"    - `{name}{signature}`" + (f": {doc}" if doc else "")
+            signature = re.sub(r"\(self(, )?", "(", signature, count=1)
+            yield f"{indent}- `{name}{signature}`: {_text(member)}"
 
 
 def _options(config: type[Any]) -> Iterator[str]:

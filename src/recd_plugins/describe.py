@@ -13,7 +13,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["Option", "describe", "field_docs", "nested", "options_of", "type_hints"]
+__all__ = [
+    "Option",
+    "attribute_docs",
+    "describe",
+    "field_docs",
+    "nested",
+    "options_of",
+    "type_hints",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +87,22 @@ def field_docs(config: type) -> dict[str, str]:
     """The text under each field of a config class, base classes included."""
     docs: dict[str, str] = {}
     for owner in reversed(config.__mro__):
-        if not dataclasses.is_dataclass(owner):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        body = tree.body if isinstance(tree, ast.ClassDef) else []
-        for field, text in pairwise(body):
-            match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(doc))),
-                ):
-                    docs[name] = inspect.cleandoc(doc)
+        if dataclasses.is_dataclass(owner):
+            docs |= attribute_docs(owner)
+    return docs
+
+
+def attribute_docs(owner: type) -> dict[str, str]:
+    """The text under each attribute that stands in the body of a class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    docs: dict[str, str] = {}
+    for attribute, text in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
+        match attribute, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                docs[name] = inspect.cleandoc(doc)
     return docs
 
 

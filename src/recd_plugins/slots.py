@@ -260,6 +260,7 @@ class Context:
     """What the slots named in the record's `uses` built."""
 
     def require_schema(self) -> Schema:
+        """The schema; a `PluginError` where it is not known yet."""
         if self.schema is None:
             raise PluginError(
                 "the schema is not known when this slot is built: it follows the dataset."
@@ -267,6 +268,7 @@ class Context:
         return self.schema
 
     def require_tables(self) -> Tables:
+        """The tables; a `PluginError` where they are not known yet."""
         if self.tables is None:
             raise PluginError(
                 "the prepared tables are not known when this slot is built: they follow the "

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
+from recd_plugins.cli.new_plugin import SLOTS_WITH_TEMPLATE, example
 from recd_plugins.hooks.specs import HOOKS
-from recd_plugins.slots import SLOTS
+from recd_plugins.slots import SLOTS, Context, Record
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -42,8 +45,29 @@ def test_every_slot_and_hook_has_its_place() -> None:
         assert f"`{hook}()`" in text
 
 
+def test_every_member_of_what_slots_build_is_there_with_a_text(reference: Any) -> None:
+    page = (ROOT / "docs/slots.md").read_text()
+    kinds = [kind for kinds in reference.BUILDS.values() for kind in kinds]
+    for kind in (*kinds, Context, Record):
+        for line in reference._members(kind):
+            assert line.strip() in page
+            assert not line.endswith(("`: ", "property: ")), f"{kind.__name__}: {line} says nothing"
+    for name in ("groups", "__iter__", "load_state_dict", "in_place", "neighbours", "features:"):
+        assert f"`{name}" in page
+    assert "preprocess: [{use: name, features: [feature, glob], option: value}, ...]" in page
+
+
+@pytest.mark.parametrize("slot", SLOTS_WITH_TEMPLATE)
+def test_a_slots_example_is_what_is_written_for_it(slot: str) -> None:
+    section = (ROOT / "docs/slots.md").read_text().split(f"\n## {slot}\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    assert block == example(f"my_{slot}", slot)
+    ast.parse(block)  # that it runs is tested in tests/host/test_new_plugin.py
+
+
 def _code_blocks(page: Path) -> list[str]:
-    return re.findall(r"```(?:sh|bash|console)?\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [text for language, text in blocks if language in ("", "sh", "bash", "console")]
 
 
 def _commands(pattern: str) -> list[tuple[str, str]]:

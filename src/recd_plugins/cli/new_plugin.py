@@ -17,7 +17,7 @@ from recd_plugins.cli.options import Debug, reported
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-__all__ = ["SLOTS_WITH_TEMPLATE", "new", "write_plugin"]
+__all__ = ["SLOTS_WITH_TEMPLATE", "example", "new", "write_plugin"]
 
 TEMPLATES: Traversable = files("recd_plugins.cli") / "templates"
 SLOTS_WITH_TEMPLATE = sorted(
@@ -62,6 +62,11 @@ def write_plugin(name: str, slot: str, into: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         raise RegistryError(f"{folder} cannot be written: {error.strerror}.") from error
     return folder
+
+
+def example(name: str, slot: str) -> str:
+    """The source of a plugin for the slot."""
+    return _renamed((TEMPLATES / slot / "__init__.py").read_text(encoding="utf-8"), name, slot)
 
 
 def _write(name: str, slot: str, folder: Path) -> None:
