@@ -6,11 +6,10 @@ from pathlib import Path
 
 import recd_plugins as rp
 from recd_dedup.etl.cluster import cluster_buckets
-from recd_dedup.log.join import JoinConfig, joined
+from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.replay import Replay, chunks_of
-from recd_dedup.log.report import JoinReport
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
-from recd_dedup.preprocess.sigrid_hash import SigridHash
+from recd_dedup.preprocess import SigridHash
 from recd_plugins.api.batch import RowWise
 
 user = {"kind": "user", "num_ids": 100_000, "stay": 0.95, "sequence": True, "length": 40}

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from benchmarks.harness import Figure, alternate, spread
-from recd_dedup.dedup.exact import Exact
-from recd_dedup.preprocess.first_x import FirstX
-from recd_dedup.preprocess.sigrid_hash import SigridHash
+from recd_dedup.dedup.converters import Exact
+from recd_dedup.preprocess import FirstX, SigridHash
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema

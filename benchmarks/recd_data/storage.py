@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from benchmarks.harness import ALLOCATOR, Figure, alternate
+from benchmarks.recd_data.log_compression import compression
 from benchmarks.recd_data.quotient import quotient
 from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
-from recd_dedup.log.compression import compression
 from recd_dedup.log.replay import Replay, chunks_of
 from recd_dedup.log.shards import ZstdShardsConfig
 from recd_plugins.data.table import Table, write_table

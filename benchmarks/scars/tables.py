@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recd_dlrm.datasets.criteo.rows import CATEGORIES, read_rows
+from recd_dlrm.datasets.criteo.raw_rows import CATEGORIES, read_rows
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from recd_dedup.dedup.exact import build_exact
-from recd_dedup.dedup.groups import GroupsConfig
-from recd_dedup.dedup.none import NoneConfig, build_none
-from recd_dedup.dedup.partial import build_partial
+from recd_dedup.dedup.converters import (
+    GroupsConfig,
+    NoneConfig,
+    build_exact,
+    build_none,
+    build_partial,
+)
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
 from recd_dedup.etl.downsample import (
     DownsampleConfig,
@@ -22,9 +25,14 @@ from recd_dedup.etl.downsample import (
 from recd_dedup.log.dataset import LoggedConfig, build_logged
 from recd_dedup.log.kafka import KafkaConfig, build_kafka
 from recd_dedup.log.shards import ZstdShardsConfig, build_zstd_shards
-from recd_dedup.preprocess.clamp import ClampConfig, build_clamp
-from recd_dedup.preprocess.first_x import FirstXConfig, build_first_x
-from recd_dedup.preprocess.sigrid_hash import SigridHashConfig, build_sigrid_hash
+from recd_dedup.preprocess import (
+    ClampConfig,
+    FirstXConfig,
+    SigridHashConfig,
+    build_clamp,
+    build_first_x,
+    build_sigrid_hash,
+)
 from recd_dedup.stats.measure import SessionStatsConfig, build_session_stats
 from recd_plugins.api import (
     DatasetRecord,

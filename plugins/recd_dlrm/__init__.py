@@ -14,8 +14,7 @@ from recd_dlrm.datasets.random import RandomConfig, build_random
 from recd_dlrm.datasets.sessions.dataset import SessionsConfig, build_sessions
 from recd_dlrm.datasets.trace.dataset import TraceConfig, build_trace
 from recd_dlrm.datasets.yoochoose import YoochooseConfig, build_yoochoose
-from recd_dlrm.models.dlrm import DlrmConfig, build_dlrm
-from recd_dlrm.models.dlrm_dcn import DlrmDcnConfig, build_dlrm_dcn
+from recd_dlrm.models.dlrm import DlrmConfig, DlrmDcnConfig, build_dlrm, build_dlrm_dcn
 from recd_dlrm.models.sequence_dlrm import SequenceDlrmConfig, build_sequence_dlrm
 from recd_dlrm.poolings.attention import AttentionConfig, build_attention
 from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum

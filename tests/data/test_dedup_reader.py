@@ -11,11 +11,8 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_dedup.dedup.exact import Exact
-from recd_dedup.dedup.partial import Partial
-from recd_dedup.preprocess.clamp import Clamp
-from recd_dedup.preprocess.first_x import FirstX
-from recd_dedup.preprocess.sigrid_hash import SigridHash
+from recd_dedup.dedup.converters import Exact, Partial
+from recd_dedup.preprocess import Clamp, FirstX, SigridHash
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature

@@ -8,9 +8,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_dlrm.datasets.columns import id_lists, offsets_of, ranges, single_ids
-from recd_dlrm.datasets.histories import windows
-from recd_dlrm.datasets.runs import run_begins, run_starts
+from recd_dlrm.datasets.flat_columns import (
+    id_lists,
+    offsets_of,
+    ranges,
+    run_begins,
+    run_starts,
+    single_ids,
+    windows,
+)
 from recd_plugins.data.schema import IDS
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recd_dedup.dedup.exact import build_exact
-from recd_dedup.dedup.groups import GroupsConfig
-from recd_dedup.dedup.none import NoneConfig, build_none
+from recd_dedup.dedup.converters import GroupsConfig, NoneConfig, build_exact, build_none
 from recd_plugins import hookimpl
 from recd_plugins.slots import DedupRecord
 

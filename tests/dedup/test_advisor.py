@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_dedup.dedup.advisor import Advice, advise
-from recd_dedup.dedup.exact import Exact, build_exact
-from recd_dedup.dedup.groups import GroupsConfig
+from recd_dedup.dedup.converters import Exact, GroupsConfig, build_exact
 from recd_dedup.dedup.sample import choose_runs
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
-from recd_dlrm.datasets.sessions.features import FeatureConfig
+from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import IDS, Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter

@@ -10,8 +10,7 @@ import torch
 from dedup_plugin import EXACT, NONE
 
 import recd_plugins
-from recd_dedup.dedup.exact import Exact, build_exact
-from recd_dedup.dedup.groups import GroupsConfig
+from recd_dedup.dedup.converters import Exact, GroupsConfig, build_exact
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.dataset import Tables

@@ -13,9 +13,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_dedup.dedup.advisor import advise
-from recd_dedup.dedup.exact import Exact
-from recd_dedup.dedup.groups import GroupsConfig
-from recd_dedup.dedup.partial import Partial, build_partial
+from recd_dedup.dedup.converters import Exact, GroupsConfig, Partial, build_partial
 from recd_dlrm.datasets.movielens import MovieLens, MovieLensConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.yoochoose import Yoochoose, YoochooseConfig

@@ -9,10 +9,11 @@ from session_tables import SCHEMA, mixed_rows, read, rows_of, table_of
 
 from recd_dedup.etl.downsample import (
     DownsampleConfig,
+    Population,
+    SessionCount,
     build_downsample_samples,
     build_downsample_sessions,
 )
-from recd_dedup.etl.session_count import Population, SessionCount
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context, EtlRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from raw_messages import messages_of, numbered
 
-from recd_dedup.log.compression import compression, compression_of
+from benchmarks.recd_data.log_compression import compression, compression_of
 from recd_dedup.log.replay import Replay
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, shard_files
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig

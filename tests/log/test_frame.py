@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_messages import everything, messages_of, numbered
 
-from recd_dedup.log.frame import (
+from recd_dedup.log.shard_file import (
     FILE_BYTES,
     FRAME_BYTES,
     file_head,

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_dedup.log.codec import MessageCodec
-from recd_dedup.log.join import Join, JoinConfig
-from recd_dedup.log.report import JoinReport
+from recd_dedup.log.join import Join, JoinConfig, JoinReport
 from recd_plugins.data.schema import IDS, Schema, SparseFeature
 
 SCHEMA = Schema(dense=("price",), sparse=(SparseFeature(name="item", num_ids=10**6),))

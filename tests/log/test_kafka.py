@@ -12,7 +12,7 @@ from raw_messages import everything, messages_of, numbered, rows_of
 from recd_dedup.log.join import JoinConfig, join_log
 from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
 from recd_dedup.log.replay import Replay
-from recd_dedup.log.routing import session_shards
+from recd_dedup.log.shards import session_shards
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.slots import Context

@@ -10,11 +10,9 @@ import pytest
 from recd_dedup.etl.cluster import cluster_buckets
 from recd_dedup.hashing import bucket_of, mix
 from recd_dedup.log.dataset import LoggedConfig, build_logged
-from recd_dedup.log.join import JoinConfig, joined
+from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.replay import Replay, chunks_of
-from recd_dedup.log.report import JoinReport
-from recd_dedup.log.routing import session_shards
-from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, session_shards
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.schema import Schema

@@ -11,9 +11,7 @@ from clicks import Build, Mixed, clicks, train
 from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_dlrm.models.click import ClickModel, weighted_loss
-from recd_dlrm.models.dlrm import DlrmConfig
-from recd_dlrm.models.dlrm_dcn import DlrmDcnConfig
+from recd_dlrm.models.dlrm import ClickModel, DlrmConfig, DlrmDcnConfig, weighted_loss
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.testing.gloo import GlooPool

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recd_dlrm import recd_pooling
-from recd_dlrm.poolings.attention import Attention, AttentionConfig, build_attention
+from recd_dlrm.poolings.attention import (
+    Attention,
+    AttentionConfig,
+    Histories,
+    build_attention,
+    dot_products,
+    weighted_sums,
+)
 from recd_dlrm.poolings.jagged_attention import chunk_values
-from recd_dlrm.poolings.products import Histories, dot_products, weighted_sums
 from recd_dlrm.poolings.reduce import ReduceConfig, build_max, build_mean, build_sum
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig, build_transformer
 from recd_plugins.errors import RegistryError

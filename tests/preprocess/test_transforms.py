@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_dedup import recd_preprocess
-from recd_dedup.preprocess.clamp import Clamp, ClampConfig
-from recd_dedup.preprocess.first_x import FirstX, FirstXConfig
-from recd_dedup.preprocess.sigrid_hash import SigridHash, SigridHashConfig, fmix64
+from recd_dedup.preprocess import (
+    Clamp,
+    ClampConfig,
+    FirstX,
+    FirstXConfig,
+    SigridHash,
+    SigridHashConfig,
+    fmix64,
+)
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import RegistryError
 from recd_plugins.testing.batches import from_lists, to_lists

@@ -26,11 +26,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_dedup.stats import measure
-from recd_dedup.stats.in_batch import BatchRepeats
-from recd_dedup.stats.in_session import SessionRepeats
 from recd_dedup.stats.measure import SessionStats, SessionStatsConfig, build_session_stats
-from recd_dedup.stats.rows import Rows, blocks
-from recd_dedup.stats.together import agreement, groups
+from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats, agreement, groups
+from recd_dedup.stats.session_rows import SessionRows, blocks
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table, TableWriter, silent
 from recd_plugins.errors import DataError
@@ -282,7 +280,7 @@ def test_any_sessions_in_any_blocks_are_counted_as_by_hand(
 @given(samples=SAMPLES)
 def test_any_batch_is_counted_as_by_hand(samples: list[Sample]) -> None:
     found = BatchRepeats(NAMES)
-    found.add(Rows.of(arrow_of(samples), SCHEMA))
+    found.add(SessionRows.of(arrow_of(samples), SCHEMA))
     assert sorted(found.sizes.sessions.elements()) == sorted(map(len, by_session(samples).values()))
     for name in NAMES:
         counts, by_hand = found.features[name], repeats(samples, name)

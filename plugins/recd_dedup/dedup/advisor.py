@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recd_dedup.dedup.sample import Sample, sample_batches
+from recd_dedup.dedup.sample import SampledBatches, sample_batches
 from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
 
@@ -157,11 +157,11 @@ def advise(
     """
     limits = Limits(min_factor=min_factor, together=together, tolerance=tolerance)
     parts = sample_batches(table, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
-    sample = Sample(table.schema.sparse_names, parts)
+    sample = SampledBatches(table.schema.sparse_names, parts)
     return decide(sample, min(batch_size, table.num_rows), limits)
 
 
-def decide(sample: Sample, batch_size: int, limits: Limits) -> Advice:
+def decide(sample: SampledBatches, batch_size: int, limits: Limits) -> Advice:
     """From what a sample tells to groups.
 
     Features worth it are taken in order; each joins the group that changes most like it among
@@ -194,7 +194,7 @@ def decide(sample: Sample, batch_size: int, limits: Limits) -> Advice:
     )
 
 
-def _advice(sample: Sample, name: str, groups: list[tuple[str, ...]]) -> FeatureAdvice:
+def _advice(sample: SampledBatches, name: str, groups: list[tuple[str, ...]]) -> FeatureAdvice:
     counts = sample.repeats
     of_it = counts.features[name]
     group = next((group for group in groups if name in group), ())
@@ -212,28 +212,30 @@ def _advice(sample: Sample, name: str, groups: list[tuple[str, ...]]) -> Feature
     )
 
 
-def _saved(sample: Sample, name: str, group: tuple[str, ...]) -> float:
+def _saved(sample: SampledBatches, name: str, group: tuple[str, ...]) -> float:
     """Bytes of the feature's ids that its group saves of a sample."""
     return ID_BYTES * sample.length(name) * (1 - 1 / sample.factors(group)[name])
 
 
-def _lookup(sample: Sample, group: tuple[str, ...]) -> float:
+def _lookup(sample: SampledBatches, group: tuple[str, ...]) -> float:
     """What its inverse lookup costs a sample, in bytes."""
     largest = max(0, sample.most_unique(group) - 1)
     return LOOKUPS * np.min_scalar_type(largest).itemsize
 
 
-def _net(sample: Sample, group: tuple[str, ...]) -> float:
+def _net(sample: SampledBatches, group: tuple[str, ...]) -> float:
     """Bytes that a group saves of a sample, less what its lookup costs."""
     return sum(_saved(sample, name, group) for name in group) - _lookup(sample, group)
 
 
-def _likest(sample: Sample, name: str, groups: list[tuple[str, ...]]) -> list[int]:
+def _likest(sample: SampledBatches, name: str, groups: list[tuple[str, ...]]) -> list[int]:
     """The groups' indices, those that change most like the feature first."""
     return sorted(range(len(groups)), key=lambda index: -sample.agreement(name, groups[index]))
 
 
-def _neighbour(sample: Sample, name: str, groups: list[tuple[str, ...]]) -> Neighbour | None:
+def _neighbour(
+    sample: SampledBatches, name: str, groups: list[tuple[str, ...]]
+) -> Neighbour | None:
     others = [group for group in groups if name not in group]
     if not others:
         return None

@@ -13,27 +13,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recd_dedup.etl.scan import require_sessions
-from recd_dedup.stats.in_batch import BatchRepeats
-from recd_dedup.stats.rows import I64, Rows, batches, chunks, without_dense
-from recd_dedup.stats.together import agreement
+from recd_dedup.stats.repeats import BatchRepeats, agreement
+from recd_dedup.stats.session_rows import I64, SessionRows, batches, chunks, without_dense
 from recd_plugins.api import DataError
 from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
 from recd_plugins.api.rows import group_codes
 
-__all__ = ["Sample", "choose_runs", "measured_shares", "sample_batches"]
+__all__ = ["SampledBatches", "choose_runs", "measured_shares", "sample_batches"]
 
 RUNS = 8
 """A sample comes from so many places of its table, or fewer."""
 
 
-class Sample:
+class SampledBatches:
     """Batches of B rows in the table's order, as a reader that keeps sessions together has them.
 
     Of each list its code and length are held: 16 bytes a row and feature.
     """
 
-    def __init__(self, features: Sequence[str], parts: Iterable[Rows]) -> None:
+    def __init__(self, features: Sequence[str], parts: Iterable[SessionRows]) -> None:
         self.features = tuple(features)
         self.repeats = BatchRepeats(features)
         """l(f), d(f), S, DedupeLen and DedupeFactor."""
@@ -43,13 +42,13 @@ class Sample:
         for rows in parts:
             self.repeats.add(rows)
             changes += self._add(rows)
-        self._groups: dict[tuple[str, ...], _Measured] = {}
+        self._groups: dict[tuple[str, ...], _GroupCounts] = {}
         self._at = {name: index for index, name in enumerate(features)}
         self._agreement = agreement(changes)
         self.alone = {name: self.factors([name])[name] for name in features}
         """Each feature's DedupeFactor if it is deduplicated alone, measured."""
 
-    def _add(self, rows: Rows) -> NDArray[np.int64]:
+    def _add(self, rows: SessionRows) -> NDArray[np.int64]:
         """[F, F] how often both features change from one sample of a session to its next."""
         order = rows.sessions.argsort(kind="stable")
         sessions = rows.sessions[order]
@@ -90,12 +89,12 @@ class Sample:
         """The most unique samples of a group in one of the batches."""
         return self._measured(tuple(group)).most
 
-    def _measured(self, group: tuple[str, ...]) -> _Measured:
+    def _measured(self, group: tuple[str, ...]) -> _GroupCounts:
         if group not in self._groups:
             self._groups[group] = self._measure(group)
         return self._groups[group]
 
-    def _measure(self, group: tuple[str, ...]) -> _Measured:
+    def _measure(self, group: tuple[str, ...]) -> _GroupCounts:
         before, kept = dict.fromkeys(group, 0), dict.fromkeys(group, 0)
         counts = []
         for batch in range(self.repeats.batches):
@@ -105,14 +104,14 @@ class Sample:
                 lengths = self._lengths[name][batch]
                 before[name] += int(lengths.sum())
                 kept[name] += int(lengths[firsts.numpy()].sum())
-        return _Measured(
+        return _GroupCounts(
             {name: before[name] / kept[name] if kept[name] else 1.0 for name in group},
             sum(counts) / max(1, self.repeats.rows),
             max(counts, default=0),
         )
 
 
-class _Measured(NamedTuple):
+class _GroupCounts(NamedTuple):
     """What a sample tells of a group."""
 
     factors: dict[str, float]
@@ -120,7 +119,9 @@ class _Measured(NamedTuple):
     most: int
 
 
-def sample_batches(table: Table, *, batch_size: int, sample_rows: int, seed: int) -> Iterator[Rows]:
+def sample_batches(
+    table: Table, *, batch_size: int, sample_rows: int, seed: int
+) -> Iterator[SessionRows]:
     """Batches of consecutive rows from seeded places of a table, about `sample_rows` in all.
 
     A table of fewer rows than a batch is one batch.
@@ -158,7 +159,7 @@ def measured_shares(
     schema = dataclasses.replace(table.schema, sparse=features)
     narrow = dataclasses.replace(table, schema=schema)
     parts = sample_batches(narrow, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
-    sample = Sample(schema.sparse_names, parts)
+    sample = SampledBatches(schema.sparse_names, parts)
     return tuple(sample.unique_share(group) for group in groups)
 
 

@@ -42,7 +42,7 @@ def checksum(chunks: Iterable[pa.Table]) -> Checksum:
 
 def row_hashes(chunk: pa.Table) -> U64:
     """[N] the hash of each row of a chunk in the types of `Schema.arrow`."""
-    from recd_dedup.etl.kernels import add_lists, add_values, finish  # numba, late
+    from recd_dedup.etl.row_hash import add_lists, add_values, finish  # numba, late
 
     hashes = np.zeros(chunk.num_rows, np.uint64)
     for name in chunk.column_names:

@@ -4,25 +4,146 @@ Sessions come in the order of their ids' hash, so the rows and their order are t
 any `memory_gb` and engine, and sessions of all times lie mixed. A file never cuts a session.
 Parquet compresses by page, so the page (1 MiB) is the window in which a repeated list costs
 next to nothing: clustered, a session fits in it.
+
+The bucket pass writes a table's rows, hashed by session into buckets, to spill files. A spill
+file is a stretch of the table with one record batch per bucket, written whole or not at all. So
+a bucket is batch k of every spill, its rows in the table's order; a killed pass goes on after
+the last spill; and no more than one file is open at a time.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count, pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from recd_dedup.etl.budget import PART_STRIPES, STRIPE_ROWS, Budget
-from recd_dedup.etl.checksum import Checksum
-from recd_dedup.etl.parts import Bucket, Part, Parts, Workspace, fingerprint
-from recd_dedup.etl.scan import decoded_bytes, require_sessions
-from recd_dedup.etl.spills import Spills
-from recd_plugins.api import Config, Context, Etl, Range
+import numpy as np
+import pyarrow as pa
+
+from recd_dedup.etl.checksum import Checksum, row_hashes
+from recd_dedup.etl.parts import (
+    PART_STRIPES,
+    STRIPE_ROWS,
+    Bucket,
+    Budget,
+    FilePart,
+    Parts,
+    Workspace,
+    fingerprint,
+)
+from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
+from recd_dedup.hashing import bucket_of, mix
+from recd_plugins.api import Config, Context, DataError, Etl, Range
 from recd_plugins.api.data import Progress, Schema, Table, silent
 
-__all__ = ["ClusterBySession", "ClusterConfig", "build_cluster", "cluster_buckets"]
+__all__ = ["ClusterBySession", "ClusterConfig", "Spills", "build_cluster", "cluster_buckets"]
+
+SUMS = b"recd_buckets"
+
+
+class Spills:
+    """The spill files of a folder; each bucket's checksum is known from the source's rows."""
+
+    def __init__(self, folder: Path, schema: Schema, n_buckets: int) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._n_buckets = n_buckets
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files: list[Path] = []
+        self.sums = [Checksum()] * n_buckets
+        """Of each bucket, as its rows were read from the source."""
+        for path in takewhile(Path.exists, map(self._path, count())):
+            self._add(path)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(bucket.rows for bucket in self.sums)
+
+    def fill(self, table: Table, spill_bytes: int, progress: Progress, what: str) -> None:
+        """Spill the rows of the table that are not yet here; holds about twice `spill_bytes`."""
+        progress(what, self.num_rows, table.num_rows)
+        held: list[pa.Table] = []
+        size = 0
+        for chunk in scan(table, spill_bytes // 4, skip=self.num_rows):
+            held.append(chunk)
+            size += chunk.nbytes
+            if size >= spill_bytes:
+                self._spill(held)
+                size = 0
+                progress(what, self.num_rows, table.num_rows)
+        if held:
+            self._spill(held)
+            progress(what, self.num_rows, table.num_rows)
+
+    def bucket(self, index: int) -> Iterator[pa.Table]:
+        """The bucket's rows, in the table's order."""
+        for path in self._files:
+            try:
+                with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as spill:
+                    rows = pa.Table.from_batches([spill.get_batch(index)], self._schema.arrow())
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(path, error) from error
+            yield rows
+
+    def _spill(self, held: list[pa.Table]) -> None:
+        """Write all chunks, which it takes out of `held`, as the next spill file."""
+        rows = pa.concat_tables(held).combine_chunks()
+        held.clear()
+        assert self._schema.session_id is not None  # checked before any row is read
+        sessions = rows[self._schema.session_id].to_numpy()
+        buckets = bucket_of(mix(sessions), self._n_buckets)
+        order = buckets.argsort(kind="stable")
+        bounds = buckets[order].searchsorted(np.arange(self._n_buckets + 1))
+        hashes = row_hashes(rows)[order]
+        sums = [Checksum.of(hashes[a:b]) for a, b in pairwise(bounds)]
+        said = json.dumps([[one.rows, one.total] for one in sums])
+        schema = self._schema.arrow()
+        schema = schema.with_metadata({**schema.metadata, SUMS: said.encode()})
+        pieces = (rows.take(pa.array(order[a:b])) for a, b in pairwise(bounds))
+        path = self._path(len(self._files))
+        part = path.with_suffix(".part")
+        try:
+            _write_batches(part, schema, pieces)
+        except OSError:
+            part.unlink(missing_ok=True)  # a full disk gets its space back
+            raise
+        part.rename(path)
+        self._add(path)
+
+    def _add(self, path: Path) -> None:
+        try:
+            with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as spill:
+                sums = [Checksum(*one) for one in json.loads(spill.schema.metadata[SUMS])]
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, error) from error
+        self.sums = [one + more for one, more in zip(self.sums, sums, strict=True)]
+        self._files.append(path)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"spill-{number:05}.arrow"
+
+
+def _write_batches(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
+    """Each piece as one record batch, be it empty."""
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(sink, schema, options=options) as spill,
+    ):
+        for piece in pieces:
+            arrays = [column.combine_chunks() for column in piece.columns]
+            spill.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path}: this spill of the bucket pass was damaged on disk ({error}). Run the step "
+        "again: it starts anew. If it happens again, check the disk."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +221,20 @@ def cluster_buckets(
         what = f"sorting {folder.name}"
         progress(what, 0, len(buckets))
         for index, bucket in enumerate(buckets):
-            parts.write(Part(name=f"part-{index:05}", buckets=[bucket]))
+            parts.write(FilePart(name=f"part-{index:05}", buckets=[bucket]))
             progress(what, index + 1, len(buckets))
         if not buckets:
-            parts.write(Part(name="part-00000", buckets=[]))
+            parts.write(FilePart(name="part-00000", buckets=[]))
         return parts.publish()
 
 
-def _parts(spills: Spills, rows: int) -> Iterator[Part]:
+def _parts(spills: Spills, rows: int) -> Iterator[FilePart]:
     """Buckets put together, one after the other, to parts of at least `rows` rows."""
     number, first, before = 0, 0, Checksum()
     for index, bucket in enumerate(spills.sums):
         before += bucket
         if before.rows >= rows or index == len(spills.sums) - 1:
-            yield Part(
+            yield FilePart(
                 name=f"part-{number:05}",
                 buckets=[_Lazy(spills, i) for i in range(first, index + 1)],
                 before=before,

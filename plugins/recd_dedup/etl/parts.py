@@ -1,7 +1,7 @@
-"""The files of a clustered table: each written, read back and verified, then published together.
+"""The files of a clustered table: each is written, read back and verified, then all are published.
 
 A part holds whole sessions, so no session is cut across files. Parts that are done stay when
-the run dies; the next run goes on after them.
+the run dies; the next run goes on after them. What is held in memory follows from a budget.
 """
 
 from __future__ import annotations
@@ -22,14 +22,59 @@ from recd_dedup.etl.sort import clustered
 from recd_plugins.api import DataError
 from recd_plugins.api.data import Schema, Table, TableWriter
 
-__all__ = ["Bucket", "Part", "Parts", "Workspace", "fingerprint"]
+__all__ = [
+    "PART_STRIPES",
+    "STRIPE_ROWS",
+    "Bucket",
+    "Budget",
+    "FilePart",
+    "Parts",
+    "Workspace",
+    "fingerprint",
+]
+
+STRIPE_ROWS = 16_384
+PART_STRIPES = 16
+"""Stripes of a part (a file), or a few more: it ends with a bucket."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How memory is shared out.
+
+    At the worst, where one session is the whole table, a spill is held in four copies: as
+    read (in buffers with room to spare), in one piece, as its only bucket and compressed.
+    """
+
+    bytes: int
+
+    @classmethod
+    def of(cls, memory_gb: float) -> Budget:
+        return cls(int(memory_gb * 1e9))
+
+    @property
+    def run(self) -> int:
+        """Of a spill, or of a run: what is sorted at once.
+
+        Below 8 GiB a column of it has fewer than 2^31 ids, as 32-bit offsets ask.
+        """
+        return min(max(self.bytes // 6, 1), 8 << 30)
+
+    @property
+    def bucket(self) -> int:
+        """The mean; half a run, for sessions are of unequal size."""
+        return max(self.run // 2, 1)
+
+    def stripe_rows(self, bytes_per_row: float) -> int:
+        return max(1, min(STRIPE_ROWS, int(self.run / max(bytes_per_row, 1))))
+
 
 Bucket = Iterable[pa.Table]
 """Rows, in chunks; all rows of its sessions."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FilePart:
     """One file to be."""
 
     name: str
@@ -96,7 +141,7 @@ class Parts:
         self._done = workspace.path / "parts"
         self._done.mkdir(exist_ok=True)
 
-    def write(self, part: Part) -> Checksum:
+    def write(self, part: FilePart) -> Checksum:
         """Write a part, unless it is done; what comes back is the checksum of its rows."""
         done = self._done / f"{part.name}.parquet"
         if done.exists():
@@ -131,7 +176,7 @@ class Parts:
         self._done.rename(self._workspace.folder)
         return Table.open(self._workspace.folder)
 
-    def _seen(self, bucket: Bucket, part: Part, seen: list[Checksum]) -> Iterator[pa.Table]:
+    def _seen(self, bucket: Bucket, part: FilePart, seen: list[Checksum]) -> Iterator[pa.Table]:
         """The bucket's chunks; unless the part's checksum is known, they are added to `seen`."""
         for chunk in bucket:
             rows = conform(chunk, self._schema, part.name)

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recd_dedup.etl.budget import PART_STRIPES, Budget
 from recd_dedup.etl.checksum import Checksum, checksum
-from recd_dedup.etl.parts import Part, Parts, Workspace, fingerprint
+from recd_dedup.etl.parts import PART_STRIPES, Budget, FilePart, Parts, Workspace, fingerprint
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
 from recd_dedup.hashing import MULTIPLIERS, SHIFTS
 from recd_plugins.api import CapabilityError, DataError
@@ -81,7 +80,7 @@ class ClusterWithSpark:
             for index, file in enumerate(sorted(by_spark.glob("part-*.parquet"))):
                 rows = scan(Table.open(file, table.schema), self._budget.run // 4)
                 name = f"part-{index:05}"
-                after += parts.write(Part(name=name, buckets=[rows], in_order=True))
+                after += parts.write(FilePart(name=name, buckets=[rows], in_order=True))
                 progress(what, after.rows, table.num_rows)
             before = checksum(scan(table, self._budget.run // 4))
             if before != after:

@@ -26,7 +26,7 @@ from recd_dedup.hashing import I64
 from recd_plugins.api import DataError
 from recd_plugins.api.data import IDS, MESSAGES, Schema
 
-__all__ = ["Decoded", "Events", "MessageCodec", "Requests"]
+__all__ = ["DecodedMessages", "Events", "MessageCodec", "Requests"]
 
 Bytes = NDArray[np.uint8]
 
@@ -53,7 +53,7 @@ class Events(NamedTuple):
     timestamps: I64
 
 
-class Decoded(NamedTuple):
+class DecodedMessages(NamedTuple):
     requests: Requests
     events: Events
 
@@ -115,7 +115,7 @@ class MessageCodec:
         starts = np.arange(ids.size + 1) * HEAD.itemsize
         return _messages(pa.array(session_ids), pa.array(timestamps), starts, _heads(EVENT, 0, ids))
 
-    def decode(self, messages: pa.RecordBatch) -> Decoded:
+    def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
         """The inferences and the events among messages, each in their order."""
         lengths = pc.binary_length(messages["message"]).to_numpy()
         if (lengths < HEAD.itemsize).any():
@@ -139,7 +139,7 @@ class MessageCodec:
             )
         times = messages["timestamp"].to_numpy()
         found = messages.filter(pa.array(inference)) if event.any() else messages
-        return Decoded(
+        return DecodedMessages(
             Requests(head["request_id"][inference].astype(np.int64), self._rows(found)),
             Events(head["request_id"][event].astype(np.int64), times[event]),
         )

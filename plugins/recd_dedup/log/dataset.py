@@ -11,8 +11,7 @@ from typing import Annotated
 import pyarrow as pa
 
 from recd_dedup.hashing import uniforms
-from recd_dedup.log.join import JoinConfig, joined
-from recd_dedup.log.report import JoinReport
+from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_plugins.api import Config, Context, LogStore, Range, RegistryError
 from recd_plugins.api.data import Dataset, Progress, Schema, Split, Tables, silent
 

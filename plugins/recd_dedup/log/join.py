@@ -7,9 +7,10 @@ come any more; then it is a sample: positive if one came.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +20,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_dedup.log.codec import MessageCodec, Requests
-from recd_dedup.log.report import JoinReport
 from recd_plugins.api import Config, LogStore, Range
 from recd_plugins.api.data import IDS, Progress, Schema, Table, TableWriter, silent
 
-__all__ = ["Join", "JoinConfig", "join_log", "joined", "samples_of", "streams_of"]
+__all__ = ["Join", "JoinConfig", "JoinReport", "join_log", "joined", "samples_of", "streams_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,3 +212,48 @@ def _filled(column: pa.Array) -> pa.Array:
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = np.concatenate(([0], lengths.cumsum())).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, pc.list_flatten(column), type=IDS)
+
+
+@dataclass(kw_only=True)
+class JoinReport:
+    """A request is a sample or a duplicate; an event makes one positive, or is one of the rest."""
+
+    requests: int = 0
+    """Inference messages."""
+    samples: int = 0
+    """Rows written."""
+    duplicate_requests: int = 0
+    """Requests whose id had come before; the first one counts."""
+    events: int = 0
+    """Event messages."""
+    positives: int = 0
+    """Samples that an event made positive."""
+    duplicate_events: int = 0
+    """Further events in the window of a positive sample."""
+    late_events: int = 0
+    """Events after their request's window, or after its sample was written."""
+    orphan_events: int = 0
+    """Events whose request did not come, or came longer ago than is remembered."""
+    disordered: int = 0
+    """Messages further behind the others than `disorder_ms`: where there are any, raise it."""
+    most_waiting: int = 0
+    """Samples that waited for events at a time, at most: what memory held."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """Samples that lack a feature, by feature; they have 0, or no ids, there."""
+
+    def to_dict(self) -> dict[str, int | dict[str, int]]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.requests:,} requests -> {self.samples:,} samples "
+            f"({self.duplicate_requests:,} duplicates); {self.events:,} events -> "
+            f"{self.positives:,} positives ({self.duplicate_events:,} duplicates, "
+            f"{self.late_events:,} late, {self.orphan_events:,} orphans)"
+        )
+        if self.missing:
+            parts = (f"{name} in {count:,}" for name, count in sorted(self.missing.items()))
+            text += f"; missing: {', '.join(parts)}"
+        if self.disordered:
+            text += f"; {self.disordered:,} messages came further out of order than allowed"
+        return text

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 
-from recd_dedup.log.routing import session_shards
-from recd_dedup.log.shards import check_messages
+from recd_dedup.log.shards import check_messages, session_shards
 from recd_plugins.api import CapabilityError, Config, Context, DataError, Range
 from recd_plugins.api.data import MESSAGES, LogRoute
 

@@ -1,33 +1,149 @@
-"""The `zstd_shards` log: shard files on disk, one per writer and log shard.
+"""The `zstd_shards` log: a folder of shard files on disk, one per writer and log shard.
 
+A message's log shard is decided by its session (O1), or by the message itself (the baseline).
 Writers share no file, so any number of processes may write at once, and one that is killed
 hurts nobody: the next one begins files of its own. A reader merges the files of a shard by
-the time of their blocks, and sees whole blocks only.
+the time of their blocks, and sees whole blocks only. What is in the log is the folder's to say
+(`shard-00007/<writer>.log`); its manifest holds only what must never change under the messages
+that are there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
+import json
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
+from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 import zstandard
 
-from recd_dedup.log.block import Block, fitting, read_block
-from recd_dedup.log.frame import Damaged, frames
-from recd_dedup.log.manifest import Manifest
-from recd_dedup.log.routing import routed
-from recd_dedup.log.writer import Fsync, ShardFile
+from recd_dedup.hashing import I64, bucket_of, mix
+from recd_dedup.log.shard_file import (
+    Damaged,
+    Fsync,
+    LogBlock,
+    ShardFile,
+    fitting,
+    frames,
+    read_block,
+)
 from recd_plugins.api import Config, Context, DataError, Range
 from recd_plugins.api.data import MESSAGES, LogRoute
 
-__all__ = ["ZstdShards", "ZstdShardsConfig", "build_zstd_shards", "check_messages", "shard_files"]
+__all__ = [
+    "Manifest",
+    "ZstdShards",
+    "ZstdShardsConfig",
+    "build_zstd_shards",
+    "check_messages",
+    "message_shards",
+    "routed",
+    "session_shards",
+    "shard_files",
+]
+
+NAME = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What all writers and readers of a log agree on."""
+
+    shards: int
+    route: LogRoute
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, folder: Path) -> Manifest | None:
+        """That of a folder; None where no log has begun."""
+        file = folder / NAME
+        if not file.exists():
+            return None
+        try:
+            said = json.loads(file.read_text("utf-8"))
+            manifest = cls(**said)
+            known = isinstance(manifest.shards, int) and manifest.shards > 0
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+            raise DataError(f"{file}: cannot be read: {error}. Restore it from a copy.") from error
+        if manifest.format != FORMAT or manifest.route not in get_args(LogRoute) or not known:
+            raise DataError(
+                f"{file}: this version reads logs of format {FORMAT}, routed by session or "
+                f"message, but it says {said}. Read it with the version that wrote it."
+            )
+        return manifest
+
+    def settle(self, folder: Path) -> None:
+        """Write this one, unless one is there; any number of processes may call it at a time."""
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{NAME}-{uuid.uuid4().hex}"
+        with draft.open("w", encoding="utf-8") as opened:
+            opened.write(json.dumps(asdict(self)))
+            opened.flush()
+            os.fsync(opened.fileno())
+        try:
+            os.link(draft, folder / NAME)  # unlike a rename, it fails where one is there
+        except FileExistsError:
+            self.check(folder)
+        finally:
+            draft.unlink()
+
+    def check(self, folder: Path) -> None:
+        """`DataError` where the folder's log is another than this."""
+        there = Manifest.of(folder)
+        if there is not None and there != self:
+            raise DataError(
+                f"{folder}: holds a log of {there.shards} shards, routed by {there.route}; asked "
+                f"for are {self.shards}, by {self.route}. Set `log.shards` and `log.route` to what "
+                "it has, or give another `log.folder`."
+            )
+
+
+def session_shards(session_ids: I64, shards: int) -> I64:
+    """All messages of a session meet in one shard; [N] to [N].
+
+    Shard i holds the sessions whose hash lies in the i-th of equal ranges, so a table that
+    is sorted by hash takes the shards one after the other.
+    """
+    return bucket_of(mix(session_ids), shards)
+
+
+def message_shards(messages: pa.Array, shards: int) -> I64:
+    """By the hash of each message's CRC-32: an even load, sessions scattered; [N] to [N]."""
+    if not len(messages):
+        return np.empty(0, np.int64)
+    offsets = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :].tolist()
+    data = memoryview(messages.buffers()[2] or b"")
+    checksums = [crc32(data[offsets[i] : offsets[i + 1]]) for i in range(len(messages))]
+    return bucket_of(mix(np.array(checksums, np.uint64)), shards)
+
+
+def routed(
+    messages: pa.RecordBatch, route: LogRoute, shards: int
+) -> list[tuple[int, pa.RecordBatch]]:
+    """The messages of each shard that gets any, in the order that they came."""
+    if not messages.num_rows:
+        return []
+    if route == "session":
+        target = session_shards(messages["session_id"].to_numpy(), shards)
+    else:
+        target = message_shards(messages["message"], shards)
+    order = np.argsort(target, kind="stable")
+    together, target = messages.take(pa.array(order)), target[order]
+    starts = np.flatnonzero(np.diff(target, prepend=-1))
+    ends = np.append(starts[1:], target.size)
+    return [
+        (int(target[start]), together.slice(start, end - start))
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +230,11 @@ class ZstdShards:
         self._process = os.getpid()
         self._writer = uuid.uuid4().hex
         self._compressor = zstandard.ZstdCompressor(level=self.config.level)
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, LogBlock] = {}
         self._files: dict[int, ShardFile] = {}
 
     def _append(self, shard: int, messages: pa.RecordBatch) -> None:
-        block = self._blocks.setdefault(shard, Block())
+        block = self._blocks.setdefault(shard, LogBlock())
         while messages.num_rows:
             fit = fitting(messages, self.config.block_bytes - block.raw)
             if not fit and block.count:
@@ -138,7 +254,7 @@ class ZstdShards:
         for shard, block in self._blocks.items():
             self._write(shard, block)
 
-    def _write(self, shard: int, block: Block) -> None:
+    def _write(self, shard: int, block: LogBlock) -> None:
         if not block.count:
             return
         if shard not in self._files:

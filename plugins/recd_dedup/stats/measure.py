@@ -19,9 +19,8 @@ from recd_plugins.api import Config, Context, DataError, Range
 from recd_plugins.api.data import Progress, StatsReport, Table, write_table
 
 if TYPE_CHECKING:
-    from recd_dedup.stats.in_batch import BatchRepeats
-    from recd_dedup.stats.in_session import SessionRepeats
-    from recd_dedup.stats.rows import Rows
+    from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats
+    from recd_dedup.stats.session_rows import SessionRows
 
 __all__ = ["Measured", "SessionStats", "SessionStatsConfig", "build_session_stats"]
 
@@ -73,16 +72,15 @@ class SessionStats:
         self._scratch = scratch
 
     def measure(self, table: Table, progress: Progress) -> StatsReport:
-        from recd_dedup.stats.report import report
+        from recd_dedup.stats.session_report import report
 
         return report(self.count(table, progress))
 
     def count(self, table: Table, progress: Progress) -> Measured:
         """The counts that the report is made of."""
         from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
-        from recd_dedup.stats.in_batch import BatchRepeats
-        from recd_dedup.stats.in_session import SessionRepeats
-        from recd_dedup.stats.rows import batches, blocks, chunks, without_dense
+        from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats
+        from recd_dedup.stats.session_rows import batches, blocks, chunks, without_dense
 
         _check(table)
         narrow, names = without_dense(table), table.schema.sparse_names
@@ -114,9 +112,9 @@ class SessionStats:
             coalesced=coalesced,
         )
 
-    def _batches(self, table: Table, progress: Progress) -> Iterator[Rows]:
+    def _batches(self, table: Table, progress: Progress) -> Iterator[SessionRows]:
         """Batches as stored: all, or as many as `max_rows` holds, evenly spaced."""
-        from recd_dedup.stats.rows import batches, chunks
+        from recd_dedup.stats.session_rows import batches, chunks
 
         limit, size = self._config.max_rows, self._config.batch_size
         if limit is None or limit >= table.num_rows:
@@ -138,7 +136,7 @@ class SessionStats:
     def _sample(self, table: Table, folder: Path, progress: Progress) -> Table:
         """The table; or, sampled, the rows of some sessions, each whole."""
         from recd_dedup.hashing import mix, salt
-        from recd_dedup.stats.rows import chunks
+        from recd_dedup.stats.session_rows import chunks
 
         limit, column = self._config.max_rows, table.schema.session_id
         if limit is None or limit >= table.num_rows:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_dlrm.datasets.columns import F64, U64
+from recd_dlrm.datasets.flat_columns import F64, U64
 
 __all__ = ["bits", "salt", "streams", "uniforms"]
 

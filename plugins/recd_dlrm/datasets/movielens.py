@@ -15,9 +15,15 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import F64, I64, single_ids
-from recd_dlrm.datasets.histories import History, windows
-from recd_dlrm.datasets.runs import run_begins, run_starts
+from recd_dlrm.datasets.flat_columns import (
+    F64,
+    I64,
+    History,
+    run_begins,
+    run_starts,
+    single_ids,
+    windows,
+)
 from recd_dlrm.datasets.sources import TOKENS, check_sources, empty_split, fingerprint, read_tsv
 from recd_plugins.api import Config, Context, Range
 from recd_plugins.api.data import Dataset, Schema, SparseFeature, Split

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import id_lists, offsets_of
+from recd_dlrm.datasets.flat_columns import id_lists, offsets_of
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import SPLITS, Dataset, Schema, SparseFeature, Split
 

@@ -1,22 +1,127 @@
-"""DLRM: TorchRec's own, over tables made from the schema.
+"""DLRM: TorchRec's own two, over tables made from the schema, with the loss of clicks.
 
 Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
-Systems (arXiv:1906.00091).
+Systems (arXiv:1906.00091). DLRM_DCN has a cross network for its interaction: Wang et al.,
+DCN V2 (arXiv:2008.13535), in its low-rank form.
+
+TorchRec names a module after each table, so the module of table `item` is `t_item`: bare,
+a table called `items` or `values` would collide with the methods of `nn.ModuleDict`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from recd_dlrm.models.click import ClickModel
-from recd_dlrm.models.tables import bag_tables
 from recd_plugins.api import Config, Context, DataError, Range, RegistryError
-from recd_plugins.api.data import Schema
+from recd_plugins.api.data import Schema, SparseFeature
 
-__all__ = ["DlrmConfig", "build_dlrm"]
+if TYPE_CHECKING:
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    from recd_plugins.api.batch import Batch
+
+__all__ = [
+    "ClickModel",
+    "DlrmConfig",
+    "DlrmDcnConfig",
+    "bag_tables",
+    "build_dlrm",
+    "build_dlrm_dcn",
+    "sequence_tables",
+    "weighted_loss",
+]
+
+
+class ClickModel(nn.Module):
+    """Any `net(dense, features) -> logits [B] or [B, 1]`, with its loss.
+
+    A schema without dense features has nothing for a bottom MLP to read; with `constant`
+    the net gets a column of ones, so that the MLP becomes a learned vector.
+    """
+
+    def __init__(self, net: nn.Module, *, constant: bool = False) -> None:
+        super().__init__()
+        self.net = net
+        self.constant = constant
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """The loss, then (loss, logits [B], labels [B], weights [B]), detached."""
+        # TorchRec's pipeline finds `batch.features` by tracing this: only attributes on the way.
+        dense = F.pad(batch.dense, (1, 0), value=1.0) if self.constant else batch.dense
+        logits = self.net(dense, batch.features).squeeze(-1)
+        loss = weighted_loss(logits, batch.labels, batch.weights)
+        return loss, (
+            loss.detach(),
+            logits.detach(),
+            batch.labels.detach(),
+            batch.weights.detach(),
+        )
+
+
+def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """sum_i w_i BCE(logit_i, label_i) / sum_i w_i, all [B]; 0 where all weights are 0.
+
+    The mean of it over ranks, which DDP's gradients follow, is the loss of the global batch
+    if the ranks' weight sums are equal: a padding row on one rank alone breaks that.
+    """
+    mean = weights.mean()
+    even = weights / torch.where(mean > 0, mean, 1.0)
+    # A mean of weights that average to 1: with weights of 1 this is plain BCE, to the bit.
+    return F.binary_cross_entropy_with_logits(logits, labels, even)
+
+
+META = torch.device("meta")
+"""Tables made on CPU would stay in memory beside the sharded ones."""
+
+
+def bag_tables(
+    schema: Schema, features: Iterable[SparseFeature], dim: int
+) -> EmbeddingBagCollection:
+    """Tables whose embeddings come summed per sample: [B, D] a feature."""
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    tables = [EmbeddingBagConfig(**table) for table in _tables(schema, features, dim)]
+    return EmbeddingBagCollection(tables=tables, device=META)
+
+
+def sequence_tables(
+    schema: Schema, features: Iterable[SparseFeature], dim: int
+) -> EmbeddingCollection:
+    """Tables whose embeddings come one by one: jagged [N, D] a feature."""
+    from torchrec.modules.embedding_configs import EmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingCollection
+
+    tables = [EmbeddingConfig(**table) for table in _tables(schema, features, dim)]
+    return EmbeddingCollection(tables=tables, device=META)
+
+
+def _tables(schema: Schema, features: Iterable[SparseFeature], dim: int) -> list[dict[str, object]]:
+    """The arguments of each table's config; features that share a table share its config."""
+    by_table: dict[str, list[str]] = {}
+    for feature in features:
+        by_table.setdefault(feature.table_name, []).append(feature.name)
+    if dotted := [name for name in by_table if "." in name]:
+        raise RegistryError(
+            f"table {dotted[0]!r} cannot have a dot in its name: PyTorch names a module after "
+            "it. Set `table` of its features in the schema."
+        )
+    sizes = schema.table_sizes()
+    return [
+        {
+            "name": f"t_{name}",
+            "num_embeddings": sizes[name],
+            "embedding_dim": dim,
+            "feature_names": names,
+        }
+        for name, names in by_table.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +186,28 @@ def sparse_schema(model: str, context: Context) -> Schema:
 def dense_width(schema: Schema) -> int:
     """Inputs of the bottom MLP: the dense features, or ClickModel's constant."""
     return len(schema.dense) or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlrmDcnConfig(DlrmConfig):
+    """DLRM's options and the cross network's."""
+
+    cross_layers: Annotated[int, Range(ge=1)] = 3
+    """Cross layers: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l."""
+    low_rank: Annotated[int, Range(ge=1)] = 64
+    """Rank of W V."""
+
+
+def build_dlrm_dcn(config: DlrmDcnConfig, context: Context) -> nn.Module:
+    from torchrec.models.dlrm import DLRM_DCN
+
+    schema = sparse_schema("dlrm_dcn", context)
+    net = DLRM_DCN(
+        embedding_bag_collection=bag_tables(schema, schema.sparse, config.embedding_dim),
+        dense_in_features=dense_width(schema),
+        dense_arch_layer_sizes=config.bottom_layers,
+        over_arch_layer_sizes=config.top_layers,
+        dcn_num_layers=config.cross_layers,
+        dcn_low_rank_dim=config.low_rank,
+    )
+    return ClickModel(net, constant=not schema.dense)

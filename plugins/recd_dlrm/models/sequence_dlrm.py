@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recd_dlrm.models.click import ClickModel
-from recd_dlrm.models.dlrm import DlrmConfig, dense_width, sparse_schema
-from recd_dlrm.models.tables import bag_tables, sequence_tables
+from recd_dlrm.models.dlrm import (
+    ClickModel,
+    DlrmConfig,
+    bag_tables,
+    dense_width,
+    sequence_tables,
+    sparse_schema,
+)
 from recd_dlrm.poolings.reduce import Reduce
 from recd_plugins.api import (
     Context,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Split
-from recd_plugins.data.order import Order, Sessions, Shares, Tail
+from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError
 
@@ -30,7 +30,7 @@ class LocalReaderConfig(Config):
     window: Annotated[int, Range(ge=0)] = 2
     """Stripes that are in memory together and whose rows are shuffled; 0 keeps the rows of a
     stripe in their order."""
-    sessions: Sessions = "split"
+    sessions: SessionOrder = "split"
     """On a table clustered by session: split shuffles its rows one by one; together moves
     consecutive rows of a session as one; whole also packs sessions into batches, so that their
     edges cut one only where none that is left in the window fits."""

@@ -25,7 +25,7 @@ __all__ = [
     "Order",
     "Piece",
     "ReadWindow",
-    "Sessions",
+    "SessionOrder",
     "Shares",
     "Tail",
     "pack",
@@ -35,7 +35,7 @@ __all__ = [
 
 Tail = Literal["drop", "pad"]
 Rows = npt.NDArray[np.int64]
-Sessions = Literal["split", "together", "whole"]
+SessionOrder = Literal["split", "together", "whole"]
 Spans = tuple[Rows, Rows]
 """Where each span of rows begins, and how many they are."""
 
@@ -132,7 +132,7 @@ class Order:
     tail: Tail
     """`drop` leaves out what fills no batch; `pad` has a shorter last batch, padded."""
     seed: int
-    sessions: Sessions = "split"
+    sessions: SessionOrder = "split"
     """`split` shuffles rows one by one, `together` runs of one session as one; `whole` also
     packs these so that the borders of batches cut few."""
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from criteo_raw import GOOD, field
 
-from recd_dlrm.datasets.criteo import rows as criteo_rows
+from recd_dlrm.datasets.criteo import raw_rows as criteo_rows
 from recd_dlrm.datasets.criteo.dataset import Criteo, CriteoConfig, build_criteo
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Split

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from criteo_raw import GOOD, field
 
-from recd_dlrm.datasets.criteo import rows as criteo_rows
-from recd_dlrm.datasets.criteo.rows import MISSING, count_rows, read_rows
+from recd_dlrm.datasets.criteo import raw_rows as criteo_rows
+from recd_dlrm.datasets.criteo.raw_rows import MISSING, count_rows, read_rows
 from recd_plugins.errors import DataError
 
 

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from recd_dlrm.datasets.criteo.rows import MISSING
-from recd_dlrm.datasets.criteo.vocabulary import CategoryCounts, HashVocabulary
+from recd_dlrm.datasets.criteo.dataset import CategoryCounts, HashVocabulary
+from recd_dlrm.datasets.criteo.raw_rows import MISSING
 
 
 @pytest.mark.parametrize("size", [10, 1_000, 200_000])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
-from recd_dlrm.datasets.sessions.features import FeatureConfig
+from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
 

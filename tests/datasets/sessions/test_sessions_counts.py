@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recd_dlrm.datasets.sessions.counts import CountLaw
-from recd_dlrm.datasets.sessions.solve import solve
+from recd_dlrm.datasets.sessions.laws import CountLaw, solve
 
 
 @pytest.mark.parametrize(

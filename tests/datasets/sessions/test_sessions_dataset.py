@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_dlrm.datasets.sessions.counts import CountLaw
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig, build_sessions
-from recd_dlrm.datasets.sessions.features import FeatureConfig, FeatureDraws, change_rates
+from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig, FeatureDraws, change_rates
+from recd_dlrm.datasets.sessions.laws import CountLaw
 from recd_plugins.data.dataset import Split
 from recd_plugins.slots import Context
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_dlrm.datasets.sessions.ids import Distribution, IdLaw, Scatter, id_law
+from recd_dlrm.datasets.sessions.laws import Distribution, IdLaw, Scatter, id_law
 from recd_plugins.errors import RegistryError
 
 LAWS: list[tuple[Distribution, float | None]] = [

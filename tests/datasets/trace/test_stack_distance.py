@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from recd_dlrm.datasets.trace.lru_stack import draw_accesses, full_stack
 from recd_dlrm.datasets.trace.stack_distance import (
-    Profile,
+    StackProfile,
     SyntheticTrace,
     adjusted_floor,
     generate,
@@ -151,13 +151,13 @@ def kinds() -> dict[str, np.ndarray]:
     }
 
 
-def total_variation(one: Profile, other: Profile) -> float:
+def total_variation(one: StackProfile, other: StackProfile) -> float:
     p = np.zeros((2, 1 + max(one.distances[-1], other.distances[-1])))
     p[0, one.distances], p[1, other.distances] = one.probabilities, other.probabilities
     return float(np.abs(p[0] - p[1]).sum() / 2)
 
 
-def variation_bound(original: Profile, trace: np.ndarray) -> float:
+def variation_bound(original: StackProfile, trace: np.ndarray) -> float:
     """What the total variation exceeds once in a million seeds.
 
     Once all ids have been seen, distances are independent draws from p without 0, of which
@@ -231,7 +231,7 @@ def test_no_access() -> None:
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     original = profile(kinds()["drift"])
     original.save(tmp_path / "drift.parquet")
-    loaded = Profile.load(tmp_path / "drift.parquet")
+    loaded = StackProfile.load(tmp_path / "drift.parquet")
     assert loaded.unique.tolist() == original.unique.tolist()
     assert generate(loaded, 1_000, 5).tolist() == generate(original, 1_000, 5).tolist()
 
@@ -270,7 +270,7 @@ def test_a_broken_profile_is_refused(
     path = tmp_path / "broken.parquet"
     pq.write_table(pa.table(arrays, names=list(columns)), path)
     with pytest.raises(DataError, match=rf"broken.parquet.*{fault}"):
-        Profile.load(path)
+        StackProfile.load(path)
 
 
 def test_other_files_are_no_profiles(tmp_path: Path) -> None:
@@ -280,4 +280,4 @@ def test_other_files_are_no_profiles(tmp_path: Path) -> None:
     pq.write_table(pa.table({"unique": [[1]]}), other)
     for path in (text, other, tmp_path / "absent.parquet"):
         with pytest.raises(DataError, match=rf"{path.name}: cannot be read as the profile"):
-            Profile.load(path)
+            StackProfile.load(path)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recd_dlrm.datasets.columns import id_lists
+from recd_dlrm.datasets.flat_columns import id_lists
 from recd_dlrm.datasets.random import CHUNK_ROWS
 from recd_dlrm.datasets.trace.dataset import SyntheticRows, TraceConfig, TraceFeature, build_trace
 from recd_dlrm.datasets.trace.stack_distance import hit_curve, profile

@@ -6,19 +6,118 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import single_ids
-from recd_dlrm.datasets.criteo.rows import CATEGORIES, INTEGERS, Rows, count_rows, read_rows
-from recd_dlrm.datasets.criteo.vocabulary import CategoryCounts, HashVocabulary, Vocabulary
+from recd_dlrm.datasets.criteo.raw_rows import (
+    CATEGORIES,
+    INTEGERS,
+    MISSING,
+    CriteoRows,
+    count_rows,
+    read_rows,
+)
+from recd_dlrm.datasets.flat_columns import I64, single_ids
 from recd_dlrm.datasets.sources import check_sources, empty_split, fingerprint
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Dataset, Progress, Schema, SparseFeature, Split, Tables, silent
 
-__all__ = ["Criteo", "CriteoConfig", "build_criteo"]
+__all__ = [
+    "CategoryCounts",
+    "Criteo",
+    "CriteoConfig",
+    "FrequencyVocabulary",
+    "HashVocabulary",
+    "Vocabulary",
+    "build_criteo",
+]
+
+
+class Vocabulary(Protocol):
+    """One feature's way from values in [0, 2^32), or `MISSING`, to [0, num_ids)."""
+
+    @property
+    def num_ids(self) -> int: ...
+    def encode(self, values: I64) -> I64:
+        """[B] to [B]."""
+
+
+class CategoryCounts:
+    """How often each value occurs, added up in blocks; 16 bytes per distinct value.
+
+    Blocks are merged once they outweigh what was merged before, so that a value is
+    sorted O(log) times.
+    """
+
+    def __init__(self) -> None:
+        self._values = self._counts = np.empty(0, np.int64)
+        self._pending: list[tuple[I64, I64]] = []
+        self._pending_size = 0
+
+    def add(self, values: I64) -> None:
+        found, counts = np.unique(values[values != MISSING], return_counts=True)
+        self._pending.append((found, counts))
+        self._pending_size += len(found)
+        if self._pending_size > max(len(self._values), 1 << 16):
+            self._merge()
+
+    def _merge(self) -> None:
+        parts = [(self._values, self._counts), *self._pending]
+        values, counts = (np.concatenate(part) for part in zip(*parts, strict=True))
+        order = np.argsort(values)
+        self._values, starts = np.unique(values[order], return_index=True)
+        self._counts = np.add.reduceat(counts[order], starts) if len(starts) else counts
+        self._pending, self._pending_size = [], 0
+
+    def vocabulary(self, threshold: int) -> FrequencyVocabulary:
+        """Of the values that occur `threshold` times or more."""
+        self._merge()
+        kept = self._counts >= threshold
+        return FrequencyVocabulary(self._values[kept], self._counts[kept])
+
+
+class FrequencyVocabulary:
+    """Index 1 is the most frequent value, 2 the next, ties by value; all others are 0."""
+
+    def __init__(self, values: I64, counts: I64) -> None:
+        """`values` [V] ascend; `counts` [V]."""
+        order = np.argsort(-counts, kind="stable")
+        ids = np.empty(len(values), np.int64)
+        ids[order] = np.arange(1, len(values) + 1)
+        # A last value that no category has, so that every search ends inside.
+        self._values = np.append(values, np.iinfo(np.int64).max)
+        self._ids = np.append(ids, 0)
+
+    @property
+    def num_ids(self) -> int:
+        return len(self._ids)
+
+    def encode(self, values: I64) -> I64:
+        places = np.searchsorted(self._values, values)
+        return np.where(self._values[places] == values, self._ids[places], 0)
+
+
+class HashVocabulary:
+    """1 + hash(value) modulo (num_ids - 1), the same on any machine; missing is 0.
+
+    The hash is MurmurHash3's finalizer, which permutes the 32-bit values.
+    """
+
+    def __init__(self, num_ids: int) -> None:
+        self._num_ids = num_ids
+
+    @property
+    def num_ids(self) -> int:
+        return self._num_ids
+
+    def encode(self, values: I64) -> I64:
+        h = values.astype(np.uint32)
+        h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        h ^= h >> np.uint32(16)
+        return np.where(values == MISSING, 0, 1 + h.astype(np.int64) % (self._num_ids - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +155,7 @@ class CriteoConfig(Config):
                 raise RegistryError(f"{path} is also under `train`: keep one.", where="test")
 
 
-class Span(NamedTuple):
+class FileSpan(NamedTuple):
     """Rows `start` to `stop` of a file."""
 
     path: Path
@@ -109,12 +208,12 @@ class Criteo(Dataset):
             )
             yield pa.table([rows.labels, *dense, *sparse], schema=self.schema.arrow())
 
-    def _rows(self, split: Split) -> Iterator[Rows]:
+    def _rows(self, split: Split) -> Iterator[CriteoRows]:
         for span in self._spans[split]:
             yield from read_rows(*span)
 
     @cached_property
-    def _spans(self) -> dict[Split, list[Span]]:
+    def _spans(self) -> dict[Split, list[FileSpan]]:
         config = self.config
         train = [self._whole(path) for path in config.train]
         held_out = [self._whole(path) for path in config.test]
@@ -128,18 +227,18 @@ class Criteo(Dataset):
             held_out = _part(held_out, 0, half)
         elif config.held_out == "test":
             held_out = _part(held_out, half, rows)
-        spans: dict[Split, list[Span]] = {"train": train, "test": held_out}
+        spans: dict[Split, list[FileSpan]] = {"train": train, "test": held_out}
         for split, parts in spans.items():
             if not parts:
                 raise empty_split(split, *config.train)
         return spans
 
-    def _whole(self, path: Path) -> Span:
+    def _whole(self, path: Path) -> FileSpan:
         what, rows = f"counting the rows of {path.name}", 0
         for rows in count_rows(path):
             self._progress(what, rows, None)
         self._progress(what, rows, rows)
-        return Span(path, 0, rows)
+        return FileSpan(path, 0, rows)
 
     @cached_property
     def _vocabularies(self) -> list[Vocabulary]:
@@ -156,13 +255,13 @@ class Criteo(Dataset):
         return [count.vocabulary(config.frequency_threshold) for count in counts]
 
 
-def _part(spans: list[Span], start: int, stop: int) -> list[Span]:
+def _part(spans: list[FileSpan], start: int, stop: int) -> list[FileSpan]:
     """Rows `start` to `stop` of the spans one after the other."""
     part, before = [], 0
     for path, first, last in spans:
         low, high = max(start - before, 0), min(stop - before, last - first)
         if low < high:
-            part.append(Span(path, first + low, first + high))
+            part.append(FileSpan(path, first + low, first + high))
         before += last - first
     return part
 

@@ -15,13 +15,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recd_dlrm.datasets.columns import F64, I64, id_lists
 from recd_dlrm.datasets.draws import salt, streams, uniforms
-from recd_dlrm.datasets.runs import run_begins
-from recd_dlrm.datasets.sessions.counts import CountLaw
-from recd_dlrm.datasets.sessions.features import FeatureConfig, FeatureDraws, change_rates
-from recd_dlrm.datasets.sessions.ids import Scatter
+from recd_dlrm.datasets.flat_columns import F64, I64, id_lists, run_begins
+from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig, FeatureDraws, change_rates
 from recd_dlrm.datasets.sessions.label import LabelConfig, LabelModel, sigmoid
+from recd_dlrm.datasets.sessions.laws import CountLaw, Scatter
 from recd_dlrm.datasets.sessions.stream import SessionStream, Slice
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Dataset, Schema, Split

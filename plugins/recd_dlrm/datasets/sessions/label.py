@@ -21,10 +21,10 @@ from typing import Annotated
 
 import numpy as np
 
-from recd_dlrm.datasets.columns import F64, I64
 from recd_dlrm.datasets.draws import bits, salt, streams, uniforms
-from recd_dlrm.datasets.sessions.features import FeatureConfig
-from recd_dlrm.datasets.sessions.solve import solve
+from recd_dlrm.datasets.flat_columns import F64, I64
+from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig
+from recd_dlrm.datasets.sessions.laws import solve
 from recd_plugins.api import Config, Range
 
 __all__ = ["LabelConfig", "LabelModel", "sigmoid"]

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_dlrm.datasets.columns import F64, I64, U64, ranges
 from recd_dlrm.datasets.draws import salt, streams, uniforms
-from recd_dlrm.datasets.runs import run_starts
-from recd_dlrm.datasets.sessions.counts import CountLaw
+from recd_dlrm.datasets.flat_columns import F64, I64, U64, ranges, run_starts
+from recd_dlrm.datasets.sessions.laws import CountLaw
 
 __all__ = ["SessionStream", "Slice"]
 

@@ -14,10 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_dlrm.datasets.columns import I64, id_lists
+from recd_dlrm.datasets.flat_columns import I64, id_lists
 from recd_dlrm.datasets.random import RowsConfig
 from recd_dlrm.datasets.sources import check_sources, fingerprint, text_lines
-from recd_dlrm.datasets.trace.stack_distance import Profile, SyntheticTrace, adjusted_floor, profile
+from recd_dlrm.datasets.trace.stack_distance import (
+    StackProfile,
+    SyntheticTrace,
+    adjusted_floor,
+    profile,
+)
 from recd_plugins.api import Config, Context, DataError, Range, RegistryError
 from recd_plugins.api.data import SPLITS, Dataset, Schema, SparseFeature, Split, Table
 
@@ -31,7 +36,7 @@ class TraceFeature(Config):
     name: str
     """The column's name."""
     profile: Path | None = None
-    """A profile that `Profile.save` wrote."""
+    """A profile that `StackProfile.save` wrote."""
     trace: Path | None = None
     """A text file of ids, parted by spaces, commas or line ends, to profile."""
     table: Path | None = None
@@ -107,7 +112,7 @@ class SyntheticRows(Dataset):
         self.config = config
 
     @cached_property
-    def profiles(self) -> dict[str, Profile]:
+    def profiles(self) -> dict[str, StackProfile]:
         """Each feature's profile; reads the sources."""
         config = self.config
         return {
@@ -146,10 +151,10 @@ class SyntheticRows(Dataset):
         return SyntheticTrace(profile, seed, floor if self.config.adjusted else None)
 
 
-def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> Profile:
+def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> StackProfile:
     try:
         if feature.profile is not None:
-            found = Profile.load(feature.profile)
+            found = StackProfile.load(feature.profile)
         elif feature.trace is not None:
             found = profile(read_trace(feature.trace, limit))
         elif feature.table is not None:

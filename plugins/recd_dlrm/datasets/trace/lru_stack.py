@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numba import njit
 
-from recd_dlrm.datasets.columns import F64, I64
+from recd_dlrm.datasets.flat_columns import F64, I64
 
 __all__ = ["LruStack", "draw_accesses", "full_stack", "stack_distances"]
 

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
-from recd_dlrm.datasets.columns import F64, I64
+from recd_dlrm.datasets.flat_columns import F64, I64
 from recd_plugins.api import DataError
 
-__all__ = ["Profile", "SyntheticTrace", "adjusted_floor", "generate", "hit_curve", "profile"]
+__all__ = ["StackProfile", "SyntheticTrace", "adjusted_floor", "generate", "hit_curve", "profile"]
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class StackProfile:
     """What Algorithm 1 keeps of a trace: enough to generate another, not to tell its order."""
 
     unique: I64
@@ -53,9 +53,9 @@ class Profile:
         """Rows of a table that takes these ids."""
         return int(self.unique.max()) + 1
 
-    def renumbered(self) -> Profile:
+    def renumbered(self) -> StackProfile:
         """The same locality over ids 0, 1, ... by first access: no id of the source is left."""
-        return Profile(np.arange(len(self.unique)), self.distances, self.probabilities)
+        return StackProfile(np.arange(len(self.unique)), self.distances, self.probabilities)
 
     def hit_rates(self, sizes: ArrayLike) -> F64:
         """The share of accesses that an LRU cache of each size hits: Σ p[d], 1 ≤ d ≤ size."""
@@ -72,7 +72,7 @@ class Profile:
         pq.write_table(pa.table({name: [values] for name, values in columns.items()}), path)
 
     @classmethod
-    def load(cls, path: Path) -> Profile:
+    def load(cls, path: Path) -> StackProfile:
         try:
             row = pq.read_table(path, columns=["unique", "distances", "probabilities"])
             unique, distances, probabilities = (
@@ -86,7 +86,7 @@ class Profile:
             ) from error
 
 
-def profile(trace: ArrayLike) -> Profile:
+def profile(trace: ArrayLike) -> StackProfile:
     """Algorithm 1: the unique accesses and the stack-distance distribution of ids [N]."""
     from recd_dlrm.datasets.trace.lru_stack import stack_distances
 
@@ -98,7 +98,7 @@ def profile(trace: ArrayLike) -> Profile:
     unique = encoded.dictionary.to_numpy()
     found = stack_distances(encoded.indices.to_numpy().astype(np.int64), len(unique))
     distances, counts = np.unique(found, return_counts=True)
-    return Profile(unique, distances, counts / len(ids))
+    return StackProfile(unique, distances, counts / len(ids))
 
 
 def hit_curve(trace: ArrayLike, sizes: ArrayLike) -> F64:
@@ -106,7 +106,7 @@ def hit_curve(trace: ArrayLike, sizes: ArrayLike) -> F64:
     return profile(trace).hit_rates(sizes)
 
 
-def adjusted_floor(profile: Profile, length: int, within: float = 0.02) -> float:
+def adjusted_floor(profile: StackProfile, length: int, within: float = 0.02) -> float:
     """The floor under which all ids are seen within the first `within` of a trace.
 
     An access is new with at least the floor's probability, so U ids take U / floor
@@ -125,7 +125,7 @@ class SyntheticTrace:
     """
 
     def __init__(
-        self, profile: Profile, seed: int | Sequence[int], floor: float | None = None
+        self, profile: StackProfile, seed: int | Sequence[int], floor: float | None = None
     ) -> None:
         from recd_dlrm.datasets.trace.lru_stack import full_stack
 
@@ -159,7 +159,7 @@ class SyntheticTrace:
 
 
 def generate(
-    profile: Profile, length: int, seed: int | Sequence[int], floor: float | None = None
+    profile: StackProfile, length: int, seed: int | Sequence[int], floor: float | None = None
 ) -> I64:
     """A whole `SyntheticTrace`: ids [length]."""
     return SyntheticTrace(profile, seed, floor).take(length)

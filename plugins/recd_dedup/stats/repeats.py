@@ -1,19 +1,122 @@
-"""What repeats within a session: lists, ids, and from one sample to the next."""
+"""What repeats within a session and within a batch, and which features change at once."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_dedup.stats.histogram import Histogram
-from recd_dedup.stats.rows import I64, Lists, Rows
+from recd_dedup.stats.session_rows import I64, Lists, SessionRows
 
-__all__ = ["FeatureRepeats", "SessionRepeats"]
+__all__ = [
+    "BatchRepeats",
+    "FeatureDedupe",
+    "FeatureRepeats",
+    "Histogram",
+    "SessionRepeats",
+    "agreement",
+    "groups",
+]
+
+
+@dataclass
+class Histogram:
+    """Exact: memory grows with the different sizes, not with the sessions."""
+
+    sessions: Counter[int] = field(default_factory=Counter)
+    """Samples of a session to how many sessions have as many."""
+
+    def add(self, sizes: I64) -> None:
+        """[R] samples of each session."""
+        found, counts = np.unique(sizes, return_counts=True)
+        self.sessions.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+
+    @property
+    def num_sessions(self) -> int:
+        return self.sessions.total()
+
+    @property
+    def num_samples(self) -> int:
+        return sum(size * count for size, count in self.sessions.items())
+
+    @property
+    def mean(self) -> float:
+        """S: samples a session."""
+        return self.num_samples / max(1, self.num_sessions)
+
+    @property
+    def largest(self) -> int:
+        return max(self.sessions, default=0)
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "mean": self.mean,
+            "max": self.largest,
+            "sessions": self.num_sessions,
+            "histogram": [list(pair) for pair in sorted(self.sessions.items())],
+        }
+
+
+@dataclass
+class FeatureDedupe:
+    """Counts of one feature, over all batches."""
+
+    ids: int = 0
+    unique_ids: int = 0
+    """Ids of the lists that differ from all before them in their batch: what an IKJT keeps."""
+    pairs: int = 0
+    """Samples that follow one of their session, in the order of the batch."""
+    unchanged: int = 0
+    """Of these, those whose list is that of the sample before."""
+
+
+class BatchRepeats:
+    """Counts batches of a table, in any order of its rows."""
+
+    def __init__(self, features: Sequence[str]) -> None:
+        self.features = {name: FeatureDedupe() for name in features}
+        self.sizes = Histogram()
+        """Samples of a session within a batch."""
+        self.batches = 0
+        self.rows = 0
+
+    def add(self, batch: SessionRows) -> None:
+        order = batch.sessions.argsort(kind="stable")
+        sessions = batch.sessions[order]
+        starts = 1 + np.flatnonzero(sessions[1:] != sessions[:-1])
+        self.sizes.add(np.diff(starts, prepend=0, append=len(batch)))
+        self.batches += 1
+        self.rows += len(batch)
+        follows = sessions[1:] == sessions[:-1]
+        for name, lists in batch.features():
+            counts, codes = self.features[name], lists.codes[order]
+            counts.ids += len(lists.values)
+            counts.unique_ids += int(lists.lengths[lists.firsts].sum())
+            counts.pairs += int(follows.sum())
+            counts.unchanged += int((follows & (codes[1:] == codes[:-1])).sum())
+
+    def dedupe(self, name: str) -> dict[str, Any]:
+        """DedupeLen and DedupeFactor of a mean batch, by the formula and measured."""
+        counts = self.features[name]
+        size = self.sizes.mean
+        stay = counts.unchanged / max(1, counts.pairs)
+        length = counts.ids / max(1, self.batches)  # l(f) * B
+        formula = length * (1 - (size - 1) / max(size, 1) * stay)
+        measured = counts.unique_ids / max(1, self.batches)
+        return {
+            "length": length,
+            "dedupe_len": {"formula": formula, "measured": measured},
+            "dedupe_factor": {
+                "formula": length / formula if formula else 1.0,
+                "measured": length / measured if measured else 1.0,
+            },
+        }
+
 
 MIX = np.uint64(0xFF51AFD7ED558CCD)
 STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -68,7 +171,7 @@ class SessionRepeats:
         """[F, F] how often both features change from one sample to the next."""
         self._open: tuple[int, int] | None = None
 
-    def add(self, block: Rows) -> None:
+    def add(self, block: SessionRows) -> None:
         """Count a block; the last session stays open until `close`, for it may go on."""
         starts = block.starts
         sizes = np.diff(starts, append=len(block))
@@ -154,3 +257,29 @@ def _new_ids(sessions: I64, values: I64, offsets: I64, fresh: NDArray[np.bool_])
             if holder[slot] == row:
                 new += 1
     return new
+
+
+def agreement(changes: I64) -> NDArray[np.float64]:
+    """[F, F] of the samples in which either feature changes, the share in which both do.
+
+    `changes` [F, F] counts those in which both do. Features that never change agree.
+    """
+    alone = np.diag(changes)
+    either = alone[:, None] + alone[None, :] - changes
+    shares: NDArray[np.float64] = np.where(either > 0, changes / np.maximum(either, 1), 1.0)
+    return shares
+
+
+def groups(
+    features: Sequence[str], shares: NDArray[np.float64], least: float
+) -> list[tuple[str, ...]]:
+    """Features in groups of which every two agree by `least`: each joins the first that it can."""
+    found: list[list[int]] = []
+    for index in range(len(features)):
+        for group in found:
+            if (shares[index, group] >= least).all():
+                group.append(index)
+                break
+        else:
+            found.append([index])
+    return [tuple(features[index] for index in group) for group in found]

@@ -14,10 +14,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from recd_dlrm.datasets.columns import I64, U64, offsets_of, ranges
 from recd_dlrm.datasets.draws import salt, streams, uniforms
-from recd_dlrm.datasets.sessions.counts import CountLaw
-from recd_dlrm.datasets.sessions.ids import Distribution, id_law
+from recd_dlrm.datasets.flat_columns import I64, U64, offsets_of, ranges
+from recd_dlrm.datasets.sessions.laws import CountLaw, Distribution, id_law
 from recd_plugins.api import Config, Range, RegistryError
 from recd_plugins.api.data import SparseFeature
 

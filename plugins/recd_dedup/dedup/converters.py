@@ -1,4 +1,9 @@
-"""What the converters share: which features they take, and why."""
+"""The `dedup` converters, and which features they take.
+
+- exact: samples of a feature group that are equal are kept once, as an IKJT.
+- partial: samples that are equal or shifted share their values, as a partial IKJT.
+- none: every sample keeps its own rows; the KJT that deduplication is measured against.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 from recd_plugins.api import Config, Context, DataError, Range, RegistryError
 
 if TYPE_CHECKING:
-    from recd_plugins.api.batch import Columns, Groups
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["GroupConverter", "GroupsConfig", "chosen_groups"]
+    from recd_plugins.api.batch import (
+        Columns,
+        Groups,
+        InverseKeyedJaggedTensor,
+        PartialInverseKeyedJaggedTensor,
+    )
+
+__all__ = [
+    "Exact",
+    "GroupConverter",
+    "GroupsConfig",
+    "NoDedup",
+    "NoneConfig",
+    "Partial",
+    "build_exact",
+    "build_none",
+    "build_partial",
+    "chosen_groups",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +92,7 @@ class GroupConverter(ABC):
         return None if self._shares is None else self._shares()
 
 
-class Chosen(NamedTuple):
+class ChosenGroups(NamedTuple):
     """The groups, and what is known of them."""
 
     groups: Groups
@@ -79,7 +102,7 @@ class Chosen(NamedTuple):
     """Measures each group's unique samples over the batch size, where there is a table."""
 
 
-def chosen_groups(config: GroupsConfig, context: Context) -> Chosen:
+def chosen_groups(config: GroupsConfig, context: Context) -> ChosenGroups:
     """The groups as given, checked against the schema, or as advised for the training table."""
     if config.groups == "auto":
         from recd_dedup.dedup.advisor import advise
@@ -88,7 +111,7 @@ def chosen_groups(config: GroupsConfig, context: Context) -> Chosen:
         advice = advise(table, batch_size=context.batch_size, min_factor=config.min_factor)
         head, *reasons = advice.lines()
         why = "\n".join([f"dedup: {head}", *(f"  {line}" for line in reasons)])
-        return Chosen(advice.groups, why, partial(tuple, advice.unique_shares))
+        return ChosenGroups(advice.groups, why, partial(tuple, advice.unique_shares))
     from recd_dedup.dedup.sample import measured_shares
     from recd_plugins.api.batch import check_groups
 
@@ -97,9 +120,55 @@ def chosen_groups(config: GroupsConfig, context: Context) -> Chosen:
     except DataError as error:
         raise RegistryError(str(error), "dedup.groups") from None
     if context.tables is None:
-        return Chosen(groups, "", None)
-    return Chosen(
+        return ChosenGroups(groups, "", None)
+    return ChosenGroups(
         groups,
         "",
         partial(measured_shares, context.tables.train, groups, batch_size=context.batch_size),
     )
+
+
+class Exact(GroupConverter):
+    """To an IKJT."""
+
+    def convert(self, features: Columns) -> InverseKeyedJaggedTensor:
+        ikjt = features.to_ikjt(self.groups)
+        return ikjt.validate() if self._validate else ikjt
+
+
+def build_exact(config: GroupsConfig, context: Context) -> Exact:
+    return Exact.chosen(config, context)
+
+
+class Partial(GroupConverter):
+    """To a partial IKJT."""
+
+    def convert(self, features: Columns) -> PartialInverseKeyedJaggedTensor:
+        from recd_plugins.api.batch import PartialInverseKeyedJaggedTensor
+
+        partial = PartialInverseKeyedJaggedTensor.from_kjt(features.to_kjt(), self.groups)
+        if self._validate:
+            partial.validate()
+        return partial
+
+
+def build_partial(config: GroupsConfig, context: Context) -> Partial:
+    return Partial.chosen(config, context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoneConfig(Config):
+    """Nothing to choose."""
+
+
+class NoDedup:
+    """Leaves batches as they are."""
+
+    groups: Groups = ()
+
+    def convert(self, features: Columns) -> KeyedJaggedTensor:
+        return features.to_kjt()
+
+
+def build_none(config: NoneConfig, context: Context) -> NoDedup:
+    return NoDedup()

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from recd_dlrm.datasets.columns import I64
+from recd_dlrm.datasets.flat_columns import I64
 from recd_plugins.api import DataError
 
-__all__ = ["CATEGORIES", "INTEGERS", "MISSING", "Rows", "count_rows", "read_rows"]
+__all__ = ["CATEGORIES", "INTEGERS", "MISSING", "CriteoRows", "count_rows", "read_rows"]
 
 INTEGERS = 13
 CATEGORIES = 26
@@ -36,7 +36,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Rows:
+class CriteoRows:
     """B rows, in order."""
 
     labels: NDArray[np.float32]
@@ -49,8 +49,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, part: slice) -> Rows:
-        return Rows(
+    def __getitem__(self, part: slice) -> CriteoRows:
+        return CriteoRows(
             self.labels[part],
             tuple(column[part] for column in self.integers),
             tuple(column[part] for column in self.categories),
@@ -67,7 +67,7 @@ def count_rows(path: Path) -> Iterator[int]:
         raise DataError(f"{path}: the file is empty. Download it again.")
 
 
-def read_rows(path: Path, start: int, stop: int) -> Iterator[Rows]:
+def read_rows(path: Path, start: int, stop: int) -> Iterator[CriteoRows]:
     """Rows `start` to `stop` of a file; `DataError` names malformed ones by file and line."""
     first = 0
     for block in _blocks(path):
@@ -105,7 +105,7 @@ def _lines_of(block: bytes) -> int:
     return block.count(b"\n") + (not block.endswith(b"\n"))
 
 
-def _parse(block: bytes, path: Path, first_line: int) -> Rows:
+def _parse(block: bytes, path: Path, first_line: int) -> CriteoRows:
     names = [str(column) for column in range(COLUMNS)]
     kinds = [pa.int64()] * (1 + INTEGERS) + [pa.binary()] * CATEGORIES
     try:
@@ -125,7 +125,7 @@ def _parse(block: bytes, path: Path, first_line: int) -> Rows:
         labels = _integers(columns[0], empty=MISSING)
         if table.num_rows != _lines_of(block) or np.any(labels >> 1):
             raise DataError("a row is cut in two, or a label is neither 0 nor 1.")
-        return Rows(
+        return CriteoRows(
             labels.astype(np.float32),
             tuple(_integers(column, empty=0) for column in columns[1 : 1 + INTEGERS]),
             tuple(_categories(column) for column in columns[1 + INTEGERS :]),

@@ -20,7 +20,7 @@ from recd_dedup.etl.scan import scan
 from recd_plugins.api.data import Schema, Table
 from recd_plugins.api.rows import unique_rows
 
-__all__ = ["I64", "Lists", "Rows", "batches", "blocks", "chunks", "without_dense"]
+__all__ = ["I64", "Lists", "SessionRows", "batches", "blocks", "chunks", "without_dense"]
 
 I64 = NDArray[np.int64]
 
@@ -45,7 +45,7 @@ class Lists(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class SessionRows:
     """N rows in memory."""
 
     sessions: I64
@@ -53,7 +53,7 @@ class Rows:
     columns: Mapping[str, pa.ListArray]
 
     @classmethod
-    def of(cls, rows: pa.Table, schema: Schema) -> Rows:
+    def of(cls, rows: pa.Table, schema: Schema) -> SessionRows:
         whole = rows.combine_chunks()
         return cls(
             sessions=whole[schema.session_id].to_numpy(),
@@ -97,20 +97,20 @@ def chunks(table: Table, skip: int = 0) -> Iterator[pa.Table]:
     yield from scan(table, CHUNK_BYTES, skip)
 
 
-def batches(parts: Iterable[pa.Table], schema: Schema, batch_size: int) -> Iterator[Rows]:
+def batches(parts: Iterable[pa.Table], schema: Schema, batch_size: int) -> Iterator[SessionRows]:
     """Consecutive `batch_size` rows; fewer at the end are left out, unless there are no more."""
     held, count, begun = _Held(), 0, False
     for part in parts:
         held.add(part)
         while held.num_rows >= batch_size:
-            yield Rows.of(held.take(batch_size), schema)
+            yield SessionRows.of(held.take(batch_size), schema)
             begun = True
         count += part.num_rows
     if count and not begun:
-        yield Rows.of(held.take(count), schema)
+        yield SessionRows.of(held.take(count), schema)
 
 
-def blocks(parts: Iterable[pa.Table], schema: Schema, rows: int) -> Iterator[Rows]:
+def blocks(parts: Iterable[pa.Table], schema: Schema, rows: int) -> Iterator[SessionRows]:
     """About `rows` rows, cut between sessions; a session above that is cut too."""
     held = _Held()
     for part in parts:
@@ -118,9 +118,9 @@ def blocks(parts: Iterable[pa.Table], schema: Schema, rows: int) -> Iterator[Row
         while held.num_rows > rows:
             sessions = held.column(schema.session_id, rows + 1)
             borders = np.flatnonzero(sessions[1:] != sessions[:-1])
-            yield Rows.of(held.take(int(borders[-1]) + 1 if len(borders) else rows), schema)
+            yield SessionRows.of(held.take(int(borders[-1]) + 1 if len(borders) else rows), schema)
     if held.num_rows:
-        yield Rows.of(held.take(held.num_rows), schema)
+        yield SessionRows.of(held.take(held.num_rows), schema)
 
 
 class _Held:

@@ -1,4 +1,4 @@
-"""SigridHash: ids of any range into [0, modulo)."""
+"""Transforms of ids: cut to a range, cut to the first of each row, hashed into a range."""
 
 from __future__ import annotations
 
@@ -12,14 +12,111 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.api import Config, Context, Range
+from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema
-from recd_plugins.api.rows import with_ids
+from recd_plugins.api.rows import spread_rows, with_ids
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["SigridHash", "SigridHashConfig", "build_sigrid_hash", "fmix64"]
+__all__ = [
+    "Clamp",
+    "ClampConfig",
+    "FirstX",
+    "FirstXConfig",
+    "SigridHash",
+    "SigridHashConfig",
+    "build_clamp",
+    "build_first_x",
+    "build_sigrid_hash",
+    "fmix64",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampConfig(Config):
+    """The range, its ends in it."""
+
+    low: Annotated[int, Range(ge=0, le=2**62)] = 0
+    """Smaller ids become this one."""
+    high: Annotated[int, Range(ge=0, le=2**62)]
+    """Larger ids become this one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low > self.high:
+            raise RegistryError(f"must be at least low ({self.low}), but is {self.high}.", "high")
+
+
+class Clamp(nn.Module):
+    """id -> min(max(id, low), high); int32 ids stay int32 where the range allows it."""
+
+    elementwise = True
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__()
+        self.low = low
+        self.high = high
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        ids = features.values()
+        if self.low > torch.iinfo(ids.dtype).max:
+            ids = ids.long()
+        return with_ids(features, ids.clamp(self.low, min(self.high, torch.iinfo(ids.dtype).max)))
+
+    def schema(self, schema: Schema) -> Schema:
+        return schema.replace(
+            dataclasses.replace(
+                feature, num_ids=max(self.low, min(self.high, feature.num_ids - 1)) + 1
+            )
+            for feature in schema.sparse
+        )
+
+    def extra_repr(self) -> str:
+        return f"low={self.low}, high={self.high}"
+
+
+def build_clamp(config: ClampConfig, context: Context) -> Clamp:
+    """The record's build."""
+    return Clamp(config.low, config.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstXConfig(Config):
+    """Where rows are cut."""
+
+    n: Annotated[int, Range(ge=0, le=2**31 - 1)]
+    """Ids that a row keeps: its first; shorter rows stay."""
+
+
+class FirstX(nn.Module):
+    """Row [x_1, ..., x_k] -> [x_1, ..., x_min(k, n)], its weights likewise."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        starts, weights = features.offsets()[:-1], features.weights_or_none()
+        lengths = features.lengths().clamp(max=self.n)
+        return with_ids(
+            features,
+            spread_rows(features.values(), starts, lengths),
+            lengths=lengths,
+            weights=None if weights is None else spread_rows(weights, starts, lengths),
+        )
+
+    def schema(self, schema: Schema) -> Schema:
+        return schema
+
+    def extra_repr(self) -> str:
+        return f"n={self.n}"
+
+
+def build_first_x(config: FirstXConfig, context: Context) -> FirstX:
+    """The record's build."""
+    return FirstX(config.n)
+
 
 Words = npt.NDArray[np.uint64]
 

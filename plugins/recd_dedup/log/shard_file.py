@@ -1,0 +1,329 @@
+"""A log shard's file: messages gathered to blocks, blocks packed in frames, frames appended.
+
+A file is a head, then frames, written by one writer and never rewritten:
+
+    head   8s "RECDLOG1"   u32 shard   u32 crc32 of the 12 bytes before
+    frame  4s "RBLK"   u32 messages   u32 raw bytes   u32 stored bytes   i64 first timestamp
+           u32 crc32 of the payload   u32 crc32 of the 28 bytes before   payload
+
+The payload is a block of N messages, zstd-packed as one:
+
+    i64 session id [N]   i64 timestamp [N]   u32 length [N]   the messages, end to end
+
+All of it is little-endian. A frame of no messages is the seal of a writer that closed. What
+cannot be read and has no whole frame after it is a torn tail: a write that a crash cut off, or
+that is still going on. What cannot be read before a whole frame is damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+from numpy.typing import NDArray
+
+from recd_plugins.api import DataError
+from recd_plugins.api.data import MESSAGES
+
+__all__ = [
+    "Damaged",
+    "Frame",
+    "Fsync",
+    "LogBlock",
+    "ShardFile",
+    "file_head",
+    "fitting",
+    "frame_bytes",
+    "frames",
+    "read_block",
+    "read_payload",
+]
+
+Damaged = Literal["raise", "skip"]
+"""What a reader does with damage: an error that names file and offset, or only what is whole."""
+
+LOG = logging.getLogger(__name__)
+MAGIC = b"RBLK"
+FILE = struct.Struct("<8sI")
+FRAME = struct.Struct("<4sIIIqI")
+CRC = struct.Struct("<I")
+FILE_BYTES = FILE.size + CRC.size
+FRAME_BYTES = FRAME.size + CRC.size
+
+
+class Frame(NamedTuple):
+    """Where a block lies, as its header says."""
+
+    file: Path
+    offset: int
+    messages: int
+    raw: int
+    """Bytes of the payload, unpacked."""
+    stored: int
+    """Bytes of the payload, as it lies in the file."""
+    first: int
+    """The earliest timestamp of its messages."""
+    checksum: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + FRAME_BYTES + self.stored
+
+    def __str__(self) -> str:
+        return f"{self.file}, byte {self.offset:,}"
+
+
+def file_head(shard: int) -> bytes:
+    return _checked(FILE.pack(b"RECDLOG1", shard))
+
+
+def frame_bytes(payload: bytes, *, messages: int, raw: int, first: int) -> bytes:
+    """A frame; without messages, the seal."""
+    header = FRAME.pack(MAGIC, messages, raw, len(payload), first, crc32(payload))
+    return _checked(header) + payload
+
+
+def frames(file: Path, shard: int, damaged: Damaged = "raise") -> Iterator[Frame]:
+    """The frames of a file from their headers alone, the seal included, a torn tail left out."""
+    with file.open("rb") as opened:
+        head = opened.read(FILE_BYTES)
+        if len(head) < FILE_BYTES:
+            return  # its writer ended before it wrote anything
+        if head != file_head(shard):
+            raise DataError(
+                f"{file}: is no log file of shard {shard}: its first {FILE_BYTES} bytes say "
+                "otherwise. It was damaged or put into the wrong folder: move it out of the log."
+            )
+        offset = FILE_BYTES
+        while len(header := _at(opened, offset, FRAME_BYTES)) == FRAME_BYTES:
+            frame = _parsed(file, offset, header)
+            if frame is None:
+                after = _after_damage(file, offset, damaged)
+                if after is None:
+                    return
+                offset = after
+                continue
+            if frame.end > _size(opened):
+                return
+            yield frame
+            offset = frame.end
+            if not frame.messages and offset < _size(opened):
+                raise DataError(
+                    f"{file}, byte {offset:,}: its writer closed it before, but something was "
+                    "added. Cut it there, or take it out of the log."
+                )
+
+
+def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
+    """Its payload, checked; None for one that is torn, or damaged and skipped."""
+    with frame.file.open("rb") as opened:
+        payload = _at(opened, frame.offset + FRAME_BYTES, frame.stored)
+    if len(payload) == frame.stored and crc32(payload) == frame.checksum:
+        return payload
+    _after_damage(frame.file, frame.offset, damaged)
+    return None
+
+
+def _after_damage(file: Path, offset: int, damaged: Damaged) -> int | None:
+    """Where the next whole frame begins; None if the damage is a torn tail."""
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
+        found = data.find(MAGIC, offset + 1)
+        while found >= 0:
+            frame = _parsed(file, found, data[found : found + FRAME_BYTES])
+            if frame is not None:
+                payload = data[found + FRAME_BYTES : frame.end]
+                if len(payload) == frame.stored and crc32(payload) == frame.checksum:
+                    break
+            found = data.find(MAGIC, found + 1)
+    if found < 0:
+        return None
+    if damaged == "raise":
+        raise DataError(
+            f"{file}, byte {offset:,}: the block there is damaged; whole ones follow from byte "
+            f"{found:,}. Take the file from a copy, or read with `damaged: skip` to go without "
+            "what is lost."
+        )
+    LOG.warning("%s: bytes %d to %d are damaged and left out", file, offset, found)
+    return found
+
+
+def _parsed(file: Path, offset: int, header: bytes) -> Frame | None:
+    if len(header) < FRAME_BYTES or header != _checked(header[: FRAME.size]):
+        return None
+    magic, messages, raw, stored, first, checksum = FRAME.unpack(header[: FRAME.size])
+    return Frame(file, offset, messages, raw, stored, first, checksum) if magic == MAGIC else None
+
+
+def _checked(data: bytes) -> bytes:
+    return data + CRC.pack(crc32(data))
+
+
+def _at(opened: BinaryIO, offset: int, size: int) -> bytes:
+    opened.seek(offset)
+    return opened.read(size)
+
+
+def _size(opened: BinaryIO) -> int:
+    return os.fstat(opened.fileno()).st_size
+
+
+Fsync = Literal["block", "flush", "never"]
+"""When the disk must have it: at each block, at `flush` and `close`, or when the system likes."""
+
+
+class ShardFile:
+    """Created by its first frame. No other writer ever writes to it, so none needs a lock."""
+
+    def __init__(self, path: Path, shard: int, fsync: Fsync) -> None:
+        self.path = path
+        self._fsync = fsync
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._end = 0
+        try:
+            self._write(file_head(shard))
+        except OSError:
+            os.close(self._file)
+            path.unlink()
+            raise
+        if fsync != "never":
+            sync_folder(path.parent)
+            sync_folder(path.parent.parent)
+
+    def append(self, frame: bytes) -> None:
+        """Write a frame; where that fails, the file is as it was before."""
+        self._write(frame)
+        if self._fsync == "block":
+            os.fsync(self._file)
+
+    def flush(self) -> None:
+        if self._fsync == "flush":
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Seal the file: from now on, what cannot be read at its end is damage, not a torn tail."""
+        try:
+            self.append(frame_bytes(b"", messages=0, raw=0, first=0))
+            self.flush()
+        finally:
+            os.close(self._file)
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:  # a full disk
+            with contextlib.suppress(OSError):
+                os.truncate(self._file, self._end)
+                os.lseek(self._file, self._end, os.SEEK_SET)
+            raise
+        self._end += len(data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let a new file's name outlive a crash, too."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+MOST = 1 << 30
+"""Bytes of the longest message: two of them fit the 32-bit offsets of Arrow's `binary`."""
+KEY_BYTES = 8 + 8 + 4
+
+
+class LogBlock:
+    """Messages in the layout of the file, copied, so that nothing appended is held in memory."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.count = 0
+        self._first = 0
+        self._keys = (bytearray(), bytearray(), bytearray())
+        self._messages = bytearray()
+
+    @property
+    def raw(self) -> int:
+        """Bytes before packing."""
+        return self.count * KEY_BYTES + len(self._messages)
+
+    def add(self, messages: pa.RecordBatch) -> None:
+        if not messages.num_rows:
+            return
+        offsets, data = _buffers(messages["message"])
+        timestamps = messages["timestamp"].to_numpy()
+        first = int(timestamps.min())
+        self._first = min(self._first, first) if self.count else first
+        self.count += messages.num_rows
+        sessions, times, lengths = self._keys
+        sessions += messages["session_id"].to_numpy().astype("<i8", copy=False).tobytes()
+        times += timestamps.astype("<i8", copy=False).tobytes()
+        lengths += np.diff(offsets).astype("<u4").tobytes()
+        self._messages += data[offsets[0] : offsets[-1]]
+
+    def packed(self, compressor: zstandard.ZstdCompressor) -> bytes:
+        """The frame of what was added."""
+        payload = compressor.compress(b"".join((*self._keys, self._messages)))
+        return frame_bytes(payload, messages=self.count, raw=self.raw, first=self._first)
+
+
+def fitting(messages: pa.RecordBatch, room: int) -> int:
+    """How many of the messages, from the first on, fit into `room` bytes of a block."""
+    offsets, _ = _buffers(messages["message"])
+    longest = int(np.diff(offsets).max(initial=0))
+    if longest > MOST:
+        raise DataError(f"a log message has {longest:,} bytes; the most is {MOST:,}. Split it.")
+    ends = (offsets[1:] - offsets[0]) + KEY_BYTES * np.arange(1, messages.num_rows + 1)
+    return int(np.searchsorted(ends, room, side="right"))
+
+
+def read_block(frame: Frame, damaged: Damaged) -> pa.RecordBatch | None:
+    """The messages of a frame; None if it is torn, or damaged and skipped."""
+    payload = read_payload(frame, damaged)
+    if payload is None:
+        return None
+    n, keys = frame.messages, frame.messages * KEY_BYTES
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=frame.raw)
+    except zstandard.ZstdError as error:
+        raise DataError(f"{frame}: its checksum holds, but zstd cannot read it: {error}.") from None
+    lengths = np.frombuffer(raw[16 * n : keys], "<u4") if len(raw) >= keys else None
+    if lengths is None or len(raw) != frame.raw or keys + int(lengths.sum()) != len(raw):
+        raise DataError(f"{frame}: its checksum holds, but its lengths do not add up.")
+    offsets = np.zeros(n + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    columns = [
+        pa.array(np.frombuffer(raw, "<i8", n)),
+        pa.array(np.frombuffer(raw, "<i8", n, offset=8 * n)),
+        pa.Array.from_buffers(
+            pa.binary(), n, [None, pa.py_buffer(offsets), pa.py_buffer(raw).slice(keys)]
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGES)
+
+
+def _buffers(messages: pa.Array) -> tuple[NDArray[np.int32], memoryview]:
+    """Offsets [N + 1] and the bytes that they point into."""
+    _, offsets, data = messages.buffers()
+    begin = messages.offset
+    if offsets is None or not offsets.size:
+        return np.zeros(1, np.int32), memoryview(b"")
+    return (
+        np.frombuffer(offsets, np.int32)[begin : begin + len(messages) + 1],
+        memoryview(data or b""),
+    )

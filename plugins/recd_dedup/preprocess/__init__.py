@@ -1,1 +1,0 @@
-"""O4: transforms of ids, row by row."""
