@@ -69,4 +69,4 @@ def second_backward() -> str:
 
 
 def test_a_second_backward_of_a_plan_that_was_left_is_refused(gloo_pool: GlooPool) -> None:
-    assert all("second backward" in said for said in gloo_pool.run(second_backward))
+    assert all("second backward" in message for message in gloo_pool.run(second_backward))

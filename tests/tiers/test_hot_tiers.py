@@ -32,8 +32,8 @@ Model = DistributedModelParallel
 
 def hot_batch(plan: TierPlan, seed: int, batch_size: int) -> Batch:
     """Of ids that are replicated in all tables that look them up."""
-    everywhere = {name: table.replicated for name, table in plan.tables.items()}
-    batch = confined(batch_of(seed, batch_size), everywhere)
+    replicated = {name: table.replicated for name, table in plan.tables.items()}
+    batch = confined(batch_of(seed, batch_size), replicated)
     return dataclasses.replace(batch, hot_under=plan.version)
 
 
@@ -155,20 +155,20 @@ def test_a_hot_step_makes_no_all_to_all(gloo_pool: GlooPool) -> None:
 def refused_marks() -> list[str]:
     drawn = ByTiers(2, seed=3)
     plan = tier_plan(drawn, 1)
-    said = []
+    messages = []
     for kind in (Sequences, Bags):
         model = build(drawn, kind)
         try:
             model(dataclasses.replace(batch_of(5, 6), hot_under=plan.version))
         except DataError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def test_a_marked_batch_with_an_id_that_is_not_replicated_is_refused(gloo_pool: GlooPool) -> None:
-    for said in gloo_pool.run(refused_marks):
-        assert len(said) == 2
-        assert all("marked hot, but id" in one and "of table 'songs'" in one for one in said)
+    for messages in gloo_pool.run(refused_marks):
+        assert len(messages) == 2
+        assert all("marked hot, but id" in one and "of table 'songs'" in one for one in messages)
 
 
 def retier_under_way() -> None:

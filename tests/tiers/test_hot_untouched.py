@@ -50,7 +50,7 @@ class KernelCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Touched(NamedTuple):
+class AtHome(NamedTuple):
     """What steps did to the tables at home, on a rank."""
 
     lookups: int
@@ -93,7 +93,7 @@ def mapped_kilobytes(tensor: Tensor) -> int:
     raise AssertionError("the tensor is in no mapping of this process")
 
 
-def touched_by(model: nn.Module, batches: Sequence[Batch], in_files: bool) -> Touched:
+def touched_by(model: nn.Module, batches: Sequence[Batch], in_files: bool) -> AtHome:
     tables = homes(model)
     before = [table.clone() for table in tables]
     if in_files:
@@ -105,12 +105,12 @@ def touched_by(model: nn.Module, batches: Sequence[Batch], in_files: bool) -> To
             model(batch)[0].backward()
     pages = sum(map(mapped_kilobytes, tables)) if in_files else 0
     changed = not all(map(torch.equal, before, tables))
-    return Touched(calls.lookups, calls.updates, pages, changed)
+    return AtHome(calls.lookups, calls.updates, pages, changed)
 
 
 def steps(
     kind: Callable[[], nn.Module], drawn: ByTiers, folder: Path | None
-) -> tuple[Touched, Touched]:
+) -> tuple[AtHome, AtHome]:
     """On a rank: five hot steps, and a normal one."""
     torch.manual_seed(0)
     model = kind()
@@ -123,9 +123,9 @@ def steps(
     )
     initialise_tables(sharded, initialisers, 0)
     plan, rank = tier_plan(drawn, n_nodes=1), dist.get_rank()
-    everywhere = {name: table.replicated for name, table in plan.tables.items()}
+    replicated = {name: table.replicated for name, table in plan.tables.items()}
     sharded(batch_of(rank, 6))[0].backward()  # replicas take their rows from home
-    hot = [confined(batch_of(2 * step + rank, 6), everywhere) for step in range(5)]
+    hot = [confined(batch_of(2 * step + rank, 6), replicated) for step in range(5)]
     marked = [dataclasses.replace(batch, hot_under=plan.version) for batch in hot]
     return (
         touched_by(sharded, marked, folder is not None),
@@ -150,7 +150,7 @@ def test_no_kernel_runs_and_no_page_is_reached_for(
         pytest.skip(f"needs a temporary folder on a disk; {tmp_path} lies on {kind}")
     drawn = ByTiers(ranks_per_node=2, seed=3, coalesce=coalesce)
     for hot, normal in gloo_pool.run(steps, model, drawn, tmp_path if in_files else None):
-        assert hot == Touched(lookups=0, updates=0, pages=0, changed=False)
+        assert hot == AtHome(lookups=0, updates=0, pages=0, changed=False)
         # As the same counts see it.
         assert normal.lookups == normal.updates > 0
         assert (normal.pages > 0) == in_files

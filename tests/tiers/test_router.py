@@ -21,21 +21,21 @@ def tensor(*ids: int) -> Tensor:
 
 
 def as_lists(routed: RoutedIds) -> list[list[int]]:
-    passed, replicated, per_node = routed
-    return [part.tolist() for part in (passed, *replicated, *per_node)]
+    missed, replicated, per_node = routed
+    return [part.tolist() for part in (missed, *replicated, *per_node)]
 
 
 @pytest.mark.parametrize("route", WAYS)
-def test_hot_ids_find_their_positions_and_the_others_pass(route: Route) -> None:
+def test_hot_ids_find_their_positions_and_the_others_miss(route: Route) -> None:
     router = Router([10, 5], [tensor(7, 2), tensor(4)], [tensor(3), tensor(0)])
     ids = tensor(2, 3, 9, 7, 4, 0, 1)
     found = route(router, ids, Segments(lengths=(4, 3), tables=(0, 1)))
-    # Rows with a copy everywhere: 2, 7, 10 + 4. Those shared by a node: 3, 10 + 0.
+    # Replicated rows: 2, 7, 10 + 4. Rows of a node: 3, 10 + 0.
     assert as_lists(found) == [[2, 6], [0, 3, 4], [0, 1, 2], [1, 5], [0, 1]]
 
 
 @pytest.mark.parametrize("route", WAYS)
-def test_ids_out_of_range_and_of_unknown_tables_pass(route: Route) -> None:
+def test_ids_out_of_range_and_of_unknown_tables_miss(route: Route) -> None:
     router = Router([2, 2], [tensor(0, 1), tensor(0, 1)], [tensor(), tensor()])
     ids = tensor(-1, 2, 1, -(2**63), 2**63 - 1, 0, 1)
     found = route(router, ids, Segments(lengths=(5, 0, 2), tables=(0, 1, -1)))
@@ -43,7 +43,7 @@ def test_ids_out_of_range_and_of_unknown_tables_pass(route: Route) -> None:
 
 
 @pytest.mark.parametrize("route", WAYS)
-def test_without_hot_rows_or_ids_nothing_lands(route: Route) -> None:
+def test_without_hot_rows_or_ids_nothing_hits(route: Route) -> None:
     nothing = Router([3], [tensor()], [tensor()])
     assert as_lists(route(nothing, tensor(2, 0), Segments((2,), (0,)))) == [[0, 1], [], [], [], []]
     assert as_lists(route(nothing, tensor(), Segments((0,), (0,)))) == [[], [], [], [], []]
@@ -115,9 +115,9 @@ def test_many_rows_and_ids_are_routed_as_by_ops(replicated: int, per_node: int) 
         torch.randperm(size, generator=draw)[: size * (replicated + per_node) // 180_000]
         for size in num_rows
     ]
-    everywhere = [rows[: len(rows) * replicated // 150_000] for rows in hot]
-    shared = [rows[len(some) :] for rows, some in zip(hot, everywhere, strict=True)]
-    router = Router(num_rows, everywhere, shared)
+    replicated_rows = [rows[: len(rows) * replicated // 150_000] for rows in hot]
+    per_node_rows = [rows[len(some) :] for rows, some in zip(hot, replicated_rows, strict=True)]
+    router = Router(num_rows, replicated_rows, per_node_rows)
     lengths = (700, 256, 0, 1_000, 44)
     ids = torch.randint(-10, 120_010, (sum(lengths),), generator=draw)
     segments = Segments(lengths, (0, 2, 1, -1, 0))
@@ -143,8 +143,8 @@ def test_a_rank_counts_the_members_before_a_row(rows: set[int], size: int) -> No
     ]
 
 
-def test_landed_and_passed_are_typed_for_torch() -> None:
+def test_hits_and_misses_are_typed_for_torch() -> None:
     router = Router([4], [tensor(1)], [tensor(2)])
-    passed, replicated, per_node = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
+    missed, replicated, per_node = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
     assert isinstance(replicated, Hits)
-    assert {t.dtype for t in (passed, *replicated, *per_node)} == {torch.int64}
+    assert {t.dtype for t in (missed, *replicated, *per_node)} == {torch.int64}

@@ -178,5 +178,5 @@ def coalesce_some() -> str:
 
 
 def test_all_tables_of_a_collection_or_none(gloo_pool: GlooPool) -> None:
-    for said in gloo_pool.run(coalesce_some):
-        assert "artists are coalesced and songs are not" in said
+    for message in gloo_pool.run(coalesce_some):
+        assert "artists are coalesced and songs are not" in message

@@ -141,7 +141,7 @@ def update_eps() -> str:
 
 
 def test_replicas_follow_no_other_hyper_parameter(gloo_pool: GlooPool) -> None:
-    assert all("take lr alone, not eps" in said for said in gloo_pool.run(update_eps))
+    assert all("take lr alone, not eps" in message for message in gloo_pool.run(update_eps))
 
 
 def replicas_on_a_rank() -> tuple[list[Tensor], list[Tensor]]:
@@ -157,9 +157,9 @@ def replicas_on_a_rank() -> tuple[list[Tensor], list[Tensor]]:
 
 def test_replicas_are_equal_bit_by_bit(gloo_pool: GlooPool) -> None:
     found = gloo_pool.run(replicas_on_a_rank, world_size=4)
-    for rank, (everywhere, shared) in enumerate(found):
-        torch.testing.assert_close(everywhere, found[0][0], atol=0, rtol=0)
-        torch.testing.assert_close(shared, found[rank % 2][1], atol=0, rtol=0)
+    for rank, (replicated, per_node) in enumerate(found):
+        torch.testing.assert_close(replicated, found[0][0], atol=0, rtol=0)
+        torch.testing.assert_close(per_node, found[rank % 2][1], atol=0, rtol=0)
 
 
 def move_between(there: Arrangement, back: Arrangement, through_optimizer_first: bool) -> None:
@@ -269,4 +269,4 @@ def retier_before_backward() -> str:
 
 
 def test_rows_do_not_move_while_a_backward_is_due(gloo_pool: GlooPool) -> None:
-    assert all("after the backward" in said for said in gloo_pool.run(retier_before_backward))
+    assert all("after the backward" in message for message in gloo_pool.run(retier_before_backward))

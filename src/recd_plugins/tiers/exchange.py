@@ -77,7 +77,7 @@ def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
 
 
 def to_keys(ids: Tensor, counts: Sequence[int]) -> Tensor:
-    """Keys that tell ids of two tables apart; the ids lie as `coalesce_by_table` takes them."""
+    """Keys that differ where tables do, of ids that lie as `coalesce_by_table` takes them."""
     each = torch.tensor(counts, dtype=torch.int64, device=ids.device)
     tables = torch.arange(len(counts), device=ids.device)
     return ids + SPAN * torch.repeat_interleave(tables, each, output_size=len(ids))

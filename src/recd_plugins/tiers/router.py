@@ -1,8 +1,8 @@
 """Which tier an id is read from, and its position there: 1.45 bits a row of the tables.
 
 All tables of a router lie one after another in one space of rows. A bitmap holds the hot
-rows; a second one, over the hot rows alone, tells the two tiers apart. A tier's positions
-count its rows in ascending order.
+rows; a second one, over the hot rows alone, says which of the two tiers has each. A tier's
+positions count its rows in ascending order.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def _by_tier(
 def _unpack(
     codes: U64s, count: np.uint64, first: np.uint64, at: I64, positions: I64, start: np.uint64
 ) -> None:
-    """Take each code, 2^8 · position + number in the block, apart."""
+    """Split each code, 2^8 · position + number in the block."""
     for j in range(count):
         at[start + U64(j)] = first + (codes[j] & U64(BLOCK - 1))
         positions[start + U64(j)] = codes[j] >> NUMBER

@@ -41,7 +41,7 @@ M = TypeVar("M", TierEmbeddingCollection, TierEmbeddingBagCollection, TierRowBag
 
 
 class TierCluster:
-    """A tier plan on a world of ranks: what all sharders of a job share."""
+    """A tier plan on a world of ranks, and all tiers that were made by it: one for all sharders."""
 
     def __init__(self, plan: TierPlan, *, chunk_rows: int = CHUNK_ROWS) -> None:
         self.plan = plan
@@ -69,7 +69,7 @@ class TierCluster:
         return any(config.name in self.plan.tables for config in configs)
 
     def coalesces(self, configs: Sequence[BaseEmbeddingConfig]) -> bool:
-        """Whether the tables' ids are coalesced, of all or of none: they are exchanged as one."""
+        """Whether the ids of a collection's tables are coalesced, which all are or none."""
         coalesced = {
             config.name: config.name in self.plan.tables
             and self.plan.tables[config.name].coalesce != "none"
@@ -87,8 +87,31 @@ class TierCluster:
             )
         return any(coalesced.values())
 
-    def adopt(self, sharded: M) -> M:
-        """Have `retier` reach a collection."""
+    def shard(
+        self,
+        kind: type[M],
+        sharder: ModuleSharder[Any],
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        **options: Any,
+    ) -> M:
+        """The module, sharded with tiers in front of its tables; `retier` reaches them from now on.
+
+        `options` are those of TorchRec's module which a sharder is handed.
+        """
+        make: Any = kind
+        sharded: M = make(
+            module,
+            params,
+            env,
+            plan=self.plan,
+            nodes=self.nodes(env),
+            chunk_rows=self.chunk_rows,
+            fused_params=sharder.fused_params,
+            qcomm_codecs_registry=sharder.qcomm_codecs_registry,
+            **options,
+        )
         parts = sharded.parts if isinstance(sharded, TierRowBagCollection) else [sharded]
         self._tiers.update(part.tiers for part in parts)
         return sharded
@@ -96,7 +119,7 @@ class TierCluster:
     def retier(self, plan: TierPlan) -> None:
         """`Tiers.retier` of all collections; every rank calls it between the same batches.
 
-        All of them are asked first: a plan that one cannot take changes none.
+        All of them are asked first: a plan that one collection cannot take changes none.
         """
         if (plan.n_nodes, plan.ranks_per_node) != (self.plan.n_nodes, self.plan.ranks_per_node):
             raise RegistryError(
@@ -134,26 +157,14 @@ class TierEmbeddingCollectionSharder(EmbeddingCollectionSharder):
     ) -> ShardedEmbeddingCollection:
         if not self._cluster.plans_any(module.embedding_configs()):
             return super().shard(module, params, env, device, module_fqn)
-        return self._cluster.adopt(
-            TierEmbeddingCollection(
-                module,
-                params,
-                env,
-                plan=self._cluster.plan,
-                nodes=self._cluster.nodes(env),
-                chunk_rows=self._cluster.chunk_rows,
-                fused_params=self.fused_params,
-                device=device,
-                qcomm_codecs_registry=self.qcomm_codecs_registry,
-                module_fqn=module_fqn,
-            )
-        )
+        options = {"device": device, "module_fqn": module_fqn}
+        return self._cluster.shard(TierEmbeddingCollection, self, module, params, env, **options)
 
 
 class TierEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
     """TorchRec's sharder; a collection of which no table is planned is TorchRec's module.
 
-    Of one whose tables the plan coalesces, rows travel and no sums: `TierRowBagCollection`.
+    Where the plan coalesces the tables, their rows travel and no sums: `TierRowBagCollection`.
     """
 
     def __init__(self, cluster: TierCluster, fused_params: Mapping[str, Any] | None = None) -> None:
@@ -174,20 +185,11 @@ class TierEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             return super().shard(module, params, env, device, module_fqn)
         rows = self._cluster.coalesces(configs)
         kind: Any = TierRowBagCollection if rows else TierEmbeddingBagCollection
-        return self._cluster.adopt(
-            kind(
-                module,
-                params,
-                env,
-                plan=self._cluster.plan,
-                nodes=self._cluster.nodes(env),
-                chunk_rows=self._cluster.chunk_rows,
-                fused_params=self.fused_params,
-                device=device,
-                qcomm_codecs_registry=self.qcomm_codecs_registry,
-                module_fqn=module_fqn,
-            )
+        options = {"device": device, "module_fqn": module_fqn}
+        found: ShardedEmbeddingBagCollection | TierRowBagCollection = self._cluster.shard(
+            kind, self, module, params, env, **options
         )
+        return found
 
 
 def tier_sharders(

@@ -45,14 +45,14 @@ class RowOptimizer:
 
     sgd               w <- w - lr g
     adagrad           s <- s + g²,          w <- w - lr g / (sqrt(s) + eps),   s [n, D]
-    rowwise_adagrad   s <- s + mean_d(g²),  w <- w - lr g / (sqrt(s) + eps),   s [n]
+    rowwise_adagrad   s <- s + mean_d(g²),  w <- w - lr g / (sqrt(s) + eps),   s [n, 1]
     """
 
     kind: OptimizerKind
     eps: float
 
     def empty_state(self, rows: Tensor) -> Tensor:
-        """A place for the state of `rows` [n, D]: [n, D], [n] or [n, 0], float32."""
+        """Room for the state of `rows` [n, D]: [n, D], [n, 1] or [n, 0], float32."""
         width = {"sgd": 0, "adagrad": rows.shape[1], "rowwise_adagrad": 1}[self.kind]
         return torch.zeros(len(rows), width, device=rows.device)
 
@@ -103,7 +103,7 @@ class TableGroup:
     num_rows: tuple[int, ...]
     homes: tuple[HomeTable, ...]
     features: tuple[TableFeature, ...]
-    """Table by table."""
+    """The features of all these tables, table by table."""
     coalesce: Coalesce
     arithmetic: RowOptimizer
     optimizer: KeyedOptimizer

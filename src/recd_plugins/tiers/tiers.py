@@ -48,7 +48,7 @@ CHUNK_ROWS = 1 << 13
 
 
 class Tiers:
-    """Replicas in front of the tables of `sharded`, which hands over what TorchRec made of it."""
+    """Routes the batches of a collection, and has the rows where each batch looks for them."""
 
     def __init__(
         self,
@@ -60,12 +60,13 @@ class Tiers:
         nodes: Nodes,
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
+        """`sharded` hands over what TorchRec made of it: its optimizer and shardings."""
         self._sharded = sharded
         self.nodes = nodes
         self._groups, others = arrange(sharded, configs, optimizer, shardings, plan)
         tiered = [feature for group in self._groups for feature in group.features]
         self.features: list[TableFeature] = tiered + others
-        """Those of tables with tiers first, group by group."""
+        """Features of tables with tiers come first, group by group."""
         self.optimizer = FlushingOptimizer(optimizer, self.flush, self._set_learning_rates)
         self._chunk_rows = chunk_rows
         self._keys: list[str] | None = None
@@ -78,15 +79,16 @@ class Tiers:
         self._expected: WeakSet[Update] = WeakSet()
         self._deferred: list[DeferredExchange] = []
         self.alive = torch.empty(0, requires_grad=True)
-        """Requires a gradient, which never comes: backward so gets to the tiers on every rank."""
+        """Requires a gradient, though none comes: so backward gets to the tiers on every rank."""
         names = [feature.name for feature in self.features]
         order_input(sharded, [names.index(name) for name in table_feature_names(sharded)[1]])
 
     def route(self, features: KeyedJaggedTensor) -> RoutedBatch:
         """Route a batch by the latest plan.
 
-        It is hot if it is marked so under this plan. Marked under the one before, it was formed
-        before `retier` and is routed after it, on all ranks alike: it is a normal one.
+        The batch is hot if it is marked so under this plan. A batch that is marked under the plan
+        before was formed before `retier` and is routed after it, on all ranks alike: it is a
+        normal one.
         """
         hot = mark_of(features) == self._version
         features = self._by_table_feature(features)
@@ -140,7 +142,7 @@ class Tiers:
         return Update(batch, Reduction(self.nodes, scale, self._chunk_rows, batch.hot))
 
     def expect(self, update: Update) -> None:
-        """A forward whose backward will make this update."""
+        """A forward has been made whose backward will apply this update."""
         self._expected.add(update)
 
     def flush(self) -> None:

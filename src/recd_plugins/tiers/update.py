@@ -63,7 +63,7 @@ class Entries:
         )
 
     def between(self, first: int, last: int, start: int) -> Entries:
-        """Those of sorted entries with places in [first, last), which are counted from `start`."""
+        """The entries, if sorted, of places in [first, last), which are counted from `start` on."""
         assert self.sources is not None
         ends = torch.tensor([first, last], dtype=self.places.dtype, device=self.places.device)
         low, high = torch.searchsorted(self.places, ends).tolist()
@@ -86,7 +86,7 @@ class Entries:
         )
 
     def summed(self, num_places: int) -> Tensor:
-        """[num_places, D] float32: the sum of what is added to each place."""
+        """[num_places, D] float32: what the entries add up to at each place."""
         gradients = self.gradients
         sums = gradients.new_zeros(num_places, gradients.shape[1])
         if self.sources is None and self.weights is None:
@@ -109,17 +109,16 @@ class HotGradients:
     """The gradients that the backward of one group of tables has for its replicas."""
 
     replicated: Entries
-    """Those of the tier `replicated`, by place."""
+    """Gradients of rows of the tier `replicated`, by place."""
     per_node: Tensor | None
-    """[u, D] float32: those of the rows that this rank asked of its node."""
+    """[u, D] float32: gradients of the rows that this rank asked of its node."""
 
 
 class Chunks:
     """The rows that a step touches, in chunks that all ranks of a node take one after another.
 
     Chunk j has, of each share, `width` of the rows that any rank touched, from the j · `width`-th.
-
-    A rank has gradients for some of them; which, its peers know by the bits they exchanged, so
+    A rank has gradients for some of them. Its peers know for which by the bits they exchanged, so
     that neither ids nor counts travel with the gradients.
     """
 
@@ -332,7 +331,7 @@ class Update:
         self.batch = batch
         self._reduction = reduction
         self._rates = [one.replicas.group.learning_rate for one in batch.groups]
-        """The forward's, as with fbgemm: backward steps by them, whatever was set since."""
+        """The rates at the time of the forward: as with fbgemm, backward steps by them."""
         self._stream = side_stream(batch.ids.device)
         self._under_way: dict[int, list[CollectiveSequence[None]]] = {}
         self.applied = False

@@ -116,7 +116,7 @@ class MappedSharder(ModuleSharder[nn.Module]):
 def mapped(sharders: Iterable[ModuleSharder[Any]], folder: Path) -> list[ModuleSharder[Any]]:
     """The sharders, with those of collections keeping their tables in files in `folder`.
 
-    With tiers in front or without. Tables that are not of the fused kernel stay in memory.
+    Tiers may stand in front. Tables that are not of the fused kernel stay in memory.
     """
     collections = (EmbeddingCollection, EmbeddingBagCollection)
     return [
@@ -153,7 +153,7 @@ class MappedFile:
         self.tensor: Tensor = torch.frombuffer(self._mapping, dtype=dtype)
 
     def expect(self, *, random: bool) -> None:
-        """How it will be read from now on.
+        """Tell the system how the file will be read from now on.
 
         The system reads ahead, unless at random: then most of what it read would be for
         nothing, and where memory is short it would push out what is needed.
@@ -207,7 +207,7 @@ class _Files:
         self._folder = folder
         self._files: dict[int, MappedFile] = {}
 
-    def kernel(self, tables: Sequence[_Table]) -> KernelBuffers:
+    def kernel(self, tables: Sequence[_TablePart]) -> KernelBuffers:
         """Room for tables of one kernel."""
         return KernelBuffers(
             parameters=tuple(table.parameter for table in tables),
@@ -232,7 +232,7 @@ class _Files:
         return file.tensor
 
 
-class _Table(NamedTuple):
+class _TablePart(NamedTuple):
     """A rank's part of a table."""
 
     parameter: str
@@ -251,14 +251,14 @@ def _alike(
     params: Mapping[str, ParameterSharding],
     rank: int,
     fused_params: Mapping[str, Any],
-) -> Iterable[list[_Table]]:
-    """The tables of fused kernels, by what TorchRec tells the tables of a kernel by."""
+) -> Iterable[list[_TablePart]]:
+    """The tables of each fused kernel, which TorchRec makes for tables of one kind."""
     poolings = (
         {config.name: config.pooling for config in module.embedding_bag_configs()}
         if isinstance(module, EmbeddingBagCollection)
         else {}
     )
-    alike: dict[tuple[object, ...], list[_Table]] = {}
+    alike: dict[tuple[object, ...], list[_TablePart]] = {}
     for name, parameter in module.named_parameters():
         table = name.split(".")[1]  # embeddings.NAME.weight
         sharding = params[table]
@@ -279,12 +279,12 @@ def _alike(
             repr(sorted(own.items())),
         )
         rows, numel = _part(sharding, rank)
-        alike.setdefault(kind, []).append(_Table(name, parameter.dtype, rows, numel, width))
+        alike.setdefault(kind, []).append(_TablePart(name, parameter.dtype, rows, numel, width))
     return alike.values()
 
 
 def _part(sharding: ParameterSharding, rank: int) -> tuple[int, int]:
-    """Rows and numbers of a table that a rank holds."""
+    """How many rows and how many numbers of a table a rank holds."""
     spec: Any = sharding.sharding_spec
     sizes = [shard.shard_sizes for shard in spec.shards if shard.placement.rank() == rank]
     return sum(size[0] for size in sizes), sum(size[0] * size[1] for size in sizes)
