@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Split, Tables
+from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
@@ -83,12 +84,7 @@ class Stack:
     def schema(self) -> Schema:
         """The schema of the batches: the table's, through every `preprocess` transform."""
         self.check()
-        schema = self.prepare().schema
-        for choice, transform in self._transforms:
-            names = matching(choice.features, schema.sparse_names)
-            part = Schema(sparse=tuple(map(schema.feature, names)))
-            schema = schema.replace(transform.schema(part).sparse)
-        return schema
+        return self._preprocessed
 
     def loader(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank: iterable, with `state_dict` and `load_state_dict`.
@@ -111,7 +107,7 @@ class Stack:
             world_size=world_size,
             batch_size=self.registry.train.batch_size,
             split=split,
-            transform=self._transform(tables.schema),
+            transform=self._transform,
         )
 
     def model(self) -> nn.Module:
@@ -125,11 +121,10 @@ class Stack:
             self.retiering_planner()
         if self.registry.chosen("cache"):
             self.planner()  # it says, when built, what it cannot stand in front of
-        names = self.prepare().schema.sparse_names
-        for slot in ("preprocess", "pooling"):
-            for choice in self.registry.chosen(slot):
-                where = self.registry.source.locate(choice.where)
-                check_patterns(choice.features, names, kind="feature", where=where)
+        names = self._preprocessed.sparse_names
+        for choice in self.registry.chosen("pooling"):
+            where = self.registry.source.locate(choice.where)
+            check_patterns(choice.features, names, kind="feature", where=where)
 
     def adapt(
         self,
@@ -234,21 +229,39 @@ class Stack:
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
 
     @cached_property
-    def _transforms(self) -> list[tuple[Choice, Any]]:
-        return [
-            (choice, choice.build(self._contexts.of("preprocess")))
-            for choice in self.registry.chosen("preprocess")
-        ]
+    def _steps(self) -> list[Step]:
+        """What `preprocess` does to the features, in order."""
+        steps: list[Step] = []
+        schema = self.prepare().schema
+        for choice in self.registry.chosen("preprocess"):
+            where, names = self.registry.source.locate(choice.where), schema.sparse_names
+            check_patterns(choice.features, names, kind="feature", where=where)
+            step = Step(
+                who=f"{where or choice.where}: preprocess {choice.record.name!r} of "
+                f"{choice.provider}",
+                transform=choice.build(self._contexts.of("preprocess")),
+                before=schema,
+                takes=tuple(matching(choice.features, names)),
+            )
+            with choice.named("when asked for its schema"):
+                schema = step.after()
+            steps.append(step)
+        return steps
+
+    @property
+    def _preprocessed(self) -> Schema:
+        return self._steps[-1].after() if self._steps else self.prepare().schema
 
     @cached_property
     def _converter(self) -> DedupConverter | None:
         if not self.registry.chosen("dedup"):
             return None
-        context = self._contexts.of("dedup", self.schema, self.prepare())
+        tables = self.prepare()
+        context = self._contexts.of("dedup", tables.schema, tables)
         converter: DedupConverter = self.registry.one("dedup").build(context)
         return converter
 
-    @property
+    @cached_property
     def _groups(self) -> Groups:
         """The features that batches have deduplicated, and which of them together."""
         if self._converter is None:
@@ -260,6 +273,8 @@ class Stack:
                 "deduplicates, so that no model can be adapted to its batches. Give the converter "
                 "an attribute `groups`, a tuple of tuples of features."
             )
+        for step in self._steps:
+            groups = step.groups(groups)
         return groups
 
     @property
@@ -268,10 +283,17 @@ class Stack:
         shares: Sequence[float] | None = getattr(self._converter, "unique_shares", None)
         return shares
 
-    def _transform(self, schema: Schema) -> Callable[[Batch], Batch] | None:
+    @property
+    def _transform(self) -> Callable[[Batch], Batch] | None:
+        if not self._steps and not self._converter:
+            return None
+        if any(step.changes_keys for step in self._steps):
+            _ = self._groups  # it refuses what unique samples do not allow
         from recd_plugins.data.transform import BatchTransform
+        from recd_plugins.sparse.row_wise import RowWise
 
-        names = schema.sparse_names
-        steps = [(matching(choice.features, names), step) for choice, step in self._transforms]
-        converter = self._converter
-        return BatchTransform(steps, converter) if steps or converter else None
+        steps = [
+            (step.takes, RowWise(step.transform, step.names if step.changes_keys else None))
+            for step in self._steps
+        ]
+        return BatchTransform(steps, self._converter)

@@ -47,10 +47,20 @@ def test_a_feature_is_found_or_the_nearest_named() -> None:
 
 def test_features_are_replaced_where_they_stand() -> None:
     small, unknown = SparseFeature(name="seen", num_ids=5), SparseFeature(name="new", num_ids=5)
-    changed = SCHEMA.replace([small, unknown])
+    changed = SCHEMA.replace([small])
     assert changed.sparse == (SCHEMA.sparse[0], small, SCHEMA.sparse[2])
     assert changed.columns == SCHEMA.columns
     assert SCHEMA.feature("seen").num_ids == 300
+    with pytest.raises(DataError, match=r"no sparse feature 'new' to replace; .*Schema\.add puts"):
+        SCHEMA.replace([small, unknown])
+
+
+def test_features_are_added_behind_the_others_and_dropped_by_name() -> None:
+    new = SparseFeature(name="new", num_ids=5)
+    assert SCHEMA.add([new]).sparse == (*SCHEMA.sparse, new)
+    assert SCHEMA.add([new]).drop(["new", "absent"]) == SCHEMA
+    with pytest.raises(RegistryError, match="column 'seen' is named twice"):
+        SCHEMA.add([SparseFeature(name="seen", num_ids=5)])
 
 
 @pytest.mark.parametrize(

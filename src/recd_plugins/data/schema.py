@@ -92,8 +92,25 @@ class Schema(Config):
     def replace(self, features: Iterable[SparseFeature]) -> Schema:
         """The same schema with these sparse features in place of those of the same name."""
         new = {feature.name: feature for feature in features}
+        for name in new:
+            if name not in self.sparse_names:
+                raise DataError(
+                    f"no sparse feature {name!r} to replace; {nearest(name, self.sparse_names)} "
+                    "Schema.add puts one beside them."
+                )
         return dataclasses.replace(
             self, sparse=tuple(new.get(feature.name, feature) for feature in self.sparse)
+        )
+
+    def add(self, features: Iterable[SparseFeature]) -> Schema:
+        """The same schema with these sparse features behind its own."""
+        return dataclasses.replace(self, sparse=(*self.sparse, *features))
+
+    def drop(self, names: Iterable[str]) -> Schema:
+        """The same schema without the sparse features of these names."""
+        gone = frozenset(names)
+        return dataclasses.replace(
+            self, sparse=tuple(feature for feature in self.sparse if feature.name not in gone)
         )
 
     def arrow(self) -> pa.Schema:

@@ -34,10 +34,12 @@ class BatchTransform:
 
     def __init__(
         self,
-        steps: Sequence[tuple[Sequence[str], Preprocess]],
+        steps: Sequence[tuple[Sequence[str], Preprocess | RowWise]],
         dedup: DedupConverter | None = None,
     ) -> None:
-        self._steps = [(names, RowWise(transform)) for names, transform in steps]
+        self._steps = [
+            (names, step if isinstance(step, RowWise) else RowWise(step)) for names, step in steps
+        ]
         self._dedup = dedup
         self.takes = frozenset() if dedup is None else _taken(dedup)
         """The features that the converter takes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from typing import TypeVar
 
@@ -41,12 +41,20 @@ class RowWise:
       out, and what they share is found anew.
     """
 
-    def __init__(self, transform: KjtTransform) -> None:
+    def __init__(
+        self,
+        transform: KjtTransform,
+        makes: Callable[[Sequence[str]], Sequence[str]] | None = None,
+    ) -> None:
+        """`makes`: the keys that come out of others, of a transform that changes keys."""
         self.transform = transform
+        self._makes = makes
+        self._known: dict[tuple[str, ...], list[str]] = {}
+        """What `makes` said: it is asked once, not for each batch."""
         self.name = _name_of(transform)
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)
-        self._changes_keys: bool = getattr(transform, "changes_keys", False)
+        self._changes_keys: bool = makes is not None or getattr(transform, "changes_keys", False)
 
     def __call__(self, features: Features, keys: Collection[str] | None = None) -> Features:
         """The features transformed; of `keys` alone, if given, while the others stay."""
@@ -114,7 +122,7 @@ class RowWise:
     def _on_partial(
         self, features: PartialInverseKeyedJaggedTensor, chosen: Collection[str]
     ) -> PartialInverseKeyedJaggedTensor:
-        if self._elementwise:
+        if self._elementwise and not self._changes_keys:
             kjt = self._on_kjt(features.kjt, chosen)
             if not torch.equal(kjt.lengths(), features.kjt.lengths()):
                 raise PluginError(
@@ -137,12 +145,23 @@ class RowWise:
                 f"preprocess: {self.name} made the keys {result.keys()} of {features.keys()}. Keep "
                 "them and their order, or let the transform say `changes_keys = True`."
             )
+        if self._makes is not None and result.keys() != self._made(tuple(features.keys())):
+            raise PluginError(
+                f"preprocess: {self.name} made the keys {result.keys()} of {features.keys()}, but "
+                f"its `schema` says {self._made(tuple(features.keys()))}. Let both name the same, "
+                "in one order."
+            )
         if result.stride() != features.stride():
             raise PluginError(
                 f"preprocess: {self.name} made {result.stride()} rows of {features.stride()}. Keep "
                 "one row for each: a row without ids is an empty one."
             )
         return result
+
+    def _made(self, keys: tuple[str, ...]) -> list[str]:
+        if keys not in self._known and self._makes is not None:
+            self._known[keys] = list(self._makes(keys))
+        return self._known[keys]
 
 
 def _name_of(transform: KjtTransform) -> str:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.schema import Schema
+from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import KjtTransform, RowWise
@@ -23,15 +24,18 @@ def check_preprocess(subject: Subject) -> None:
     schema = subject.context.require_schema()
     after = transform.schema(schema)
     subject.hold(
-        isinstance(after, Schema) and after.sparse_names == schema.sparse_names,
-        f"`schema` must keep the features' names, but made {after!r}",
-        "Replace the SparseFeatures by others of the same name: schema.replace([...]).",
+        isinstance(after, Schema) and bool(after.sparse),
+        f"`schema` must return a Schema of the features that come out, but made {after!r}",
+        "Change them by schema.replace([...]), add to them by schema.add([...]).",
     )
+    changes_keys = after.sparse_names != schema.sparse_names
+    on_unique = RowWise(transform, (lambda keys: after.sparse_names) if changes_keys else None)
+    groups = (schema.sparse_names,) if changes_keys else None
     for seed in range(3):
         features = random_batch(schema, ROWS, seed=seed).features
         before = [part.clone() for part in (features.values(), features.lengths())]
         result = transform(features)
-        _check_shape(subject, features, result)
+        _check_shape(subject, features, result, after)
         subject.hold(
             torch.equal(before[0], features.values())
             and torch.equal(before[1], features.lengths()),
@@ -42,17 +46,21 @@ def check_preprocess(subject: Subject) -> None:
         rows = to_lists(result)
         subject.hold(to_lists(transform(features)) == rows, "it must be repeatable", "Seed it.")
         if getattr(transform, "row_wise", True):
-            _check_rows(subject, transform, features, seed)
+            _check_rows(subject, transform, on_unique, groups, features, seed)
 
 
 def _check_rows(
-    subject: Subject, transform: KjtTransform, features: KeyedJaggedTensor, seed: int
+    subject: Subject,
+    transform: KjtTransform,
+    on_unique: RowWise,
+    groups: Groups | None,
+    features: KeyedJaggedTensor,
+    seed: int,
 ) -> None:
     """Each row's result is the same in any order, among fewer rows, and as a unique sample."""
     rows, draw = to_lists(transform(features)), torch.Generator().manual_seed(seed)
     order = torch.randperm(ROWS, generator=draw)
     repeated = torch.randint(0, ROWS // 2, (2 * ROWS,), generator=draw)
-    on_unique = RowWise(transform)
     for chosen in (order, order[:1], repeated):
         part = _take(features, chosen)
         expected = {key: [ids[row] for row in chosen.tolist()] for key, ids in rows.items()}
@@ -63,13 +71,13 @@ def _check_rows(
                 "Transform each row by itself, or let it say `row_wise = False`: dedup then "
                 "refuses it, since it runs transforms on unique samples alone.",
             )
-        exact = on_unique(InverseKeyedJaggedTensor.from_kjt(part))
+        exact = on_unique(InverseKeyedJaggedTensor.from_kjt(part, groups))
         subject.hold(
             to_lists(exact.to_kjt()) == expected,
             "on the unique samples of an IKJT it must give what it gives on all samples",
             "Mind the rows of length 0 that an IKJT may end in.",
         )
-        shared = on_unique(PartialInverseKeyedJaggedTensor.from_kjt(part))
+        shared = on_unique(PartialInverseKeyedJaggedTensor.from_kjt(part, groups))
         subject.hold(
             to_lists(shared.to_kjt()) == expected,
             "on the shared values of a partial IKJT it must give what it gives on all samples",
@@ -77,14 +85,17 @@ def _check_rows(
         )
 
 
-def _check_shape(subject: Subject, features: KeyedJaggedTensor, result: object) -> None:
+def _check_shape(
+    subject: Subject, features: KeyedJaggedTensor, result: object, after: Schema
+) -> None:
+    keys = list(after.sparse_names)
     subject.hold(
         isinstance(result, KeyedJaggedTensor)
-        and result.keys() == features.keys()
+        and result.keys() == keys
         and result.stride() == features.stride(),
-        f"it must return a KeyedJaggedTensor of the keys {features.keys()} and "
+        f"it must return a KeyedJaggedTensor of the keys that its `schema` says, {keys}, and "
         f"{features.stride()} rows",
-        "Keep the keys, their order and the number of rows.",
+        "Keep the keys, their order and the number of rows; new ones are in `schema` too.",
     )
 
 
