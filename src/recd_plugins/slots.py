@@ -191,10 +191,15 @@ class Preprocess(Protocol):
     """
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The same keys and rows, with other ids, of the features that registry.yaml names."""
+        """The features that registry.yaml names, row for row: other ids, or other features."""
 
     def schema(self, schema: Schema) -> Schema:
-        """What the transform makes of these features' schema (say, a smaller num_ids)."""
+        """The schema of the features that come out, in the order of their keys.
+
+        `schema.replace` says another num_ids, `schema.add` a new feature, whose name must be free;
+        those that are not returned are gone. Where features are deduplicated, those that become
+        new ones together must be in one feature group, and the new ones join it.
+        """
 
 
 class Planner(Protocol):
@@ -251,7 +256,8 @@ class Context:
     fused: Mapping[str, Any] = field(default_factory=dict)
     """The tables' fused optimizer, as TorchRec's `fused_params`."""
     schema: Schema | None = None
-    """The batches' schema; there for `dedup`, and from the `model` slot on."""
+    """The batches' schema; there from the `model` slot on. For `dedup`, which comes before
+    `preprocess`, that of the tables."""
     tables: Tables | None = None
     """The prepared tables, as `preprocess` finds them; there for `dedup`."""
     batches: Callable[[], Iterable[Batch]] | None = None
