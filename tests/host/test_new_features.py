@@ -102,8 +102,8 @@ def test_a_later_transform_takes_what_an_earlier_one_made(registry: dict[str, An
         (
             CROSS | {"name": "item"},
             None,
-            r"preprocess\[0\]: preprocess 'cross' of .*crossing_plugin\.py makes a feature 'item' beside "
-            r"the one that is there\. Give it another name",
+            r"preprocess\[0\]: preprocess 'cross' of .*crossing_plugin\.py makes a feature 'item' "
+            r"beside the one that is there\. Give it another name",
         ),
         (CROSS | {"name": "d"}, None, "makes a feature 'd' beside"),
         (
