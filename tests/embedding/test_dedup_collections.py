@@ -140,7 +140,7 @@ def test_rows_come_in_one_order_without_a_value_added() -> None:
     rows = rows_of(unique, keys)
     assert rows.keys() == keys
     assert rows.stride() == 7
-    kept = unique.dedup.unique_counts[unique.group_of["history"]]
+    kept = unique.lookups["history"].num_unique
     assert rows["history"].lengths()[kept:].sum() == 0
     assert rows["history"].values().numel() == unique.rows["history"].values.numel()
     for key in ("shop", "item"):

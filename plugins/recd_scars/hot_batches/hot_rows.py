@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api import CapabilityError
-from recd_plugins.api.batch import Batch, InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.api.batch import Batch, SparseFeatures
 from recd_plugins.api.planning import TablePlan, TierPlan
 
 __all__ = ["HotRows"]
@@ -52,19 +52,14 @@ class HotRows:
 
     def samples(self, batch: Batch) -> Bools:
         """[B]: which samples have hot ids alone; those that have none among them."""
-        hot = self._rows(batch.features, batch.features.keys())
-        dedup = batch.dedup
-        if isinstance(dedup, PartialInverseKeyedJaggedTensor):
-            dedup = dedup.to_ikjt()
-        if isinstance(dedup, InverseKeyedJaggedTensor):
-            for group, lookup in zip(dedup.groups, dedup.inverse_lookup, strict=True):
-                hot &= self._rows(dedup.kjt, group)[lookup.numpy()]
-        elif dedup is not None:
-            raise CapabilityError(
-                f"cache.hot_batches: batches are deduplicated into a {type(dedup).__name__}, whose "
-                "samples cannot be told apart. Let the converter make an "
-                "InverseKeyedJaggedTensor, or set hot_batches to false."
-            )
+        try:
+            features = SparseFeatures.of(batch.features, batch.dedup)
+        except CapabilityError as error:
+            raise CapabilityError(f"{error} Or set cache.hot_batches to false.") from None
+        hot = np.ones(len(batch), np.bool_)
+        for kjt, keys, lookup in features.by_lookup():
+            rows = self._rows(kjt, keys)
+            hot &= rows if lookup is None else rows[lookup.numpy()]
         return hot
 
     def _rows(self, features: KeyedJaggedTensor, keys: Sequence[str]) -> Bools:

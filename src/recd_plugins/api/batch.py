@@ -2,6 +2,7 @@
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
+from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
@@ -14,5 +15,6 @@ __all__ = [
     "InverseKeyedJaggedTensor",
     "PartialInverseKeyedJaggedTensor",
     "RowWise",
+    "SparseFeatures",
     "check_groups",
 ]

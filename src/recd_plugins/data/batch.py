@@ -36,7 +36,7 @@ class Batch(Pipelineable):
     """The deduplicated features: what the `dedup` slot's converter made of them."""
     hot_under: str | None = None
     """The version of the tier plan under which all ids of this step's batches, of every rank,
-    are replicated; none: a normal batch. Its KJTs carry it as a mark (`sparse.hot`)."""
+    are replicated; none: a normal batch. Its KJTs carry it as a mark (`sparse.keyed`)."""
 
     def __post_init__(self) -> None:
         self.features = marked(self.features, self.hot_under)
@@ -54,14 +54,11 @@ class Batch(Pipelineable):
     def sparse(self) -> KeyedJaggedTensor | SparseFeatures:
         """All sparse features: what an adapted model is given in place of `features`.
 
-        An attribute, so that TorchRec's pipeline can follow it from the batch. A partial IKJT's
-        unique samples are laid out once.
+        An attribute, so that TorchRec's pipeline can follow it from the batch.
         """
         if self.dedup is None:
             return self.features
-        partial = isinstance(self.dedup, PartialInverseKeyedJaggedTensor)
-        unique = self.dedup.to_ikjt() if partial else self.dedup
-        return SparseFeatures(plain=self.features, dedup=unique)
+        return SparseFeatures.of(self.features, self.dedup)
 
     def __len__(self) -> int:
         return self.labels.numel()

@@ -17,7 +17,6 @@ from recd_plugins.compat.torchrec import LazyKeyedTensor
 from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import mark_of, marked
 
@@ -31,22 +30,20 @@ def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -
     added. There is one row at least, since TorchRec's modules fail on none. Those of a hot batch
     keep its mark.
     """
-    of = features if isinstance(features, KeyedJaggedTensor) else features.plain
-    return marked(_rows_of(features, keys), mark_of(of))
+    of = SparseFeatures.of(features)
+    return marked(_rows_of(of, keys), mark_of(of.plain))
 
 
-def _rows_of(
-    features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]
-) -> KeyedJaggedTensor:
-    if isinstance(features, KeyedJaggedTensor):
-        if _is_whole(features, keys, features.stride()):
-            return features
-        return _joined(WeightedJagged.by_key(features), keys, [features])
-    dedup, group_of = features.dedup, features.group_of
-    counts = [dedup.unique_counts[group_of[key]] for key in keys if key in group_of]
+def _rows_of(features: SparseFeatures, keys: Sequence[str]) -> KeyedJaggedTensor:
+    plain, dedup, lookups = features.plain, features.dedup, features.lookups
+    if _is_whole(plain, keys, plain.stride()):
+        return plain
+    if dedup is None:
+        return _joined(features.rows, keys, [plain])
+    counts = [lookups[key].num_unique for key in keys if key in lookups]
     if _is_whole(dedup.kjt, keys, max(counts, default=0)):
         return dedup.kjt
-    return _joined(features.rows, keys, [features.plain, dedup.kjt])
+    return _joined(features.rows, keys, [plain, dedup.kjt])
 
 
 def vbe_rows_of(
@@ -56,22 +53,18 @@ def vbe_rows_of(
 
     No row pads. A feature that is not deduplicated has its own row for each sample.
     """
-    unique = isinstance(features, SparseFeatures)
-    parts = features.rows if unique else WeightedJagged.by_key(features)
-    group_of = features.group_of if unique else {}
-    chosen = _chosen(parts, keys)
+    of = SparseFeatures.of(features)
+    chosen = _chosen(of.rows, keys)
     rows = WeightedJagged.joined(chosen)
-    every = torch.arange(features.stride(), device=rows.lengths.device)
-    lookups = [
-        features.dedup.inverse_lookup[group_of[key]] if key in group_of else every for key in keys
-    ]
+    every = torch.arange(of.stride(), device=rows.lengths.device)
+    inverse = [of.lookups[key].inverse_lookup if key in of.lookups else every for key in keys]
     return KeyedJaggedTensor(
         keys=list(keys),
         values=rows.values,
         lengths=rows.lengths,
         weights=rows.weights,
         stride_per_key_per_rank=[[part.lengths.numel()] for part in chosen],
-        inverse_indices=(list(keys), torch.stack(lookups)),
+        inverse_indices=(list(keys), torch.stack(inverse)),
     )
 
 
@@ -128,26 +121,18 @@ class BatchSamples:
         self, features: SparseFeatures | KeyedJaggedTensor, *, sequences: bool = False
     ) -> None:
         """For `sequences`, values are counted here, before anybody waits for them."""
-        self.dedup: InverseKeyedJaggedTensor | None = None
-        self.num_values: Mapping[str, int] = {}
-        self._group_of: Mapping[str, int] = {}
-        if isinstance(features, SparseFeatures):
-            self.dedup, self._group_of = features.dedup, features.group_of
-            if sequences:
-                self.num_values = features.num_values
-            features = features.plain
-        self.batch_size: int = features.stride()
+        of = SparseFeatures.of(features)
+        self.batch_size = of.stride()
+        self.num_values: Mapping[str, int] = of.num_values if sequences else {}
+        self._lookups = of.lookups
 
     def of(self, key: str) -> tuple[int, Tensor | None]:
-        """Of a feature: its rows, and the inverse lookup [B] if they are unique samples."""
-        group = self._group_of.get(key)
-        if group is None or self.dedup is None:
-            return self.batch_size, None
-        return self.dedup.unique_counts[group], self.dedup.inverse_lookup[group]
+        """How many rows a feature has, and the inverse lookup [B] if they are unique samples."""
+        return self._lookups.get(key, (self.batch_size, None))
 
     def record_stream(self, stream: torch.Stream) -> None:
-        if self.dedup is not None:
-            self.dedup.inverse_lookup.record_stream(stream)
+        for _, lookup in self._lookups.values():
+            lookup.record_stream(stream)
 
 
 def sequences(

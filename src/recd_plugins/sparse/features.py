@@ -1,52 +1,109 @@
-"""What a model that takes deduplicated batches is given as its features."""
+"""All sparse features of a batch, deduplicated or not: the one place that looks into an IKJT."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
+from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
-__all__ = ["SparseFeatures"]
+__all__ = ["FeatureLookup", "KeyRows", "SparseFeatures"]
+
+
+class FeatureLookup(NamedTuple):
+    """Which unique samples the B samples have of a deduplicated feature."""
+
+    num_unique: int
+    inverse_lookup: Tensor
+    """[B] int64."""
+
+
+class KeyRows(NamedTuple):
+    """Keys of a KJT whose rows belong to the samples in one way."""
+
+    kjt: KeyedJaggedTensor
+    keys: tuple[str, ...]
+    inverse_lookup: Tensor | None
+    """[B]: which row each sample has; none where row i is sample i's."""
 
 
 @dataclass(frozen=True)
 class SparseFeatures:
-    """All sparse features of B samples, each in one of the two.
+    """All sparse features of B samples; a feature is in `plain` or in `dedup`.
 
     Where a model reads ids itself, it finds them as in a KJT: by key, expanded.
     """
 
     plain: KeyedJaggedTensor
-    """Those that are not deduplicated, B rows each."""
-    dedup: InverseKeyedJaggedTensor
-    """Those that are: the unique samples of each group, and which sample has which."""
+    """The features that are not deduplicated, B rows each."""
+    dedup: InverseKeyedJaggedTensor | None = None
+    """The deduplicated ones: the unique samples of each group, and which sample has which."""
+
+    @classmethod
+    def of(
+        cls, features: KeyedJaggedTensor | SparseFeatures, dedup: object = None
+    ) -> SparseFeatures:
+        """Plain features, and beside them what a `dedup` converter made of the others.
+
+        A partial IKJT's unique samples are laid out.
+        """
+        if isinstance(features, SparseFeatures):
+            return features
+        if isinstance(dedup, PartialInverseKeyedJaggedTensor):
+            dedup = dedup.to_ikjt()
+        if dedup is not None and not isinstance(dedup, InverseKeyedJaggedTensor):
+            raise CapabilityError(
+                f"dedup: batches are deduplicated into a {type(dedup).__name__}, whose unique "
+                "samples nobody but its author can find. Let the converter make an "
+                "InverseKeyedJaggedTensor, or take another."
+            )
+        return cls(features, dedup)
 
     @cached_property
     def rows(self) -> Mapping[str, WeightedJagged]:
         """Each feature's rows: its unique samples, or all B."""
-        return WeightedJagged.by_key(self.plain) | self.dedup.parts()
+        plain = WeightedJagged.by_key(self.plain)
+        return plain if self.dedup is None else plain | self.dedup.parts()
 
     @cached_property
-    def group_of(self) -> Mapping[str, int]:
-        """The group of each deduplicated feature."""
-        return self.dedup.group_of
+    def lookups(self) -> Mapping[str, FeatureLookup]:
+        """Each deduplicated feature's unique samples."""
+        if self.dedup is None:
+            return {}
+        counts, lookups = self.dedup.unique_counts, self.dedup.inverse_lookup
+        return {
+            key: FeatureLookup(counts[group], lookups[group])
+            for key, group in self.dedup.group_of.items()
+        }
 
     @cached_property
     def num_values(self) -> Mapping[str, int]:
         """How many ids all B samples of each deduplicated feature have; CUDA is waited for once."""
-        kjt, group_of = self.dedup.kjt, self.group_of
+        if self.dedup is None:
+            return {}
+        kjt, group_of = self.dedup.kjt, self.dedup.group_of
         lengths = kjt.lengths().view(len(kjt.keys()), kjt.stride())
         lookups = self.dedup.inverse_lookup[[group_of[key] for key in kjt.keys()]]  # noqa: SIM118
         numels = lengths.gather(1, lookups).sum(1).tolist()
         return dict(zip(kjt.keys(), numels, strict=True))
 
+    def by_lookup(self) -> Iterator[KeyRows]:
+        """All features, those together whose rows belong to the samples in one way."""
+        yield KeyRows(self.plain, tuple(self.plain.keys()), None)
+        if self.dedup is not None:
+            for group, lookup in zip(self.dedup.groups, self.dedup.inverse_lookup, strict=True):
+                yield KeyRows(self.dedup.kjt, group, lookup)
+
     def keys(self) -> list[str]:
-        return [*self.plain.keys(), *self.dedup.kjt.keys()]
+        return [*self.plain.keys(), *self.lookups]
 
     def stride(self) -> int:
         """B."""
@@ -54,9 +111,11 @@ class SparseFeatures:
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """All B rows of a feature."""
-        of = self.dedup.to_kjt([key]) if key in self.group_of else self.plain
-        return of[key]
+        if self.dedup is not None and key in self.lookups:
+            return self.dedup.to_kjt([key])[key]
+        return self.plain[key]
 
     def to_dict(self) -> dict[str, JaggedTensor]:
         """All B rows of every feature."""
-        return {**self.plain.to_dict(), **self.dedup.to_kjt().to_dict()}
+        dedup = {} if self.dedup is None else self.dedup.to_kjt().to_dict()
+        return {**self.plain.to_dict(), **dedup}

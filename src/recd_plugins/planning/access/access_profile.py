@@ -136,15 +136,10 @@ def profile_batches(
 
 def _lookups(batch: Batch) -> dict[str, Integers]:
     """The ids that each feature of a batch looks up: of unique samples where it has such."""
-    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+    from recd_plugins.sparse.features import SparseFeatures
 
-    found = {key: part.values() for key, part in batch.features.to_dict().items()}
-    dedup = batch.dedup
-    if isinstance(dedup, PartialInverseKeyedJaggedTensor):
-        dedup = dedup.to_ikjt()
-    if dedup is not None:
-        found |= {key: part.values for key, part in dedup.parts().items()}
-    return {key: ids.numpy().astype(np.int64, copy=False) for key, ids in found.items()}
+    rows = SparseFeatures.of(batch.features, batch.dedup).rows
+    return {key: part.values.numpy().astype(np.int64, copy=False) for key, part in rows.items()}
 
 
 def _named(looked_up: Mapping[str, Integers], feature: str) -> Integers:
