@@ -171,6 +171,7 @@ class DedupConverter(Protocol):
     """Takes groups of features out of batches, for `batch.dedup`; may say why (`Explains`).
 
     Every rank builds one, alike, and its loader converts each batch before it is preprocessed. An
+    attribute `asks`, of "session_id" and "timestamp", brings these along with the features. An
     attribute `unique_shares`, where there is one, says for each group which share of a batch's
     samples is unique; an adapted model sizes its tables' parts by it.
     """

@@ -25,12 +25,12 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
 from recd_plugins.data.table import Stripe, Table, id_error, id_ranges
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks
 from recd_plugins.sparse.jagged import Jagged, Scratch
 from recd_plugins.sparse.rows.pool import Picked, RowBlock, gather_blocks, join_blocks
 
-__all__ = ["BatchReader", "DecodedRows", "StripeReader"]
+__all__ = ["BatchReader", "DecodedRows", "StripeReader", "key_column"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class WindowPart:
     """Of the features that go into the batch."""
     unjoined: Picked
     """Of those that do not."""
+    beside: Mapping[str, Tensor]
+    """What was asked for beside the features, [b] int64 each."""
 
 
 class BatchReader:
@@ -59,11 +61,13 @@ class BatchReader:
         streams: Sequence[int],
         *,
         unjoined: Collection[str] = (),
+        beside: Mapping[str, str] | None = None,
         prefetch: bool = True,
         threads: bool = True,
     ) -> None:
         """Features `unjoined` come as columns beside the batches, not in them.
 
+        With them come those of `ASKABLE` that `beside` names, each from a column of the table.
         `prefetch` loads each stream's next window in a thread, while this one is used.
         """
         names = table.schema.sparse_names
@@ -72,7 +76,10 @@ class BatchReader:
         self._order = order
         self._streams = streams
         self._prefetch = prefetch
-        self._stripes = StripeReader(table, threads=threads, sessions=order.sessions != "split")
+        self._beside = beside or {}
+        self._session_id = table.schema.session_id if order.sessions != "split" else None
+        keys = {*self._beside.values(), *filter(None, [self._session_id])}
+        self._stripes = StripeReader(table, threads=threads, keys=sorted(keys))
         self._scratch = Scratch()
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[Batch, Columns]]:
@@ -119,8 +126,10 @@ class BatchReader:
     def _load(self, window: ReadWindow) -> list[WindowPart]:
         """The window's rows in order, cut at the borders of batches."""
         pieces = [self._stripes.decode(piece) for piece in window.pieces]
-        sessions = [piece.sessions for piece in pieces if piece.sessions is not None]
-        order = self._order.rows(window, runs_of(sessions) if sessions else None)
+        runs = None
+        if self._session_id is not None:
+            runs = runs_of(piece.keys[self._session_id] for piece in pieces)
+        order = self._order.rows(window, runs)
         sizes = window.cuts(self._order.rows_per_batch)
         weights = torch.ones(len(order))
         weights[len(order) - window.padding :] = 0
@@ -132,9 +141,21 @@ class BatchReader:
             weights.split(sizes),
             gather_blocks(features, order, sizes, self._scratch),
             Picked.of(unjoined, order).cut(sizes),
+            self._asked(pieces, order, sizes),
             strict=True,
         )
         return [WindowPart(*part) for part in parts]
+
+    def _asked(
+        self, pieces: Sequence[DecodedRows], order: npt.NDArray[np.int64], sizes: list[int]
+    ) -> list[dict[str, Tensor]]:
+        """Of each part what was asked for beside the features."""
+        columns = {
+            name: _take([_whole_numbers(piece.keys[key], key) for piece in pieces], order)
+            for name, key in self._beside.items()
+        }
+        cut = {name: column.split(sizes) for name, column in columns.items()}
+        return [{name: cut[name][part] for name in cut} for part in range(len(sizes))]
 
     def _join(self, parts: Sequence[WindowPart]) -> tuple[Batch, Columns]:
         batch = Batch(
@@ -143,7 +164,30 @@ class BatchReader:
             labels=torch.cat([part.labels for part in parts]),
             weights=torch.cat([part.weights for part in parts]),
         )
-        return batch, PooledColumns(self._unjoined, [part.unjoined for part in parts])
+        beside = {name: torch.cat([part.beside[name] for part in parts]) for name in self._beside}
+        return batch, PooledColumns(self._unjoined, [part.unjoined for part in parts], beside)
+
+
+def key_column(table: Table, name: str) -> str:
+    """The table's column of sessions or of times."""
+    column: str | None = getattr(table.schema, name)
+    if column is None:
+        raise RegistryError(
+            f"the converter asks for {name}, but the table {table.path} has none: its schema's "
+            f"{name} is null. Name the column there, or choose another converter.",
+            "dedup",
+        )
+    return column
+
+
+def _whole_numbers(column: pa.ChunkedArray, name: str) -> Tensor:
+    """[N] int64, of a column that has a whole number in each row."""
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise DataError(
+            f"column {name!r} has {column.null_count} nulls and type {column.type}, but a "
+            "converter takes whole numbers alone. Write the table again with such."
+        )
+    return torch.from_numpy(column.to_numpy().astype(np.int64))
 
 
 def _given(parts: list[WindowPart]) -> Iterator[WindowPart]:
@@ -178,8 +222,8 @@ class DecodedRows:
     """[N] float32."""
     features: Mapping[str, Sequence[Jagged]]
     """Per sparse feature its rows, in parts."""
-    sessions: pa.ChunkedArray | None = None
-    """[N] the session of each, where it is asked for."""
+    keys: Mapping[str, pa.ChunkedArray]
+    """[N] of each column of sessions or times that is asked for."""
 
 
 class StripeReader:
@@ -190,10 +234,10 @@ class StripeReader:
     there are no statistics) raise `DataError`, naming file and row group.
     """
 
-    def __init__(self, table: Table, *, threads: bool = True, sessions: bool = False) -> None:
+    def __init__(self, table: Table, *, threads: bool = True, keys: Sequence[str] = ()) -> None:
         self._table = table
         self._threads = threads
-        self._session_id = table.schema.session_id if sessions else None
+        self._keys = keys
         self._files: dict[Path, pq.ParquetFile] = {}
 
     def decode(self, piece: Piece) -> DecodedRows:
@@ -207,16 +251,14 @@ class StripeReader:
                 name: jagged_chunks(rows[name], f"{stripe}: {name!r}")
                 for name in schema.sparse_names
             },
-            sessions=None if self._session_id is None else rows[self._session_id],
+            keys={name: rows[name] for name in self._keys},
         )
         self._check_ids(stripe, decoded)
         return decoded
 
     def _read(self, stripe: Stripe) -> pa.Table:
         schema = self._table.schema
-        columns = [schema.label, *schema.dense, *schema.sparse_names]
-        if self._session_id is not None:
-            columns.append(self._session_id)
+        columns = [schema.label, *schema.dense, *schema.sparse_names, *self._keys]
         try:
             rows = self._open(stripe.file).read_row_group(
                 stripe.group, columns=columns, use_threads=self._threads

@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import torch
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.errors import PluginError
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.pool import Picked, join_picked, unique_samples
 
-__all__ = ["Columns", "JoinedColumns", "PooledColumns"]
+__all__ = ["ASKABLE", "Columns", "JoinedColumns", "PooledColumns"]
+
+
+ASKABLE = ("session_id", "timestamp")
+"""What a converter may ask for beside features, by an attribute `asks`."""
 
 
 class Columns(ABC):
     """Some sparse features of B samples, wherever their ids lie."""
+
+    def __init__(self, beside: Mapping[str, Tensor] | None = None) -> None:
+        """`beside`: each of `ASKABLE` that was asked for, [B] int64."""
+        self._beside = beside or {}
+
+    @property
+    def session_id(self) -> Tensor:
+        """[B] int64: the session of each sample, for a converter whose `asks` names it."""
+        return self._asked("session_id")
+
+    @property
+    def timestamp(self) -> Tensor:
+        """[B] int64: the time of each sample in ms, for a converter whose `asks` names it."""
+        return self._asked("timestamp")
+
+    def _asked(self, name: str) -> Tensor:
+        if name not in self._beside:
+            raise PluginError(
+                f"dedup: the columns have no {name}, which nobody asked for. Give the converter an "
+                f"attribute `asks = ({name!r},)`."
+            )
+        return self._beside[name]
 
     @property
     @abstractmethod
@@ -39,7 +67,10 @@ class Columns(ABC):
 class JoinedColumns(Columns):
     """Those of a KJT: a reader's that joins first."""
 
-    def __init__(self, features: KeyedJaggedTensor) -> None:
+    def __init__(
+        self, features: KeyedJaggedTensor, beside: Mapping[str, Tensor] | None = None
+    ) -> None:
+        super().__init__(beside)
         self._features = features
 
     @property
@@ -57,8 +88,14 @@ class JoinedColumns(Columns):
 class PooledColumns(Columns):
     """Rows in pools, where equal ones are one already: no id is compared again."""
 
-    def __init__(self, keys: Sequence[str], parts: Sequence[Picked]) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        parts: Sequence[Picked],
+        beside: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """The B samples lie in several windows, it may be: in parts, each with its pool."""
+        super().__init__(beside)
         self._keys = list(keys)
         self._parts = parts
 

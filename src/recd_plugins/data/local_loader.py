@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.batch_reader import BatchReader
+from recd_plugins.data.batch_reader import BatchReader, key_column
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.order import Order, Shares
 from recd_plugins.data.table import Table
@@ -51,6 +51,9 @@ class RankBatches(IterableDataset[Batch | RecdError]):
         self._rank = rank
         self._prefetch = prefetch
         self._transform = transform
+        steps = transform if isinstance(transform, BatchTransform) else None
+        self._unjoined = steps.takes if steps else frozenset()
+        self._beside = {name: key_column(table, name) for name in steps.asks} if steps else {}
 
     def __iter__(self) -> EpochIterator:
         return EpochIterator(self, self.epoch)
@@ -62,7 +65,8 @@ class RankBatches(IterableDataset[Batch | RecdError]):
                 self._table,
                 self.order,
                 self._shares.streams_of(self._rank, worker.id if worker else 0),
-                unjoined=transform.takes if isinstance(transform, BatchTransform) else (),
+                unjoined=self._unjoined,
+                beside=self._beside,
                 prefetch=self._prefetch,
                 threads=worker is None,
             )

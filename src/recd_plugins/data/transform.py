@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.columns import Columns, JoinedColumns
+from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.errors import PluginError, nearest
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
@@ -43,11 +43,14 @@ class BatchTransform:
         self._dedup = dedup
         self.takes = frozenset() if dedup is None else _taken(dedup)
         """The features that the converter takes."""
+        self.asks = () if dedup is None else _asked(dedup)
+        """What it asks for beside them: some of `ASKABLE`."""
 
     def __call__(self, batch: Batch, unjoined: Columns | None = None) -> Batch:
         """A reader may hand over what the converter takes as `unjoined` columns.
 
-        Then the batch's features are the others; without `unjoined` they are all.
+        Then the batch's features are the others; without `unjoined` they are all. What the
+        converter asks for beside features is in `unjoined` alone.
         """
         batch = self._deduplicated(batch, unjoined)
         features, dedup = batch.features, batch.dedup
@@ -63,6 +66,11 @@ class BatchTransform:
         if self._dedup is None or not self.takes:
             return batch
         features = batch.features
+        if self.asks and unjoined is None:
+            raise PluginError(
+                f"dedup: {type(self._dedup).__name__} asks for {' and '.join(self.asks)}, which "
+                "this reader does not hand over. Choose one that does: `reader: local`."
+            )
         taken = JoinedColumns(features) if unjoined is None else unjoined
         for key in self.takes:
             if key not in taken.keys:
@@ -86,6 +94,16 @@ def _taken(dedup: DedupConverter) -> frozenset[str]:
             "attribute `groups`, a tuple of tuples of features."
         )
     return frozenset(chain.from_iterable(groups))
+
+
+def _asked(dedup: DedupConverter) -> tuple[str, ...]:
+    asks: tuple[str, ...] = tuple(getattr(dedup, "asks", ()))
+    for name in asks:
+        if name not in ASKABLE:
+            raise PluginError(
+                f"dedup: {type(dedup).__name__} asks for {name!r}; {nearest(name, ASKABLE)}"
+            )
+    return asks
 
 
 def _check_reached(

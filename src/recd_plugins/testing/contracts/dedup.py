@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.columns import PooledColumns
+from recd_plugins.data.columns import JoinedColumns, PooledColumns
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.sparse.jagged import Jagged, slice_rows, without
@@ -41,7 +42,10 @@ def check_dedup(subject: Subject) -> None:
         apart = [key for key in schema.sparse_names if key in taken]
         rest = dataclasses.replace(batch, features=without(batch.features, apart))
         # As any reader hands them over, and as one does that has told equal rows apart.
-        for converted in (transform(batch), transform(rest, _pooled(batch, apart))):
+        beside = {name: torch.arange(len(batch)) // 3 for name in transform.asks}
+        joined = JoinedColumns(without(batch.features, rest.features.keys()), beside)
+        for columns in (joined if beside else None, _pooled(batch, apart, beside)):
+            converted = transform(batch if columns is None else rest, columns)
             found = to_lists(_expand(subject, converted)) if taken else {}
             found |= to_lists(converted.features)
             for key, rows in to_lists(batch.features).items():
@@ -67,14 +71,14 @@ def _expand(subject: Subject, batch: Batch) -> KeyedJaggedTensor:
     return expanded
 
 
-def _pooled(batch: Batch, keys: Sequence[str]) -> PooledColumns:
+def _pooled(batch: Batch, keys: Sequence[str], beside: Mapping[str, Tensor]) -> PooledColumns:
     """The features as the local reader holds them, the samples from two windows."""
     parts = []
     for start, stop in ((0, 10), (10, len(batch))):
         jagged = slice_rows(batch.features, start, stop).to_dict()
         columns = [[Jagged(jagged[key].values(), jagged[key].lengths())] for key in keys]
         parts.append(Picked.of(columns, np.arange(stop - start)))
-    return PooledColumns(keys, parts)
+    return PooledColumns(keys, parts, beside)
 
 
 def _nearly_equal(schema: Schema) -> Iterator[dict[str, list[int]]]:
