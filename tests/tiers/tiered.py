@@ -38,7 +38,7 @@ TABLES_OF = {"heard": ["songs"], "seen": ["songs", "artists"], "liked": ["artist
 OUTPUTS = ("heard", "seen@songs", "seen@artists", "liked")
 DIM = 8
 
-Tiers = Literal["replicated", "per_node", "both", "none"]
+DrawnTiers = Literal["replicated", "per_node", "both", "none"]
 
 IdsOf = Literal["tiers", "home", "both", "nothing"]
 """Where the rows of a batch are: all in tiers, none, some; or the batch is empty."""
@@ -123,7 +123,7 @@ class ByTiers:
 
     ranks_per_node: int
     seed: int = 0
-    tiers: Tiers = "both"
+    tiers: DrawnTiers = "both"
     coalesce: Coalesce = "none"
     chunk_rows: int = 1 << 15
 

@@ -13,16 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 __all__ = [
     "LazyKeyedTensor",
     "OfParts",
     "bags_of",
+    "device_of",
+    "exchanges_of",
     "flush_kernels",
     "fused_arithmetic",
     "leave_means",
+    "optimizer_of",
     "order_input",
     "output_type",
     "pooled_columns",
@@ -30,6 +33,7 @@ __all__ = [
     "sequences_of",
     "sharding_types",
     "table_feature_names",
+    "yields_ids",
 ]
 
 
@@ -188,6 +192,29 @@ def pooled_columns(
     """The keys of the KeyedTensor that an EmbeddingBagCollection yields, and their widths."""
     module: Any = sharded
     return list(module._embedding_names), list(module._embedding_dims)
+
+
+def optimizer_of(sharded: ShardedModule[Any, Any, Any, Any]) -> CombinedOptimizer:
+    """The fused optimizer that TorchRec made, whatever `fused_optimizer` has become since."""
+    optimizer: CombinedOptimizer = sharded._optim
+    return optimizer
+
+
+def device_of(sharded: ShardedModule[Any, Any, Any, Any]) -> torch.device:
+    """The device of a sharded collection's tables and outputs."""
+    device: torch.device = sharded._device
+    return device
+
+
+def exchanges_of(sharded: ShardedModule[Any, Any, Any, Any]) -> int:
+    """How many exchanges of ids an input takes: one for each way that tables are sharded."""
+    return len(sharded._input_dists)
+
+
+def yields_ids(sharded: ShardedModule[Any, Any, Any, Any]) -> bool:
+    """Whether an EmbeddingCollection yields the ids beside their rows."""
+    need: bool = sharded._need_indices
+    return need
 
 
 def flush_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:

@@ -65,7 +65,7 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
                     f"{plan.tables[config.name].coalesce}, but the table is pooled: not its rows "
                     "but their sums travel. Set coalesce to none."
                 )
-        self.put_in_front(Tiers(self, configs, self._optim, shardings, plan, nodes, chunk_rows))
+        self.put_in_front(Tiers(self, configs, plan, nodes, chunk_rows))
         means = {
             config.name
             for config in configs
@@ -109,7 +109,7 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
 
     def _nothing_from_home(self) -> LazyAwaitable[KeyedTensor]:
         keys, widths = pooled_columns(self)
-        none = torch.empty(0, sum(widths), dtype=self.tiers.output_type, device=self._device)
+        none = self.tiers.no_rows(sum(widths))
         return LazyNoWait(KeyedTensor(keys=keys, length_per_key=widths, values=none))
 
     def _with_tiers(

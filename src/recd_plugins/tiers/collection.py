@@ -14,6 +14,7 @@ from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ParameterShard
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.compat.torchrec import exchanges_of, yields_ids
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.exchange import DeferredExchange, DeferredSplits
 from recd_plugins.tiers.places import Nodes
@@ -47,8 +48,7 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         """`options` are those of TorchRec's module."""
         super().__init__(module, dict(parameters), env, **options)
         self._width = module.embedding_dim()
-        configs, shardings = module.embedding_configs(), self.module_sharding_plan
-        self.put_in_front(Tiers(self, configs, self._optim, shardings, plan, nodes, chunk_rows))
+        self.put_in_front(Tiers(self, module.embedding_configs(), plan, nodes, chunk_rows))
 
     def create_context(self) -> TierSequenceContext:
         return TierSequenceContext()
@@ -75,7 +75,7 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
 
         TorchRec's contexts are there from now on, for whoever joins those of several modules.
         """
-        count = len(self._input_dists)
+        count = exchanges_of(self)
         promised = [SequenceShardingContext() for _ in range(count)]
 
         def send() -> KJTListSplitsAwaitable[TierSequenceContext]:
@@ -110,8 +110,8 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         return cast("KJTListSplitsAwaitable[TierSequenceContext]", request)
 
     def _nothing_from_home(self) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        none = torch.empty(0, self._width, dtype=self.tiers.output_type, device=self._device)
-        lengths = torch.empty(0, dtype=torch.int32, device=self._device)
+        none = self.tiers.no_rows(self._width)
+        lengths = torch.empty(0, dtype=torch.int32, device=none.device)
         names = [feature.name for feature in self.tiers.features]
         return LazyNoWait({name: JaggedTensor(none, lengths=lengths) for name in names})
 
@@ -120,4 +120,4 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
     ) -> LazyAwaitable[Any]:
         assert ctx.update is not None
         self.tiers.advance_deferred()
-        return SequencesAwaitable(self.tiers, ctx.update, home, self._need_indices)
+        return SequencesAwaitable(self.tiers, ctx.update, home, yields_ids(self))

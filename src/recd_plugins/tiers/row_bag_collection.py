@@ -32,7 +32,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import OfParts, sequences_of, sharding_types
+from recd_plugins.compat.torchrec import OfParts, optimizer_of, sequences_of, sharding_types
 from recd_plugins.tiers.bags import PooledRows, RowBagsAwaitable
 from recd_plugins.tiers.collection import TierEmbeddingCollection, TierSequenceContext
 from recd_plugins.tiers.tables import TableFeature
@@ -62,7 +62,7 @@ class _RowsOfDimension(TierEmbeddingCollection):
         """`means` are the tables that pool by the mean."""
         super().__init__(module, **options)
         self._divides = [feature.table in means for feature in self.tiers.features]
-        for _, kernel in self._optim.optimizers:
+        for _, kernel in optimizer_of(self).optimizers:
             kernel.params = {_of_bags(key): weight for key, weight in kernel.params.items()}
 
     def _with_tiers(

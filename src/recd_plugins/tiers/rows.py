@@ -28,14 +28,14 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         tiers: Tiers,
         update: Update,
         home: LazyAwaitable[dict[str, JaggedTensor]],
-        need_indices: bool,
+        yields_ids: bool,
     ) -> None:
-        """`home` has the rows of the ids that missed."""
+        """`home` has the rows of the ids that missed; `yields_ids` as TorchRec's module does."""
         super().__init__()
         self._tiers = tiers
         self._update = update
         self._home = home
-        self._need_indices = need_indices
+        self._yields_ids = yields_ids
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         if torch.is_grad_enabled():
@@ -47,7 +47,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         ids = batch.ids.split(batch.length_per_feature)
         return {
             feature.name: JaggedTensor(
-                values=values, lengths=lengths, weights=own if self._need_indices else None
+                values=values, lengths=lengths, weights=own if self._yields_ids else None
             )
             for feature, values, lengths, own in zip(
                 self._tiers.features, rows, batch.lengths, ids, strict=True

@@ -6,19 +6,22 @@ into it, so from then on they are at home until the next batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division
-from torchrec.distributed.types import ParameterSharding, ShardedModule
+from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.torchrec import (
+    device_of,
     flush_kernels,
+    optimizer_of,
     order_input,
     output_type,
     purge_kernels,
@@ -54,15 +57,15 @@ class Tiers:
         self,
         sharded: ShardedModule[Any, Any, Any, Any],
         configs: Sequence[BaseEmbeddingConfig],
-        optimizer: CombinedOptimizer,
-        shardings: Mapping[str, ParameterSharding],
         plan: TierPlan,
         nodes: Nodes,
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
-        """`sharded` hands over what TorchRec made of it: its optimizer and shardings."""
+        """`sharded` is as TorchRec made it, and its tables' optimizer is wrapped here."""
         self._sharded = sharded
         self.nodes = nodes
+        optimizer = optimizer_of(sharded)
+        shardings = sharded.module_sharding_plan
         self._groups, others = arrange(sharded, configs, optimizer, shardings, plan)
         tiered = [feature for group in self._groups for feature in group.features]
         self.features: list[TableFeature] = tiered + others
@@ -195,10 +198,10 @@ class Tiers:
             flush_kernels(self._sharded)
             replicas.fill()
 
-    @property
-    def output_type(self) -> torch.dtype:
-        """The type of the embeddings that TorchRec yields."""
-        return output_type(self._groups[0].optimizer) if self._groups else torch.float32
+    def no_rows(self, width: int) -> Tensor:
+        """[0, width], of the type and on the device of the embeddings that TorchRec yields."""
+        kind = output_type(self._groups[0].optimizer) if self._groups else torch.float32
+        return torch.empty(0, width, dtype=kind, device=device_of(self._sharded))
 
     def _set_learning_rates(self, rate: float | None) -> None:
         for group in self._groups:
