@@ -16,8 +16,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.parity import assert_parity
-from recd_plugins.testing.reference import train_reference
+from recd_plugins.testing.parity import assert_parity, reference_of
 from recd_plugins.testing.trained import Trained
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
@@ -109,5 +108,5 @@ def test_training_goes_on(
     unique = [[deduplicated(batch) for batch in step] for step in plain]
     early, late = (unique if one.adapted else plain for one in (first, then))
     trained, told = gloo_pool.run(save_and_go_on, tmp_path, first, then, early[:2], late[2:])[0]
-    assert_parity(trained, train_reference(Mixed, plain, optimizer=ADAGRAD), atol=1e-6)
+    assert_parity(trained, *reference_of(Mixed, plain, optimizer=ADAGRAD))
     assert told[0] == told[1]

@@ -18,15 +18,17 @@ from mixed import Mixed, Sharded, batch_of, deduplicated, several
 from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.parity import TABLE_OPTIMIZERS, assert_parity, train_and_gather
-from recd_plugins.testing.reference import train_reference
+from recd_plugins.testing.parity import (
+    TABLE_OPTIMIZERS,
+    assert_parity,
+    reference_of,
+    train_and_gather,
+)
 
 SIZES = {1: [[9], [4], [7]], 2: [[9, 12], [12, 4], [5, 5]], 4: [[6, 3, 8, 5], [4, 7, 2, 9]]}
 """Batch sizes by world size, step and rank."""
 DEADLINE = 300.0
 """Seconds for a dozen trainings, on a machine that is busy with others."""
-ATOL = 1e-6
-"""Sums of the same numbers in another order."""
 
 
 def batches(sizes: Sequence[Sequence[int]], **options: object) -> list[list[Batch]]:
@@ -62,10 +64,13 @@ def test_losses_and_weights(gloo_pool: GlooPool, world_size: int) -> None:
         chosen.remove(("mixed", "rowwise_adagrad"))
     calls = [(Mixed, unique(plain), Sharded(kind), settings(tables)) for kind, tables in chosen]
     references = {
-        tables: train_reference(Mixed, plain, optimizer=settings(tables))
+        tables: reference_of(Mixed, plain, optimizer=settings(tables))
         for tables in TABLE_OPTIMIZERS
     }
     # TorchRec keeps a state of row-wise Adagrad for each column shard.
+    split_bounds = reference_of(
+        Mixed, plain, optimizer=settings("rowwise_adagrad"), column_shards=world_size
+    ).bounds
     split = [i for i, one in enumerate(chosen) if one == ("column_wise", "rowwise_adagrad")]
     calls += [
         (Mixed, plain, Sharded(chosen[i][0], adapted=False), settings(chosen[i][1])) for i in split
@@ -76,8 +81,10 @@ def test_losses_and_weights(gloo_pool: GlooPool, world_size: int) -> None:
     others = dict(zip(split, trained[len(chosen) :], strict=True))
     for index, (kind, tables) in enumerate(chosen):
         try:
-            reference = others.get(index, references[tables])
-            assert_parity(trained[index], reference, atol=ATOL)
+            if index in others:
+                assert_parity(trained[index], others[index], split_bounds)
+            else:
+                assert_parity(trained[index], *references[tables])
         except AssertionError as error:
             raise AssertionError(f"{kind}, {tables}: {error}") from None
 
@@ -117,11 +124,11 @@ def test_whatever_batches_hold(gloo_pool: GlooPool) -> None:
     calls = [(cases[name][0], cases[name][2], Sharded(kind), sgd) for name, kind in runs]
     trained = gloo_pool.run(several, train_and_gather, calls, deadline=DEADLINE)[0]
     references = {
-        name: train_reference(build, theirs, optimizer=sgd)
+        name: reference_of(build, theirs, optimizer=sgd)
         for name, (build, theirs, _) in cases.items()
     }
     for (name, kind), one in zip(runs, trained, strict=True):
         try:
-            assert_parity(one, references[name], atol=ATOL)
+            assert_parity(one, *references[name])
         except AssertionError as error:
             raise AssertionError(f"{name}, {kind}: {error}") from None

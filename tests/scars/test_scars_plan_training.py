@@ -21,13 +21,15 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.arrange import ByRegistry, BySharding
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.parity import assert_parity, check_parity, train_on
+from recd_plugins.testing.parity import (
+    assert_parity,
+    check_parity,
+    reference_of,
+    train_on,
+)
 from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
 
 STEPS = 20
-TOLERANCES = {"sgd": 1e-6, "rowwise_adagrad": 5e-6}
-"""Sums of gradients in another order. Where they cancel, Adagrad divides what is left, noise
-too, by its own size: TorchRec's table-wise and row-wise plans differ by as much in these steps."""
 
 REGISTRY: dict[str, Any] = {
     "plugins": ["recd_dlrm", "recd_scars", "recd_flexshard"],
@@ -81,7 +83,7 @@ def test_weights_are_those_of_row_wise_torchrec(
     said = registry(tmp_path, model)
     batches, build = batches_of(said, STEPS), partial(model_of, said)
     arrange = ByRegistry({**said, "cache": CACHES[cache]})
-    for kind, atol in TOLERANCES.items():
+    for kind in ("sgd", "rowwise_adagrad"):
         optimizer = OptimizerSettings(
             tables=kind, tables_lr=0.1, tables_eps=1e-4, dense="sgd", dense_lr=0.1
         )
@@ -89,7 +91,7 @@ def test_weights_are_those_of_row_wise_torchrec(
             train_on(gloo_pool, build, batches, way, optimizer)
             for way in (arrange, BySharding("row_wise"))
         )
-        assert_parity(ours, theirs, atol=atol)
+        assert_parity(ours, theirs, reference_of(build, batches, optimizer=optimizer).bounds)
 
 
 def replicated(said: dict[str, Any]) -> int:
@@ -127,8 +129,6 @@ def test_a_cache_of_rows_that_are_all_alike_trains_alike(
         arrange=ByRegistry(said),
         reference=BySharding("row_wise"),
         tables=["sgd"],
-        # Sums of gradients in another order.
-        atol=1e-6,
     )
 
 
@@ -162,8 +162,6 @@ def test_hot_batches_come_through_the_stack_and_train_alike(
         arrange=ByRegistry(said),
         reference=BySharding("row_wise"),
         tables=["sgd"],
-        # Sums of gradients in another order.
-        atol=1e-6,
     )
 
 
@@ -178,8 +176,6 @@ def test_tables_in_mapped_files_train_alike(gloo_pool: GlooPool, tmp_path: Path)
         arrange=ByRegistry({**said, "cache": {**CACHES["rank"], "home": "mapped"}}),
         reference=BySharding("row_wise"),
         tables=["sgd"],
-        # Sums of gradients in another order.
-        atol=1e-6,
     )
     assert list((tmp_path / "data" / "mapped").iterdir()) == []
 

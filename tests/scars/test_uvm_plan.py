@@ -213,8 +213,6 @@ def test_tiers_take_a_plan_of_such_kernels(gloo_pool: GlooPool, coalesce: str) -
         arrange=WithoutGpu(room=50_000, coalesce=coalesce),
         reference=BySharding("row_wise"),
         tables=["sgd", "rowwise_adagrad"],
-        # Sums of gradients in another order.
-        atol=1e-6,
     )
 
 

@@ -12,21 +12,32 @@ from torch import Tensor, nn
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.testing import reference
 from recd_plugins.testing.arrange import Arranged, ByRegistry, BySharding
 from recd_plugins.testing.batches import random_batch, random_batches
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.parity import assert_parity, check_parity, train_on
+from recd_plugins.testing.parity import (
+    TABLE_OPTIMIZERS,
+    TableOptimizerName,
+    assert_parity,
+    check_parity,
+    reference_of,
+    train_on,
+)
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.testing.reference import TableOptimizer, train_reference
+from recd_plugins.testing.rounding import Rounding
 from recd_plugins.testing.trained import Trained
 
 
 @dataclass(frozen=True)
-class TwiceTheRate:
-    """Row-wise with a table learning rate of twice what it was told: a scale that is wrong."""
+class OtherRate:
+    """Row-wise with a multiple of the tables' learning rate: a scale that is wrong."""
+
+    times: float
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
-        wrong = dataclasses.replace(optimizer, tables_lr=2 * optimizer.tables_lr)
+        wrong = dataclasses.replace(optimizer, tables_lr=self.times * optimizer.tables_lr)
         return BySharding("row_wise")(model, wrong)
 
 
@@ -82,15 +93,15 @@ def test_the_worst_table_row_and_difference_are_named() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_parity(left, right)
     assert (
-        "table 'items' at row 1, column 1: 4 is not 4.5 (difference 0.5, atol 1e-06); "
-        "1 of 2 rows differ, in 2 of 2"
+        "table 'items' at row 1, column 1: 4 is not 4.5 (difference 0.5, rounding explains "
+        "2.15e-06); 1 of 2 rows differ, in 2 of 2"
     ) in str(caught.value)
 
 
 def test_a_wrong_loss_is_named_by_step_and_rank() -> None:
     left = trained(items=[[1.0]])
     right = dataclasses.replace(left, losses=torch.tensor([[0.5, 0.75]]))
-    with pytest.raises(AssertionError, match=r"losses .* at step 0, rank 1: 0.5 is not 0.75"):
+    with pytest.raises(AssertionError, match=r"losses at step 0, rank 1: 0.5 is not 0.75"):
         assert_parity(left, right)
 
 
@@ -159,9 +170,71 @@ def test_a_wrong_gradient_scale_is_found_and_named(gloo_pool: GlooPool) -> None:
     """With SGD; with Adagrad alone a scaled gradient would pass."""
     batches = random_batches(SCHEMA, steps=1)
     with pytest.raises(AssertionError, match=r"(?s)with sgd .*moved 2 times as far") as caught:
-        check_parity(gloo_pool, Probe, batches, arrange=TwiceTheRate())
+        check_parity(gloo_pool, Probe, batches, arrange=OtherRate(2))
     assert "losses" not in str(caught.value)  # one step: the forward pass agreed
     adagrad = OptimizerSettings(tables="adagrad", dense="sgd")
     sharded = train_on(gloo_pool, TwiceTheLoss, batches, BySharding("row_wise"), adagrad)
     plain = train_reference(Probe, batches, optimizer=adagrad)
     assert (sharded.tables["item"] - plain.tables["item"]).abs().max() < 1e-4
+
+
+def test_a_gradient_that_is_a_thousandth_too_large_is_found(gloo_pool: GlooPool) -> None:
+    batches = random_batches(SCHEMA, steps=3)
+    with pytest.raises(AssertionError, match=r"with sgd on the tables: .*rounding explains"):
+        check_parity(gloo_pool, Probe, batches, arrange=OtherRate(1.001))
+
+
+STEPS = random_batches(SCHEMA, steps=12, batch_size=32)
+
+
+def settings(kind: TableOptimizerName) -> OptimizerSettings:
+    return OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4, dense="sgd", dense_lr=0.1)
+
+
+@pytest.mark.parametrize("kind", TABLE_OPTIMIZERS)
+def test_trainings_that_round_otherwise_are_at_parity(kind: TableOptimizerName) -> None:
+    reference = reference_of(Probe, STEPS, optimizer=settings(kind))
+    for seed in range(100, 105):
+        other = train_reference(Probe, STEPS, optimizer=settings(kind), rounding=Rounding(seed))
+        assert_parity(other, *reference)
+
+
+@pytest.mark.parametrize("kind", TABLE_OPTIMIZERS)
+def test_one_lost_sample_of_hundreds_is_found(kind: TableOptimizerName) -> None:
+    lost = [list(step) for step in STEPS]
+    weights = lost[5][1].weights.clone()
+    weights[7] = 0
+    lost[5][1] = dataclasses.replace(lost[5][1], weights=weights)
+    wrong = train_reference(Probe, lost, optimizer=settings(kind))
+    with pytest.raises(AssertionError, match="table"):
+        assert_parity(wrong, *reference_of(Probe, STEPS, optimizer=settings(kind)))
+
+
+@pytest.mark.parametrize("kind", ["adagrad", "rowwise_adagrad"])
+def test_an_optimizer_state_that_stays_behind_is_found(
+    kind: TableOptimizerName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row's, once: as when replicas are brought home without their states."""
+    steps = 0
+
+    class Forgets(TableOptimizer):
+        def step(self) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == 20:
+                self._state[3] = 0
+            super().step()
+
+    expected = reference_of(Probe, STEPS, optimizer=settings(kind))
+    monkeypatch.setattr(reference, "TableOptimizer", Forgets)
+    wrong = train_reference(Probe, STEPS, optimizer=settings(kind))
+    with pytest.raises(AssertionError, match="row 3"):
+        assert_parity(wrong, *expected)
+
+
+def test_rows_that_cancel_have_bounds_of_their_own() -> None:
+    """Row-wise Adagrad divides what is left of gradients by its own size: noise with the rest."""
+    bounds = reference_of(Probe, STEPS, optimizer=settings("rowwise_adagrad")).bounds
+    rows = bounds["table 'item'"]
+    assert rows.max() > 3 * rows.min()
+    assert rows.max() < 1e-4

@@ -157,7 +157,7 @@ def test_bit_by_bit_as_in_memory(
         arrange=Mapped(arrange, disk),
         reference=arrange,
         tables=kinds,
-        atol=0,
+        exact=True,
     )
 
 

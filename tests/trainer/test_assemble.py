@@ -20,9 +20,8 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.parity import TABLE_OPTIMIZERS, assert_parity
+from recd_plugins.testing.parity import TABLE_OPTIMIZERS, assert_parity, reference_of
 from recd_plugins.testing.probe import SCHEMA, Probe
-from recd_plugins.testing.reference import train_reference
 from recd_plugins.testing.trained import Trained
 from recd_plugins.trainer.assemble import assemble, with_sync_batch_norm
 
@@ -57,8 +56,8 @@ def test_the_tables_optimizer_reaches_fbgemm(
     registry = probe_registry(tmp_path, optimizer=said, seed=3)
     batches = random_batches(SCHEMA, steps=3, world_size=world_size)
     (ours, *_) = gloo_pool.run(train_assembled, registry, batches, world_size=world_size)
-    reference = train_reference(Probe, batches, optimizer=OptimizerSettings(**said), seed=3)
-    assert_parity(ours, reference)
+    settings = OptimizerSettings(**said)
+    assert_parity(ours, *reference_of(Probe, batches, optimizer=settings, seed=3))
 
 
 def test_parity_would_tell_another_rate_or_seed(tmp_path: Path, gloo_pool: GlooPool) -> None:
@@ -68,10 +67,10 @@ def test_parity_would_tell_another_rate_or_seed(tmp_path: Path, gloo_pool: GlooP
     for changed in ({"tables_lr": 0.101}, {"dense_lr": 0.101}, {"tables": "adagrad"}):
         settings = OptimizerSettings(**optimizer(**{"tables": "sgd", **changed}))
         with pytest.raises(AssertionError):
-            assert_parity(ours, train_reference(Probe, batches, optimizer=settings, seed=3))
+            assert_parity(ours, *reference_of(Probe, batches, optimizer=settings, seed=3))
     settings = OptimizerSettings(**optimizer(tables="sgd"))
     with pytest.raises(AssertionError):
-        assert_parity(ours, train_reference(Probe, batches, optimizer=settings, seed=4))
+        assert_parity(ours, *reference_of(Probe, batches, optimizer=settings, seed=4))
 
 
 @pytest.mark.parametrize(
@@ -91,12 +90,11 @@ def test_any_of_torchs_optimizers_trains_the_dense_parameters(
     batches = random_batches(SCHEMA, steps=3, world_size=1)
     registry = probe_registry(tmp_path, optimizer=said)
     (ours,) = gloo_pool.run(train_assembled, registry, batches, world_size=1)
-    reference = train_reference(Probe, batches, optimizer=OptimizerSettings(**said))
-    assert_parity(ours, reference)
+    assert_parity(ours, *reference_of(Probe, batches, optimizer=OptimizerSettings(**said)))
     without = OptimizerSettings(**{**said, "dense_options": {}})
     if options:
         with pytest.raises(AssertionError):
-            assert_parity(ours, train_reference(Probe, batches, optimizer=without))
+            assert_parity(ours, *reference_of(Probe, batches, optimizer=without))
 
 
 def assembled(registry: dict[str, Any]) -> list[str] | str:

@@ -6,6 +6,7 @@ One process holds whole tables; the optimizers are written out in plain torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +27,17 @@ class TableOptimizer:
     adagrad           s <- s + g^2,          w <- w - lr g / (sqrt(s) + eps),   s [R, D]
     rowwise_adagrad   s <- s + mean_d(g^2),  w <- w - lr g / (sqrt(s) + eps),   s [R, 1]
 
-    Rows without a gradient stay as they are, so all rows may be updated alike.
+    Rows without a gradient stay as they are, so all rows may be updated alike. TorchRec keeps a
+    state of row-wise Adagrad for each of a table's column shards, and so does this.
     """
 
-    def __init__(self, table: nn.Parameter, settings: OptimizerSettings) -> None:
+    def __init__(
+        self, table: nn.Parameter, settings: OptimizerSettings, *, column_shards: int = 1
+    ) -> None:
         self._table = table
         self._settings = settings
-        columns = 1 if settings.tables == "rowwise_adagrad" else table.shape[1]
+        self._column_shards = column_shards
+        columns = column_shards if settings.tables == "rowwise_adagrad" else table.shape[1]
         self._state = torch.zeros(table.shape[0], columns)
 
     @torch.no_grad()
@@ -50,8 +55,10 @@ class TableOptimizer:
             case "adagrad":
                 self._state += gradient.square()
             case "rowwise_adagrad":
-                self._state += gradient.square().mean(dim=1, keepdim=True)
-        return gradient / (self._state.sqrt() + self._settings.tables_eps)
+                shards = gradient.square().unflatten(1, (self._column_shards, -1))
+                self._state += shards.mean(dim=2)
+        scales = self._state.sqrt() + self._settings.tables_eps
+        return gradient / scales.repeat_interleave(gradient.shape[1] // scales.shape[1], dim=1)
 
 
 def unsharded(model: nn.Module, seed: int) -> Collection[str]:
@@ -70,11 +77,13 @@ def train_reference(
     *,
     optimizer: OptimizerSettings,
     seed: int = 0,
+    column_shards: int = 1,
+    rounding: AbstractContextManager[object] | None = None,
 ) -> Trained:
     """Train on `batches[step][rank]`, each step on the mean of the ranks' losses.
 
     That is the loss which DDP and TorchRec's gradient division follow: gradients are
-    averaged over ranks, whatever the ranks' batch sizes.
+    averaged over ranks, whatever the ranks' batch sizes. The steps run within `rounding`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -85,19 +94,20 @@ def train_reference(
     rest: list[nn.Parameter] = []
     for name, value in model.named_parameters():
         if table_name(name) in names:
-            tables.append(TableOptimizer(value, optimizer))
+            tables.append(TableOptimizer(value, optimizer, column_shards=column_shards))
         else:
             rest.append(value)
     dense = dense_optimizer(rest, optimizer)
     losses: list[list[float]] = []
-    for step in batches:
-        dense.zero_grad()
-        losses.append([])
-        for batch in step:
-            loss, _ = model(batch)
-            (loss / len(step)).backward()
-            losses[-1].append(loss.item())
-        dense.step()
-        for table in tables:
-            table.step()
+    with rounding or nullcontext():
+        for step in batches:
+            dense.zero_grad()
+            losses.append([])
+            for batch in step:
+                loss, _ = model(batch)
+                (loss / len(step)).backward()
+                losses[-1].append(loss.item())
+            dense.step()
+            for table in tables:
+                table.step()
     return Trained.of(model, names, losses=losses, start=start.tables)

@@ -48,6 +48,14 @@ class Trained:
                 dense[name] = value.detach().clone()
         return cls(losses=torch.tensor(losses), tables=full, dense=dense, start=start or {})
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that two trainings are compared by, under the names that messages give it."""
+        return {
+            "losses": self.losses,
+            **{f"table {name!r}": table for name, table in self.tables.items()},
+            **{f"dense parameter {name!r}": value for name, value in self.dense.items()},
+        }
+
 
 def gather_table(value: Tensor | ShardedTensor) -> Tensor:
     """A table, or a state of its optimizer, in full on every rank, from the shards of all ranks."""

@@ -1,0 +1,141 @@
+"""How far results may differ by rounding alone, found by rounding otherwise.
+
+Another instruction set, number of threads or order of a sum rounds other results up and others
+down. `Rounding` does that at random, operator by operator; what a few trainings under it differ
+by is the bound that a comparison is held to. Most rows then have a few units in the last place.
+A row whose gradients cancel, where Adagrad divides what is left by its own size, has what its
+noise comes to, and no other row pays for it with a bound that hides mistakes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["FACTOR", "RUNS", "Rounding", "bounds_of", "spreads_of"]
+
+DRAWN = 1 << 18
+"""Sides, up or down, that are drawn for all operators of a training."""
+EXACT = frozenset(
+    f"aten::{name}"
+    for name in [
+        *("arange", "cat", "clone", "copy_", "embedding", "empty", "empty_like", "fill_", "full"),
+        *("full_like", "gather", "index", "index_select", "new_empty", "new_zeros", "ones"),
+        *("ones_like", "repeat", "slice_backward", "stack", "where", "zero_", "zeros"),
+        *("zeros_like", "_to_copy", "masked_fill", "relu", "threshold_backward"),
+    ]
+)
+"""Operators that move values or make them, and round none."""
+RUNS = 3
+"""Trainings with rounding at random that a spread is taken from."""
+FACTOR = 4.0
+"""How many spreads two right trainings may be apart. A spread, the largest of a few dozen draws,
+is about two standard deviations, and eight of them are not met by chance."""
+FEW = 8
+"""Elements of a row below which its own spread says too little."""
+
+
+class Rounding(TorchDispatchMode):
+    """Within it, each operator's results are off by one unit in the last place, up or down.
+
+    That holds in the backward pass too, so the terms of a sum are off before they cancel. What
+    an operator writes in place is off where it changed it. Only torch's own operators on the
+    CPU round at random: collectives and fbgemm's, as the fused optimizers, do not.
+
+        with Rounding(seed):
+            train(model)
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        # Drawn once: operators take turns in it, each from a place of its own.
+        draw = torch.Generator().manual_seed(seed)
+        self._sides = torch.randint(0, 2, (DRAWN,), generator=draw, dtype=torch.int8) * 2 - 1
+        self._places = random.Random(seed)
+        self._factors: dict[torch.dtype, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = func._schema
+        first = schema.arguments[0].alias_info if schema.arguments else None
+        in_place = first is not None and first.is_write and args and isinstance(args[0], Tensor)
+        in_place = in_place and schema.name not in EXACT and _rounds(args[0])
+        before = args[0].clone() if in_place else None
+        result = func(*args, **(kwargs or {}))
+        if func.namespace != "aten" or schema.name in EXACT:
+            return result
+        if before is not None:
+            args[0].copy_(torch.where(args[0] == before, before, self._off(args[0])))
+        # What has alias information is a view, or was written in place.
+        returned = result if isinstance(result, tuple | list) else (result,)
+        for value, what in zip(returned, schema.returns, strict=False):
+            if what.alias_info is None and isinstance(value, Tensor) and _rounds(value):
+                value.copy_(self._off(value))
+        return result
+
+    def _off(self, value: Tensor) -> Tensor:
+        count, kind = value.numel(), value.dtype
+        factors = self._factors.get(kind)
+        if factors is None:
+            factors = self._factors[kind] = 1 + self._sides.to(kind) * torch.finfo(kind).eps
+        while count > len(factors) // 2:
+            factors = self._factors[kind] = factors.repeat(2)
+        start = self._places.randrange(len(factors) // 2)
+        return value * factors[start : start + count].view(value.shape)
+
+
+def _rounds(value: Tensor) -> bool:
+    return value.is_floating_point() and value.device.type == "cpu"
+
+
+def spreads_of(
+    train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]],
+    expected: Mapping[str, Tensor],
+    *,
+    runs: int = RUNS,
+) -> dict[str, Tensor]:
+    """How far `train`, rounding at random, goes from what it found without: by name, elementwise.
+
+    `train(rounding)` is the plain side of the comparison, which trains within `rounding` and
+    has its model and tables start outside of it; `expected` is what it returns without.
+    """
+    spreads = {name: torch.zeros_like(value) for name, value in expected.items()}
+    for seed in range(runs):
+        found = train(Rounding(seed))
+        for name, value in expected.items():
+            spreads[name] = torch.maximum(spreads[name], (found[name] - value).abs())
+    return spreads
+
+
+def bounds_of(spreads: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What each element may differ by, [R, 1] for a tensor of R rows, from its row's spread.
+
+        FACTOR * (spread of the row + unit in the last place of the row)
+
+    Both are those of the row's widest element, since a few runs say little of one element alone.
+    Where rows have few elements, their spread is at least the median of the rows that moved. The
+    unit in the last place stands for the operators that do not round at random.
+    """
+    return {name: _bound(spreads[name], value) for name, value in expected.items()}
+
+
+def _bound(spread: Tensor, expected: Tensor) -> Tensor:
+    rows, values = (_widest(one.double().abs()) for one in (spread, expected))
+    moved = rows[rows > 0]
+    if len(moved) and expected[0].numel() < FEW:
+        rows = rows.clamp(min=moved.median())
+    if not expected.is_floating_point():
+        return rows
+    return FACTOR * (rows + values * torch.finfo(expected.dtype).eps)
+
+
+def _widest(values: Tensor) -> Tensor:
+    """The largest element of each row, [R, 1, ...]; of what has no columns each is its own row."""
+    if values.dim() < 2:
+        return values
+    return values.amax(dim=tuple(range(1, values.dim())), keepdim=True)
