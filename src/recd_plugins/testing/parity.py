@@ -10,6 +10,7 @@ elsewhere when it rounds at random (`recd_plugins.testing.rounding`).
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, ByRegistry
-from recd_plugins.testing.rank import pack
 from recd_plugins.testing.reference import train_reference
 from recd_plugins.testing.rounding import bounds_of, spreads_of
 from recd_plugins.testing.trained import Trained, dense_optimizer
@@ -173,7 +173,7 @@ def reference_of(
 ) -> Reference:
     """`train_reference`, and what it may differ by from others: it is trained again and again,
     rounding at random. For the same arguments that is done once in a process."""
-    given, _ = pack((build_model, batches, optimizer, seed, column_shards))
+    given = pickle.dumps((build_model, batches, optimizer, seed, column_shards))
     key = hashlib.sha256(given).digest()
     if key not in _FOUND:
         train = partial(
