@@ -81,6 +81,8 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
             yield f"\n### {slot}: {claim.record.name}\n"
             yield f"{claim.record.summary} From `{claim.provider.plugin}`.\n"
             yield from _options(claim.record.config)
+            if slots.stands_in_front(claim.record):
+                yield f"\n`others` beside the options: {slots.OTHERS_DOC}"
 
 
 def _text(thing: object) -> str:

@@ -10,12 +10,13 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.api import Config, ShardingRecord, hookimpl
+from recd_plugins.api.planning import Proposes
 
 LARGE = 10_000
 """Rows of a table that is worth an exchange with every rank."""
 
 
-class BySize:
+class BySize(Proposes):
     def __init__(self, context):
         self.context, self.said = context, "No plan has been made yet."
 

@@ -21,5 +21,6 @@ def recd_sharding() -> list[ShardingRecord[Any]]:
             summary="Replicas of hot rows, two or three tiers, by expected time and memory.",
             config=FlexShardConfig,
             build=build_flexshard,
+            in_front=True,
         )
     ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from recd_flexshard.policy.goals import Goal
 from recd_plugins.api import Config, Range, RegistryError
-from recd_plugins.api.planning import Coalesce, Pricing, TorchRecPlannerConfig
+from recd_plugins.api.planning import Coalesce, Pricing
 
 __all__ = ["BUDGETED", "FlexShardConfig"]
 
@@ -51,9 +51,6 @@ class FlexShardConfig(Config):
     plan: Path | None = None
     """A tier plan that `recd plan --save` wrote, to be taken as it is, for the same number of
     ranks and nodes; nothing is counted or chosen then."""
-    others: TorchRecPlannerConfig = field(default_factory=TorchRecPlannerConfig)
-    """TorchRec's planner, for the tables that are left to it: those that its constraints do not
-    let be row-wise among them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +70,7 @@ class FlexShardConfig(Config):
     def _check_plan_alone(self) -> None:
         """What sizes a plan says nothing beside one that is there."""
         for option in dataclasses.fields(self):
-            sizes = option.name not in ("plan", "tables", "others")
+            sizes = option.name not in ("plan", "tables")
             if sizes and getattr(self, option.name) != option.default:
                 raise RegistryError(
                     f"sizes a plan, but `plan: {self.plan}` is one. Leave out either.", option.name

@@ -20,7 +20,6 @@ from recd_plugins.api.planning import (
     SequenceTable,
     TierPlanner,
     Topology,
-    build_torchrec_planner,
     check_collections,
     model_tables,
     priced,
@@ -43,7 +42,6 @@ class FlexShardPlanner(TierPlanner):
     def __init__(self, config: FlexShardConfig, context: Context) -> None:
         super().__init__(
             context,
-            build_torchrec_planner(config.others, context, where="sharding.others"),
             profile=config.profile,
             profile_batches=config.profile_batches,
             plan=config.plan,
@@ -105,7 +103,7 @@ class FlexShardPlanner(TierPlanner):
             budget=self._budget(),
             frontier=Frontier(memory=curve.memory, ms=curve.ms),
         )
-        return ChosenSizes(sizes=sizes, report=report, said="\n".join(report.lines()))
+        return ChosenSizes(sizes=sizes, report=report, reason="\n".join(report.lines()))
 
     @property
     def _level(self) -> Coalesce:

@@ -21,6 +21,5 @@ def recd_cache() -> list[CacheRecord[Any]]:
             summary="Ids coalesced, the hottest rows of all tables on every rank.",
             config=ScarsConfig,
             build=build_scars,
-            uses=("sharding",),
         )
     ]

@@ -24,7 +24,7 @@ class DeviceMemory:
 
     capacity: float
     """What neither tables nor dense parameters take."""
-    said: str
+    reason: str
 
     @classmethod
     def of(
@@ -55,7 +55,7 @@ class DeviceMemory:
         dense = 4 * DENSE_COPIES * (sum(p.numel() for p in model.parameters()) - embedded)
         return cls(
             capacity=gigabytes * GB - share - dense,
-            said=f"{gigabytes:g} GB ({whose}) less {(share + dense) / GB:.3g} GB of tables and "
+            reason=f"{gigabytes:g} GB ({whose}) less {(share + dense) / GB:.3g} GB of tables and "
             "dense parameters",
         )
 

@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recd_plugins.api import CapabilityError, Context, Loader, RegistryError
+from recd_plugins.api import CapabilityError, Context, Loader
 from recd_plugins.api.planning import (
     GB,
     ChosenSizes,
     Cluster,
-    HoldsRowWise,
     Integers,
     Ledger,
     MergedRows,
     ModelTable,
+    OrdersBatches,
     PlanReport,
     Prices,
     Profile,
     RowDistribution,
     SequenceTable,
     TableConstraint,
-    Tiered,
     TierPlan,
     TierPlanner,
     Topology,
@@ -52,16 +51,14 @@ if TYPE_CHECKING:
 __all__ = ["ScarsPlanner", "build_scars"]
 
 
-class ScarsPlanner(TierPlanner):
+class ScarsPlanner(TierPlanner, OrdersBatches):
     """All tables row-wise and coalesced, the hottest rows of all of them on every rank."""
 
     name = "scars"
     slot = "cache"
 
-    def __init__(self, config: ScarsConfig, context: Context, others: HoldsRowWise) -> None:
-        super().__init__(
-            context, others, profile=config.profile, profile_batches=config.profile_batches
-        )
+    def __init__(self, config: ScarsConfig, context: Context) -> None:
+        super().__init__(context, profile=config.profile, profile_batches=config.profile_batches)
         self._config = config
         self._every: Mapping[str, ModelTable] = {}
         """All tables of the model that was planned last."""
@@ -149,7 +146,7 @@ class ScarsPlanner(TierPlanner):
             algorithm=self._config.cache_algorithm or "lru",
             host_memory_gb=topology.host_memory_gb,
         )
-        return dataclasses.replace(chosen, said=f"{chosen.said}\n{self.served.said}")
+        return dataclasses.replace(chosen, reason=f"{chosen.reason}\n{self.served.reason}")
 
     def profiled(self) -> Profile:
         """As if nothing were looked up, where that is to be learned."""
@@ -172,8 +169,8 @@ class ScarsPlanner(TierPlanner):
         self.profile = profile_batches(batches, counted)
         tables = {name: t.with_rows(self.profile[name]) for name, t in self.found.items()}
         chosen = self._sized(tables, self._on, self._memory)
-        self.report, self.explanation = chosen.report, chosen.said
-        return tier_plan(tables, chosen.sizes, self._on)
+        self.report, self.explanation = chosen.report, chosen.reason
+        return tier_plan(tables, chosen.sizes, self._on, self.hottest_rows)
 
     def _sized(
         self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
@@ -193,9 +190,9 @@ class ScarsPlanner(TierPlanner):
         )
         if not merged.rows.lookups:
             said.append("nothing is cached before train.retier_every sees which rows are hot")
-            return ChosenSizes(sizes=sizes, report=report, said="\n".join(said))
+            return ChosenSizes(sizes=sizes, report=report, reason="\n".join(said))
         said += lines(tables, sizes, batch_size=context.batch_size, k=k)
-        return ChosenSizes(sizes=sizes, report=report, said="\n".join([*said, *report.lines()]))
+        return ChosenSizes(sizes=sizes, report=report, reason="\n".join([*said, *report.lines()]))
 
     def _taken(
         self, merged: MergedRows, memory: DeviceMemory, prices: Prices, said: list[str]
@@ -219,7 +216,7 @@ class ScarsPlanner(TierPlanner):
         left = memory.capacity / GB
         if memory.capacity < batch_size * sample:
             raise CapabilityError(
-                f"cache: {memory.said} leave {left:.3g} GB, which does not hold a batch of "
+                f"cache: {memory.reason} leave {left:.3g} GB, which does not hold a batch of "
                 f"{batch_size:,} samples of {sample:,.0f} bytes. Set cache.memory_gb to what a "
                 "rank has, lower train.batch_size, or choose `size: budget`."
             )
@@ -236,7 +233,7 @@ class ScarsPlanner(TierPlanner):
         if self._config.home != "mapped":
             kept = worth(merged, kept, prices, self._config.coalesce)
         said.append(
-            f"M = {memory.said}: {left:.3g} GB; a = {sample:,.0f} bytes ({whose}); |C| = "
+            f"M = {memory.reason}: {left:.3g} GB; a = {sample:,.0f} bytes ({whose}); |C| = "
             f"{found.taken.sum():,} rows, beside which {found.size.batch_size:,.0f} samples fit "
             f"(train.batch_size is {batch_size:,})"
         )
@@ -263,18 +260,4 @@ class ScarsPlanner(TierPlanner):
 def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
     if config.home == "mapped":  # for CUDA one may plan without having it
         check_home(config.home, context.device)
-    others = context.neighbours.get("sharding")
-    if isinstance(others, Tiered):
-        raise RegistryError(
-            f"cache: scars gives rows replicas, and so does the sharding slot's planner "
-            f"({type(others).__name__}), but a table has one tier plan. Take `cache` out, or set "
-            "`sharding: {use: torchrec}`."
-        )
-    if not isinstance(others, HoldsRowWise):
-        raise CapabilityError(
-            f"cache: scars needs its tables row-wise, but the sharding slot's planner "
-            f"({type(others).__name__}) has no `may_be_row_wise` and `row_wise`, by which it would "
-            "be told (recd_plugins.api.planning.HoldsRowWise). Set "
-            "`sharding: {use: torchrec}`."
-        )
-    return ScarsPlanner(config, context, others)
+    return ScarsPlanner(config, context)

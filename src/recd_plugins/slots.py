@@ -29,7 +29,8 @@ from recd_plugins.data.messages import LogRoute
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats import StatsReport
 from recd_plugins.data.table import Progress, Table
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import CapabilityError, PluginError, RegistryError
+from recd_plugins.planning.planner_bases import HoldsRowWise, Tiered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +70,7 @@ __all__ = [
     "ShardingRecord",
     "StatsRecord",
     "TableStats",
+    "stands_in_front",
 ]
 
 
@@ -265,6 +267,12 @@ class Context:
     """The train split's batches as rank 0's model gets them; there for `sharding` and `cache`."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """What the slots named in the record's `uses` built."""
+    others: Planner | None = None
+    """The planner of the others: it plans what this record's planner leaves to it, where the
+    record stands in front of one (`in_front`)."""
+    where: str = ""
+    """The path in registry.yaml of what is built, for messages; there for `sharding` and
+    `cache`."""
 
     def require_schema(self) -> Schema:
         """The schema; a `PluginError` where it is not known yet."""
@@ -282,6 +290,32 @@ class Context:
                 "dataset, and are there for dedup alone."
             )
         return self.tables
+
+    def require_others(self) -> HoldsRowWise:
+        """The planner of the others; an error where no planner can stand in front of it."""
+        others, where = self.others, self.where or "the planner"
+        if others is None:
+            raise PluginError(
+                f"{where}: there is no planner of the others to stand in front of. Declare its "
+                "record with `in_front=True`, so that the host builds one."
+            )
+        behind = "`sharding: {use: torchrec}`"
+        if self.where != "cache":
+            behind = f"`{self.where or 'sharding'}.others` to torchrec"
+        if isinstance(others, Tiered):
+            raise RegistryError(
+                f"{where} gives rows replicas, and so does the sharding slot's planner "
+                f"({type(others).__name__}) behind it, but a table has one tier plan. Set "
+                f"{behind}, or take `{self.where or 'one of them'}` out."
+            )
+        if not isinstance(others, HoldsRowWise):
+            raise CapabilityError(
+                f"{where} needs its tables row-wise, but the sharding slot's planner "
+                f"({type(others).__name__}) behind it has no `may_be_row_wise` and `row_wise` of "
+                "recd_plugins.api.planning.HoldsRowWise, by which it would be asked: it must "
+                f"inherit from that. Set {behind}."
+            )
+        return others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,19 +394,29 @@ class PreprocessRecord(Record[C, Preprocess]):
     fills = "many"
 
 
+@dataclass(frozen=True, kw_only=True)
 class ShardingRecord(Record[C, Planner]):
-    """Where embedding rows go: a planner and its sharders."""
+    """Where embedding rows go: a planner and its sharders.
+
+    A planner may stand in front of another one, which plans what the first leaves to it:
+    registry.yaml names that as `others`, a record of this slot with its options.
+    """
 
     slot = "sharding"
+    in_front: bool = False
+    """Whether its planner stands in front of another, which is `context.others`."""
 
 
 class CacheRecord(Record[C, Planner]):
     """Which rows are kept close, and what that does to ids and batches.
 
-    A planner in front of the sharding slot's, its neighbour, and in whose place it is asked.
+    A planner in front of the sharding slot's, in whose place it is asked; or of the one that
+    registry.yaml names as `others`, a record of the sharding slot with its options.
     """
 
     slot = "cache"
+    in_front: ClassVar[bool] = True
+    """Its planner always stands in front of another, which is `context.others`."""
 
 
 class PoolingRecord(Record[C, PoolingFactory]):
@@ -389,6 +433,19 @@ class ModelRecord(Record[C, "nn.Module"]):
     """
 
     slot = "model"
+
+
+OTHERS_DOC = (
+    "the planner of the others, which plans what this one leaves to it, a record of the sharding "
+    "slot: `others: {use: name, option: value}`. Without it, a sharding has TorchRec's planner "
+    "behind it, and a cache that of the slot sharding."
+)
+"""What registry.yaml may say of every record that stands in front of a planner."""
+
+
+def stands_in_front(record: Record[Any, Any]) -> bool:
+    """Whether the record's planner stands in front of another, which registry.yaml names."""
+    return isinstance(record, ShardingRecord | CacheRecord) and record.in_front
 
 
 SLOTS: dict[str, type[Record[Any, Any]]] = {

@@ -119,7 +119,7 @@ class Stack:
         """What the registry alone cannot tell: whether features exist, what its planner can."""
         if self.registry.train.retier_every:
             self.retiering_planner()
-        if self.registry.chosen("cache"):
+        if self._planning.others is not None:
             self.planner()  # it says, when built, what it cannot stand in front of
         names = self._preprocessed.sparse_names
         for choice in self.registry.chosen("pooling"):
@@ -176,7 +176,7 @@ class Stack:
     def planner(self) -> Planner:
         """What plans, built once: `explain` says what it planned last."""
         if self._planner is None:
-            self._planner = self._planning.build(self._contexts.of(self._planning.record.slot))
+            self._planner = self._contexts.planner(self._planning)
         return self._planner
 
     def planned_for(
@@ -187,7 +187,8 @@ class Stack:
         if not isinstance(planner, Proposes):
             raise CapabilityError(
                 f"{self._planning.where}: {type(planner).__name__} plans on the ranks themselves "
-                "alone: it has no `propose`. Train with it, and see what stack.explain() says."
+                "alone: it has no `propose` of recd_plugins.api.planning.Proposes, which it must "
+                "inherit for this. Train with it, and see what stack.explain() says."
             )
         planner.propose(model, topology or self.registry.topology, world_size)
         return planner
@@ -198,8 +199,9 @@ class Stack:
         if not isinstance(planner, Retiers):
             raise CapabilityError(
                 f"train.retier_every: the planner of {self._planning.record.name!r} "
-                f"({type(planner).__name__}) has no replicas that it could move. Set it to 0, or "
-                "choose one that has, say `sharding: flexshard`."
+                f"({type(planner).__name__}) has no replicas that it could move: it does not "
+                "inherit recd_plugins.api.planning.Retiers. Set it to 0, or choose one that does, "
+                "say `sharding: flexshard`."
             )
         return planner
 

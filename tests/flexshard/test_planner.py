@@ -25,6 +25,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
 from recd_plugins.testing.batches import random_batches
@@ -80,8 +81,16 @@ def context(batches: Any = skewed, batch_size: int = 64) -> Context:
 
 
 def planner(batches: Any = skewed, **options: Any) -> FlexShardPlanner:
-    config = parse(FlexShardConfig, {"others": {"search": "greedy"}, **options}, "sharding")
-    return FlexShardPlanner(config, context(batches))
+    behind = options.pop("others", {"search": "greedy"})
+    config = parse(FlexShardConfig, options, "sharding")
+    return FlexShardPlanner(config, in_front(context(batches), behind))
+
+
+def in_front(context: Context, behind: dict[str, Any]) -> Context:
+    """The context of a planner in front of TorchRec's, with these options."""
+    config = parse(TorchRecPlannerConfig, behind, "sharding.others")
+    others = build_torchrec_planner(config, dataclasses.replace(context, where="sharding.others"))
+    return dataclasses.replace(context, others=others)
 
 
 def test_hot_rows_of_sequences_get_replicas_and_their_tables_are_row_wise() -> None:
@@ -285,7 +294,9 @@ def test_pooled_tables_are_planned_where_they_are_named_and_coalesced(gloo_pool:
         "coalesce": "rank",
         "tables": ["item", "shop", "history"],
     }
-    made = FlexShardPlanner(parse(FlexShardConfig, options, "sharding"), context)
+    own = {name: option for name, option in options.items() if name != "others"}
+    front = in_front(context, {"search": "greedy"})
+    made = FlexShardPlanner(parse(FlexShardConfig, own, "sharding"), front)
     made.propose(Probe(), SLOW, 4)
     assert made.tier_plan is not None
     assert set(made.tier_plan.tables) == {"item", "shop", "history"}

@@ -137,7 +137,7 @@ def context(batches: Any = skewed, others: Any = None, **constraints: Any) -> Co
     fused = OptimizerSettings().fused_params()
     said = parse(TorchRecPlannerConfig, {"search": "greedy", "constraints": constraints}, "x")
     others = others or TorchRecPlanner(said, device="cpu", batch_size=64, fused=fused)
-    return Context(batch_size=64, fused=fused, batches=batches, neighbours={"sharding": others})
+    return Context(batch_size=64, fused=fused, batches=batches, others=others)
 
 
 def planner(batches: Any = skewed, *, constraints: Any = None, **options: Any) -> ScarsPlanner:

@@ -78,7 +78,7 @@ def planner(optimizer: OptimizerSettings | None = None, **options: Any) -> Scars
     fused = (optimizer or OptimizerSettings(tables="rowwise_adagrad")).fused_params()
     said = parse(TorchRecPlannerConfig, {"search": "greedy"}, "sharding")
     others = TorchRecPlanner(said, device="cpu", batch_size=64, fused=fused)
-    context = Context(batch_size=64, fused=fused, batches=batches, neighbours={"sharding": others})
+    context = Context(batch_size=64, fused=fused, batches=batches, others=others)
     options = {name: value for name, value in (CACHE | options).items() if name != "use"}
     return build_scars(parse(ScarsConfig, options, "cache"), context)
 

@@ -93,16 +93,15 @@ def test_a_sharding_needs_ranks() -> None:
 
 def build_in_front(config: Rate, context: Context) -> TorchRecPlanner:
     """A cache that plans as the sharding slot's planner does, whom it finds in its context."""
-    planner: TorchRecPlanner = context.neighbours["sharding"]
+    planner = context.require_others()
+    assert isinstance(planner, TorchRecPlanner)
     assert context.batches is not None
     assert next(iter(context.batches())).features.keys()
     return planner
 
 
 def test_a_cache_is_given_a_planner_to_stand_in_front_of(gloo_pool: GlooPool) -> None:
-    cache = CacheRecord(
-        name="mine", summary="Mine.", config=Rate, build=build_in_front, uses=("sharding",)
-    )
+    cache = CacheRecord(name="mine", summary="Mine.", config=Rate, build=build_in_front)
     check_record(cache, pool=gloo_pool)
 
 

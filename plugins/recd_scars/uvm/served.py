@@ -33,7 +33,7 @@ class Served:
     choices: Mapping[str, KernelChoice]
     kernels: Mapping[str, TableConstraint]
     """The same, for the planner of the canonical tables."""
-    said: str
+    reason: str
 
     @classmethod
     def of(
@@ -66,12 +66,12 @@ class Served:
             left,
         )
         _check_host_memory(choices, host_memory_gb)
-        said = _lines(choices, tables, sizes, capacity=left, algorithm=algorithm)
+        reason = _lines(choices, tables, sizes, capacity=left, algorithm=algorithm)
         return cls(
             capacity=left,
             choices=choices,
             kernels=_constraints(choices, algorithm),
-            said="\n".join(said),
+            reason="\n".join(reason),
         )
 
 

@@ -21,7 +21,6 @@ from recd_plugins.planning.model_tables import ModelTable, check_collections, mo
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
     OrdersBatches,
-    PlansOthers,
     Proposes,
     Retiers,
     Tiered,
@@ -49,7 +48,6 @@ __all__ = [
     "ModelTable",
     "OrdersBatches",
     "PlanReport",
-    "PlansOthers",
     "Prices",
     "Pricing",
     "Profile",

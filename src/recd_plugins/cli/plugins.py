@@ -168,6 +168,7 @@ class Found:
         from rich.table import Table
 
         from recd_plugins.describe import options_of
+        from recd_plugins.slots import OTHERS_DOC, stands_in_front
 
         for claim in self._named(name):
             record, options = claim.record, options_of(claim.record.config)
@@ -184,6 +185,8 @@ class Found:
                 table.add_column(column)
             for option in options:
                 table.add_row(option.name, option.takes, option.default, option.doc)
+            if stands_in_front(record):
+                table.add_row("others", "a mapping", "", OTHERS_DOC)
             console = Console()
             console.print(table)
             if not self._is_enabled(claim):

@@ -1,9 +1,14 @@
-"""What a planner may offer beyond its slot: plans without ranks, tiers, to stand in front of."""
+"""What a planner can do beyond its slot: it inherits a base for each, and so declares it.
+
+A method alone declares nothing: a planner with an attribute `order` does not order batches unless
+it inherits `OrdersBatches`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, TypeVar
 
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.constraints import TableConstraint
@@ -20,57 +25,49 @@ if TYPE_CHECKING:
     from recd_plugins.planning.tier_plan import TierPlan
     from recd_plugins.slots import Loader
 
-__all__ = [
-    "HoldsRowWise",
-    "OrdersBatches",
-    "PlansOthers",
-    "Proposes",
-    "Retiers",
-    "Tiered",
-    "from_rank_0",
-]
+__all__ = ["HoldsRowWise", "OrdersBatches", "Proposes", "Retiers", "Tiered", "from_rank_0"]
+
+T = TypeVar("T")
 
 
-@runtime_checkable
-class Proposes(Protocol):
-    """Plans for ranks that need not be there: what `recd plan` asks for."""
+class Proposes(ABC):
+    """A planner that plans for ranks which need not be there: what `recd plan` asks for."""
 
+    @abstractmethod
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks; `explain` then says why."""
 
 
-@runtime_checkable
-class Retiers(Protocol):
-    """Moves replicas while training: what `train.retier_every` asks for."""
+class Retiers(ABC):
+    """A planner that moves replicas while training: what `train.retier_every` asks for."""
 
+    @abstractmethod
     def retier(self, batches: Iterable[Batch], group: ProcessGroup) -> None:
-        """Give them to the rows that are hot in these batches, of rank 0; nothing if none has any.
+        """Give the replicas to the rows that are hot in these batches, which are rank 0's.
 
-        Every rank calls it between the same batches, with no backward due.
+        Every rank calls it between the same batches, with no backward due. Nothing happens where
+        no table has replicas.
         """
 
 
-@runtime_checkable
-class Tiered(Protocol):
-    """Gives rows replicas. All are None before the first plan, and where none has any."""
+class Tiered:
+    """A planner that gives rows replicas.
 
-    @property
-    def tier_plan(self) -> TierPlan | None:
-        """Which rows, where."""
+    All three are None before the first plan, and where no table has replicas.
+    """
 
-    @property
-    def profile(self) -> Profile | None:
-        """How tables are accessed, which it was made from."""
-
-    @property
-    def report(self) -> PlanReport | None:
-        """What it costs and saves."""
+    tier_plan: TierPlan | None = None
+    """Which rows have replicas, and where."""
+    profile: Profile | None = None
+    """How tables are accessed, which the tier plan was made from."""
+    report: PlanReport | None = None
+    """What the tier plan costs and saves."""
 
 
-@runtime_checkable
-class OrdersBatches(Protocol):
-    """Puts the samples of the train split in other batches, by its plan."""
+class OrdersBatches(ABC):
+    """A planner that puts the samples of the train split in other batches, by its plan."""
 
+    @abstractmethod
     def order(self, loader: Loader, rank: int, world_size: int) -> Loader:
         """A loader of as many batches of the same samples, or the loader itself.
 
@@ -78,28 +75,32 @@ class OrdersBatches(Protocol):
         """
 
 
-class PlansOthers(Proposes, Protocol):
-    """What `HoldsRowWise` makes: it plans all tables, some of them as it was told."""
+class HoldsRowWise(Proposes):
+    """A planner that others may stand in front of: it holds tables row-wise where it is asked to.
 
-    def sharders(self) -> list[ModuleSharder[nn.Module]]: ...
-    def explain(self) -> str: ...
+    The planner in front puts its tiers before those tables; this one plans all tables.
+    """
 
-
-@runtime_checkable
-class HoldsRowWise(Protocol):
-    """Leaves some tables to another planner, which puts tiers in front of them."""
-
+    @abstractmethod
     def may_be_row_wise(self, table: str) -> bool:
-        """Whether its options allow that, with TorchRec's fused kernel."""
+        """Whether its options allow the table to be row-wise with TorchRec's fused kernel."""
 
+    @abstractmethod
     def row_wise(
         self, tables: Iterable[str], kernels: Mapping[str, TableConstraint] | None = None
-    ) -> PlansOthers:
-        """A planner like it, for which these tables are so, whatever it would choose; with
-        TorchRec's fused kernel, but for those that `kernels` names another for."""
+    ) -> HoldsRowWise:
+        """A planner like this one, which places these tables row-wise whatever it would choose.
 
+        They have TorchRec's fused kernel, but for those that `kernels` names another for.
+        """
 
-T = TypeVar("T")
+    @abstractmethod
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """TorchRec's, or subclasses, with the tables' optimizer."""
+
+    @abstractmethod
+    def explain(self) -> str:
+        """Why the last plan is what it is, in words."""
 
 
 def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:

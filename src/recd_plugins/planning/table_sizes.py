@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.tier_plan import Coalesce, HottestRows, TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
 
 __all__ = ["MergedRows", "SequenceTable", "TableSizes", "tier_plan"]
@@ -90,9 +90,13 @@ class MergedRows:
 
 
 def tier_plan(
-    tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes], cluster: Cluster
+    tables: Mapping[str, SequenceTable],
+    sizes: Mapping[str, TableSizes],
+    cluster: Cluster,
+    hottest_rows: HottestRows | None = None,
 ) -> TierPlan:
-    """Sizes as row ids, which the distributions must know."""
+    """Sizes as row ids: those of `hottest_rows`, or else of the distributions, which must know
+    them."""
     plans = {
         name: TablePlan.hottest(
             name,
@@ -100,6 +104,7 @@ def tier_plan(
             replicated=size.replicated,
             per_node=size.per_node,
             coalesce=size.coalesce,
+            hottest_rows=hottest_rows,
         )
         for name, size in sizes.items()
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +18,25 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
-__all__ = ["Coalesce", "Rows", "TableChange", "TablePlan", "TierChange", "TierPlan", "plan_changes"]
+__all__ = [
+    "Coalesce",
+    "HottestRows",
+    "Rows",
+    "TableChange",
+    "TablePlan",
+    "TierChange",
+    "TierPlan",
+    "plan_changes",
+]
 
 Coalesce = Literal["none", "rank", "node"]
 """How often an id crosses the network on its way to the table: once per access, once per rank
 that touches it, or once per node (through a concentrator rank)."""
 
 Rows = NDArray[np.int64]
+
+HottestRows = Callable[[str, RowDistribution, int], Rows]
+"""From a table, its distribution and a count: so many row ids, the hottest first."""
 
 METADATA_KEY = b"recd.tier_plan"
 SCHEMA = pa.schema(
@@ -65,14 +77,25 @@ class TablePlan:
         replicated: int,
         per_node: int,
         coalesce: Coalesce = "none",
+        hottest_rows: HottestRows | None = None,
     ) -> TablePlan:
-        """So many of the hottest rows on every rank, so many of the next in every node."""
-        if replicated + per_node > rows.num_rows:
+        """So many of the hottest rows on every rank, so many of the next in every node.
+
+        `hottest_rows` says which rows those are; by default the distribution does.
+        """
+        count = replicated + per_node
+        if count > rows.num_rows:
             raise DataError(
                 f"tier plan: table {table!r} has {rows.num_rows:,} rows, fewer than the "
-                f"{replicated + per_node:,} of its tiers."
+                f"{count:,} of its tiers."
             )
-        ids = rows.hottest(replicated + per_node)
+        ids = rows.hottest(count) if hottest_rows is None else hottest_rows(table, rows, count)
+        if len(ids) != count or (count and int(ids.max()) >= rows.num_rows):
+            raise DataError(
+                f"tier plan: of table {table!r} the {count:,} hottest of {rows.num_rows:,} rows "
+                f"were asked for, but {len(ids):,} came, up to row {max(ids, default=0):,}. Have "
+                "`hottest_rows` name as many as it is asked for."
+            )
         return cls(
             table=table,
             replicated=ids[:replicated].copy(),

@@ -10,7 +10,7 @@ from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.naming.patterns import fitting
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
-from recd_plugins.planning.planner_bases import from_rank_0
+from recd_plugins.planning.planner_bases import HoldsRowWise, from_rank_0
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class TorchRecPlannerConfig(Config):
     host's."""
 
 
-class TorchRecPlanner:
+class TorchRecPlanner(HoldsRowWise):
     """Plans with `EmbeddingShardingPlanner`; its sharders carry the fused optimizer."""
 
     def __init__(
@@ -194,14 +194,12 @@ class TorchRecPlanner:
         )
 
 
-def build_torchrec_planner(
-    config: TorchRecPlannerConfig, context: Any, where: str = "sharding"
-) -> TorchRecPlanner:
+def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> TorchRecPlanner:
     """The record's build; `context` is a `slots.Context`."""
     return TorchRecPlanner(
         config,
         device=context.device,
         batch_size=context.batch_size,
         fused=context.fused,
-        where=where,
+        where=context.where or "sharding",
     )

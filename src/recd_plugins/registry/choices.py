@@ -17,7 +17,14 @@ from recd_plugins.planning.topology import PRESETS, Topology, load_topology
 from recd_plugins.registry.capability import check_needs
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.registry.source import Source
-from recd_plugins.slots import HOST_USES, SLOTS, Context, Record
+from recd_plugins.slots import (
+    HOST_USES,
+    SLOTS,
+    Context,
+    Record,
+    ShardingRecord,
+    stands_in_front,
+)
 
 __all__ = ["Choice", "Registry", "plugin_names"]
 
@@ -38,6 +45,8 @@ class Choice:
     """The path of the choice in registry.yaml, for error messages."""
     features: tuple[str, ...] = ("*",)
     """Names or globs of the features it is for (`preprocess`, `pooling`)."""
+    others: Choice | None = None
+    """What plans the others, where the record's planner stands in front of one (`in_front`)."""
 
     def build(self, context: Context) -> Any:
         """What the record builds; an error of the plugin's own is named as such."""
@@ -132,7 +141,11 @@ def _checked(source: Source) -> Registry:
     choices = {
         slot: tuple(_choices(slot, filled[slot], catalog)) for slot in SLOTS if slot in filled
     }
-    every = [choice for group in choices.values() for choice in group]
+    if "cache" in choices:
+        (cache,), (sharding,) = choices["cache"], choices["sharding"]
+        choices["cache"] = (_before_sharding(cache, sharding, values),)
+    chosen = [choice for group in choices.values() for choice in group]
+    every = [each for choice in chosen for each in _with_others(choice)]
     for choice in every:
         check_needs(choice.record, train.device, choices.keys(), choice.where, choice.provider)
     _check_uses(every, choices.keys())
@@ -181,6 +194,9 @@ def _choice(
         claim = catalog.find(slot, use)
     except RegistryError as error:
         raise RegistryError(error.message, f"{where}.use") from None
+    others = None
+    if "others" in options or slot == "sharding":
+        others = _others(claim.record, options, where, catalog)
     config: Config = parse(claim.record.config, options, where)
     return Choice(
         record=claim.record,
@@ -188,7 +204,43 @@ def _choice(
         provider=claim.provider,
         where=where,
         features=features,
+        others=others,
     )
+
+
+def _others(
+    record: Record[Any, Any], options: dict[str, Any], where: str, catalog: Catalog
+) -> Choice | None:
+    """What `others` among the options names, by default TorchRec's planner; taken out of them."""
+    if stands_in_front(record):
+        return _choice("sharding", options.pop("others", None), f"{where}.others", catalog)
+    if "others" in options and isinstance(record, ShardingRecord):
+        raise RegistryError(
+            f"is for a planner that stands in front of another, but {record.name!r} stands in "
+            "front of none: take it out, or choose one that does, say flexshard.",
+            f"{where}.others",
+        )
+    return None
+
+
+def _before_sharding(cache: Choice, sharding: Choice, values: Mapping[str, Any]) -> Choice:
+    """A cache in front of what its own `others` names; or else of the sharding slot's planner."""
+    if cache.others is None:
+        return dataclasses.replace(cache, others=sharding)
+    if values.get("sharding") is not None:
+        raise RegistryError(
+            "names the planner that the cache stands in front of, and so does `sharding`: keep "
+            "one of the two.",
+            cache.others.where,
+        )
+    return cache
+
+
+def _with_others(choice: Choice) -> Iterator[Choice]:
+    """The choice, and those that it stands in front of by its own `others`."""
+    yield choice
+    if choice.others is not None and choice.others.where != "sharding":
+        yield from _with_others(choice.others)
 
 
 def _check_uses(choices: Sequence[Choice], filled: Any) -> None:
@@ -202,7 +254,9 @@ def _check_uses(choices: Sequence[Choice], filled: Any) -> None:
             )
     circles = TopologicalSorter[str]()
     for choice in choices:
-        circles.add(choice.record.slot, *choice.record.uses)
+        behind = [] if choice.others is None else [choice.others.record.slot]
+        before = [slot for slot in behind if slot != choice.record.slot]
+        circles.add(choice.record.slot, *choice.record.uses, *before)
     try:
         circles.prepare()
     except CycleError as error:

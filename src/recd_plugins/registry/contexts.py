@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
-from recd_plugins.registry.choices import Registry
-from recd_plugins.slots import SLOTS, Context
+from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.slots import SLOTS, Context, Planner
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
 __all__ = ["Contexts"]
+
+PLANNING = ("sharding", "cache")
+"""The slots whose records build planners."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +32,27 @@ class Contexts:
 
     def of(self, slot: str, schema: Schema | None = None, tables: Tables | None = None) -> Context:
         """A slot's; its neighbours are built for it, with the same schema."""
+        return self._context(slot, self.registry.chosen(slot), schema, tables)
+
+    def planner(self, choice: Choice, schema: Schema | None = None) -> Planner:
+        """What a choice of `sharding` or `cache` builds, with the planner that it stands in front
+        of."""
+        others = None if choice.others is None else self.planner(choice.others, schema)
+        context = self._context(choice.record.slot, [choice], schema)
+        planner: Planner = choice.build(
+            dataclasses.replace(context, others=others, where=choice.where)
+        )
+        return planner
+
+    def _context(
+        self,
+        slot: str,
+        choices: Sequence[Choice],
+        schema: Schema | None,
+        tables: Tables | None = None,
+    ) -> Context:
         train = self.registry.train
-        profiles = slot in ("sharding", "cache") and "dataset" in self.registry.choices
+        profiles = slot in PLANNING and "dataset" in self.registry.choices
         return Context(
             device=self.device,
             seed=0 if slot in ("dataset", "etl") else train.seed,
@@ -39,16 +62,16 @@ class Contexts:
             schema=schema,
             tables=tables,
             batches=(lambda: self.read(0, train.ranks)) if profiles else None,
-            neighbours=self._neighbours(slot, schema),
+            neighbours=self._neighbours(choices, schema),
         )
 
-    def _neighbours(self, slot: str, schema: Schema | None) -> dict[str, Any]:
-        """What the slots built that the slot's records use."""
+    def _neighbours(self, choices: Sequence[Choice], schema: Schema | None) -> dict[str, Any]:
+        """What the slots built that the records of these choices use."""
         built: dict[str, Any] = {}
-        uses = {use for choice in self.registry.chosen(slot) for use in choice.record.uses}
+        uses = {use for choice in choices for use in choice.record.uses}
         for use in sorted(uses):
-            choices = self.registry.chosen(use)
-            parts = [choice.build(self.of(use, schema)) for choice in choices]
+            used = self.registry.chosen(use)
+            parts = [self._built(choice, schema) for choice in used]
             match SLOTS[use].fills:
                 case "one":
                     built[use] = parts[0] if parts else None
@@ -56,7 +79,11 @@ class Contexts:
                     built[use] = parts
                 case "by feature":
                     built[use] = {
-                        choice.features[0]: part
-                        for choice, part in zip(choices, parts, strict=True)
+                        choice.features[0]: part for choice, part in zip(used, parts, strict=True)
                     }
         return built
+
+    def _built(self, choice: Choice, schema: Schema | None) -> Any:
+        if choice.record.slot in PLANNING:
+            return self.planner(choice, schema)
+        return choice.build(self.of(choice.record.slot, schema))

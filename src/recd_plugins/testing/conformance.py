@@ -19,8 +19,9 @@ from recd_plugins.config import Config, parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.describe import field_docs
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry.capability import check_needs
-from recd_plugins.slots import SLOTS, Context, Record
+from recd_plugins.slots import SLOTS, Context, Record, stands_in_front
 from recd_plugins.testing.contracts.dataset import check_dataset
 from recd_plugins.testing.contracts.dedup import check_dedup
 from recd_plugins.testing.contracts.etl import check_etl
@@ -32,7 +33,7 @@ from recd_plugins.testing.contracts.reader import check_reader
 from recd_plugins.testing.contracts.sharding import check_sharding
 from recd_plugins.testing.contracts.stats import check_stats
 from recd_plugins.testing.contracts.subject import ContractBroken, Subject
-from recd_plugins.testing.neighbours import probe_batches, supplied
+from recd_plugins.testing.neighbours import OTHERS, probe_batches, supplied
 from recd_plugins.testing.probe import SCHEMA
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def check_record(
     some batches of `testing.probe`. Where `context.neighbours` lacks a slot that the record
     `uses`, the kit supplies it: TorchRec's planner for `sharding` and `cache`, a sum for
     `pooling`, the local reader, each feature alone for `dedup`, `Probe` for `model`, and nothing
-    for a slot that takes a list. A `log` or a `dataset` you give yourself.
+    for a slot that takes a list. A `log` or a `dataset` you give yourself. A record that stands in
+    front of a planner has TorchRec's behind it, with the options that it has under `others`.
     `pool`: the fixture gloo_pool, whose ranks a `sharding` or a `cache` trains on.
     `expand`: from a converted batch to the features that a `dedup` took, where what it makes has
     no `to_kjt()`.
@@ -81,7 +83,10 @@ def check_record(
     What the record needs of the machine and does not find raises `CapabilityError`.
     """
     __tracebackhide__ = True
-    config = _check_form(record, options or {})
+    given, others = dict(options or {}), OTHERS
+    if stands_in_front(record) and "others" in given:
+        others = parse(TorchRecPlannerConfig, given.pop("others"), f"{record.slot}.others")
+    config = _check_form(record, given)
     with tempfile.TemporaryDirectory(prefix="recd-check-") as folder:
         context = context or Context(
             schema=SCHEMA, folder=Path(folder) / "data", batches=probe_batches
@@ -101,6 +106,7 @@ def check_record(
             folder=Path(folder),
             pool=pool,
             expand=expand,
+            others=others,
         )
         CONTRACTS[record.slot](subject)
 

@@ -13,12 +13,12 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
-from recd_plugins.slots import SLOTS, Context, Record
+from recd_plugins.slots import SLOTS, Context, Record, stands_in_front
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.probe import SCHEMA, Probe
 
-__all__ = ["Sums", "probe_batches", "supplied", "with_neighbours"]
+__all__ = ["OTHERS", "Sums", "probe_batches", "supplied", "with_neighbours"]
 
 
 class Sums(nn.Module):
@@ -40,8 +40,12 @@ class EachAlone:
         return features.to_ikjt(self.groups)
 
 
+OTHERS = TorchRecPlannerConfig(search="greedy")
+"""The planner that the kit has others stand in front of."""
+
+
 def _planner(context: Context) -> Any:
-    return build_torchrec_planner(TorchRecPlannerConfig(search="greedy"), context)
+    return build_torchrec_planner(OTHERS, context)
 
 
 BUILDS: Mapping[str, Callable[[Context], Any]] = {
@@ -60,11 +64,17 @@ def supplied() -> set[str]:
     return {*BUILDS, *(slot for slot, kind in SLOTS.items() if kind.fills == "many")}
 
 
-def with_neighbours(record: Record[Any, Any], context: Context) -> Context:
-    """The context, with a build for each slot that the record uses and nobody gave.
+def with_neighbours(
+    record: Record[Any, Any], context: Context, others: TorchRecPlannerConfig = OTHERS
+) -> Context:
+    """The context, with a build for each slot that the record uses and nobody gave, and with
+    TorchRec's planner, of these options, for a record that stands in front of one.
 
     Ranks call this too, so that a neighbour planner has their optimizer and need not travel.
     """
+    if context.others is None and stands_in_front(record):
+        behind = dataclasses.replace(context, where=f"{record.slot}.others")
+        context = dataclasses.replace(context, others=build_torchrec_planner(others, behind))
     missing = {*record.uses, *_needed(record)} & supplied() - context.neighbours.keys()
     built = {slot: BUILDS[slot](context) if slot in BUILDS else [] for slot in missing}
     return dataclasses.replace(context, neighbours={**built, **context.neighbours})

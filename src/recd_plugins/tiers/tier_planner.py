@@ -1,9 +1,13 @@
-"""A planner of tier plans, but for its policy: which tables may have replicas, and how many."""
+"""A planner of tier plans, but for its policy: how many rows of which tables, and which rows.
+
+A policy subclasses `TierPlanner` and fills in `tables` and `choose`; which rows are hot it may
+decide too, in `hottest_rows`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -12,10 +16,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from recd_plugins.errors import CapabilityError, nearest
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
+from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.planner_bases import HoldsRowWise, PlansOthers, from_rank_0
+from recd_plugins.planning.planner_bases import (
+    HoldsRowWise,
+    Proposes,
+    Retiers,
+    Tiered,
+    from_rank_0,
+)
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
@@ -38,53 +49,46 @@ class ChosenSizes:
     """What a policy makes of the tables' distributions."""
 
     sizes: Mapping[str, TableSizes]
-    """By table; those that are not named, or have no size at all, are left to TorchRec."""
+    """By table; tables that are not named, or have no size at all, are left to the others."""
     report: PlanReport
-    said: str
-    """Why, in words."""
+    reason: str
+    """Why the sizes are what they are, in words."""
 
 
-class TierPlanner(ABC):
+class TierPlanner(Tiered, Proposes, Retiers):
     """Makes a tier plan and, with the planner that it stands in front of, TorchRec's plan."""
 
     name: ClassVar[str]
-    """In registry.yaml."""
+    """Its name in registry.yaml."""
     slot: ClassVar[str]
-    """Whose options it has."""
+    """The slot whose options it has."""
     kind: ClassVar[str] = "table"
-    """What it gives replicas to."""
+    """What it gives replicas to, in messages."""
 
     def __init__(
         self,
         context: Context,
-        others: HoldsRowWise,
         *,
         profile: Path | None,
         profile_batches: int,
         plan: Path | None = None,
     ) -> None:
-        """Tables are profiled on so many batches, unless a saved `profile` is named; a saved
-        tier `plan` is taken as it is."""
+        """The planner of the others is the context's. Tables are profiled on so many batches,
+        unless a saved `profile` is named; a saved tier `plan` is taken as it is."""
         self.context = context
-        """Of the job that is planned."""
-        self._others = others
+        """The context of the job that is planned."""
+        self._others = context.require_others()
         self.profile_path = profile
         self.num_profile_batches = profile_batches
         self._plan_path = plan
-        self.tier_plan: TierPlan | None = None
-        """The last plan's replicas; none before, and where no table has tiers."""
-        self.profile: Profile | None = None
-        """What it was made from."""
-        self.report: PlanReport | None = None
-        """Why it is what it is; on rank 0."""
         self.found: Mapping[str, ModelTable] = {}
-        """The model's tables that it was made for."""
+        """The model's tables that the last plan was made for."""
         self.explanation = "No plan has been made yet."
         self._cluster: TierCluster | None = None
 
     @abstractmethod
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """Those that may have replicas, or be coalesced."""
+        """The tables that may have replicas, or be coalesced."""
 
     @abstractmethod
     def choose(
@@ -95,6 +99,16 @@ class TierPlanner(ABC):
         world_size: int,
     ) -> ChosenSizes:
         """How many rows of each table each tier takes."""
+
+    def hottest_rows(self, table: str, rows: RowDistribution, count: int) -> Integers:
+        """[count] int64: the rows of a table that get replicas, the hottest first.
+
+        By default those are the rows looked up most in the profile. A policy of its own, say of
+        decayed or learned counts, overrides this: rank 0 asks it once per table in planning and
+        at each move of the replicas, with the distribution of the batches counted last. Sizes and
+        the report go by that distribution whichever rows it names.
+        """
+        return rows.hottest(count)
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error."""
@@ -115,26 +129,26 @@ class TierPlanner(ABC):
         }
         self.tier_plan = self.report = self._cluster = None
         if self._plan_path is not None:
-            said = self._from_file(self._plan_path, Cluster.of(topology, world_size))
+            reason = self._from_file(self._plan_path, Cluster.of(topology, world_size))
         elif not found:
-            said = (
+            reason = (
                 f"{self.name}: no {self.kind} may have replicas, for the model has none or the "
                 "options leave all out: all is left to TorchRec's planner."
             )
         elif self.profile_path is None and self.context.batches is None:
-            said = (
+            reason = (
                 f"{self.name}: there are no batches to profile, so every table is left to "
                 f"TorchRec's planner. Name a saved profile under {self.slot}.profile."
             )
         else:
-            said = self._tier(model, topology, world_size)
+            reason = self._tier(model, topology, world_size)
         others = self._others_planner()
         plan = others.propose(model, self.home(topology), world_size)
-        self.explanation = f"{said}\n{others.explain()}"
+        self.explanation = f"{reason}\n{others.explain()}"
         return plan
 
     def home(self, topology: Topology) -> Topology:
-        """What the canonical tables lie on: that of the ranks."""
+        """The topology that the planner of the others counts the memory of tables at home by."""
         return topology
 
     def kernels(self) -> Mapping[str, TableConstraint]:
@@ -142,7 +156,7 @@ class TierPlanner(ABC):
         return {}
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """Those of the others; of the plan's tiers, where it has any."""
+        """The sharders of the others, with tiers in front of tables where the plan has any."""
         others = self._others_planner().sharders()
         if self.tier_plan is None:
             return others
@@ -153,7 +167,7 @@ class TierPlanner(ABC):
         return [tiered.get(one.module_type, one) for one in others]
 
     def retier(self, batches: Iterable[Batch], group: ProcessGroup) -> None:
-        """Give the replicas to the rows that are hot in these batches, of rank 0; sizes stay.
+        """Give the replicas to the rows that are hot in these batches of rank 0; sizes stay.
 
         Every rank calls it between the same batches; rows move once the next one is computed.
         """
@@ -200,6 +214,7 @@ class TierPlanner(ABC):
                 replicated=len(plan.replicated),
                 per_node=len(plan.per_node),
                 coalesce=plan.coalesce,
+                hottest_rows=self.hottest_rows,
             )
             for name, plan in plans.items()
         }
@@ -212,16 +227,16 @@ class TierPlanner(ABC):
         chosen = self.choose(model, tables, topology, world_size)
         sizes = {name: size for name, size in chosen.sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
-        self.tier_plan = tier_plan(tables, sizes, cluster) if sizes else None
+        self.tier_plan = tier_plan(tables, sizes, cluster, self.hottest_rows) if sizes else None
         self.report = chosen.report
-        return chosen.said
+        return chosen.reason
 
     def _from_file(self, path: Path, cluster: Cluster) -> str:
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
         self.tier_plan = saved_plan(path, self.found, cluster, where=f"{self.slot}.plan")
         return "\n".join(lines(self.tier_plan, path))
 
-    def _others_planner(self) -> PlansOthers:
+    def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, for which tables with tiers or coalescing are row-wise."""
         return self._others.row_wise(
             self.tier_plan.tables if self.tier_plan else (), self.kernels()

@@ -13,6 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.config import Config
 from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, Record
 from recd_plugins.testing.arrange import Arranged, tables_of
@@ -33,10 +34,11 @@ class ByRecord:
     record: Record[Any, Any]
     config: Config
     context: Context
+    others: TorchRecPlannerConfig
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         context = dataclasses.replace(self.context, fused=optimizer.fused_params())
-        planner = self.record.build(self.config, with_neighbours(self.record, context))
+        planner = self.record.build(self.config, with_neighbours(self.record, context, self.others))
         group = dist.group.WORLD
         assert group is not None
         plan = planner.plan(model, Topology(), group)
@@ -67,7 +69,7 @@ def check_sharding(subject: Subject) -> None:
             subject.pool,
             Probe,
             random_batches(SCHEMA, steps=2),
-            arrange=ByRecord(subject.record, subject.config, subject.context),
+            arrange=ByRecord(subject.record, subject.config, subject.context, subject.others),
             tables=["sgd"],
         )
     except RanksFailed as error:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.config import Config
 from recd_plugins.data.batch import Batch
+from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.slots import Context, Record
-from recd_plugins.testing.neighbours import with_neighbours
+from recd_plugins.testing.neighbours import OTHERS, with_neighbours
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -35,9 +36,12 @@ class Subject:
     """An empty folder to write in."""
     pool: GlooPool | None = None
     expand: Callable[[Batch], KeyedJaggedTensor] | None = None
+    others: TorchRecPlannerConfig = OTHERS
+    """The options of TorchRec's planner behind a record that stands in front of one."""
 
     def build(self) -> Any:
-        return self.record.build(self.config, with_neighbours(self.record, self.context))
+        context = with_neighbours(self.record, self.context, self.others)
+        return self.record.build(self.config, context)
 
     def hold(self, kept: bool, rule: str, fix: str) -> None:
         """Unless the rule is kept, raise what says who breaks it and how to mend it."""

@@ -10,10 +10,10 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from recd_plugins.api import Config, Context, ShardingRecord, hookimpl
-from recd_plugins.api.planning import Topology
+from recd_plugins.api.planning import Proposes, Topology
 
 
-class NewPlugin:
+class NewPlugin(Proposes):
     """Plans alike on every rank, so that no rank need ask another."""
 
     def __init__(self, context: Context) -> None:
