@@ -55,6 +55,10 @@ class OfParts:
         return [lookup for part in self.parts for lookup in part._lookups]
 
     @property
+    def _sharding_types(self) -> list[str]:
+        return [kind for part in self.parts for kind in sharding_types(part)]
+
+    @property
     def _has_uninitialized_input_dist(self) -> bool:
         return any(part._has_uninitialized_input_dist for part in self.parts)
 

@@ -8,33 +8,29 @@ of such collections.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import (
     LazyAwaitable,
     LazyGetItemMixin,
     ModuleSharder,
     ParameterSharding,
-    ShardedModule,
     ShardingEnv,
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.optim.fused import FusedOptimizerModule
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import OfParts, bags_of, sharding_types
+from recd_plugins.compat.torchrec import bags_of, sharding_types
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of
+from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.features import SparseFeatures
 
@@ -49,35 +45,20 @@ __all__ = [
 
 
 @dataclass
-class DedupContext(Multistreamable):
-    """A batch on its way: the contexts of the parts, and who has which unique sample."""
+class DedupContext(PartsContext):
+    """With who has which unique sample."""
 
-    parts: list[Any]
-    """The context of each part."""
-    sharding_contexts: list[Any] = field(default_factory=list)
-    """All of theirs, one for each exchange: TorchRec fills these in."""
-    exchanges: list[int] = field(default_factory=list)
-    """How many of them are each part's."""
     samples: BatchSamples | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for part in self.parts:
-            part.record_stream(stream)
+        super().record_stream(stream)
         if self.samples is not None:
             self.samples.record_stream(stream)
 
 
-class _ShardedDedup(
-    OfParts, ShardedModule[KJTList, list[Any], Any, DedupContext], FusedOptimizerModule
-):
-    """Parts of one collection, each sharded by the sharder that would have sharded the whole.
+class _ShardedDedup(ShardedParts):
+    """Parts of one collection, each sharded by the sharder that would have sharded the whole."""
 
-    The tables' modules are registered here under the collection's names, the parts are not:
-    so parameters, states and optimizer keys are those of the collection.
-    """
-
-    TABLES: str
-    """The attribute that holds the tables in TorchRec's collection and in its sharded one."""
     SEQUENCES: bool
     """Whether embeddings come one by one."""
 
@@ -86,147 +67,58 @@ class _ShardedDedup(
         module: DedupEmbeddingCollection | DedupEmbeddingBagCollection,
         parts: Sequence[Any],
     ) -> None:
-        super().__init__()
-        self.parts = tuple(parts)
+        super().__init__(parts, getattr(module, self.TABLES), type(module))
         self._specs = module.parts
         self._key_of = dict(module.key_of)
-        self._unsharded = type(module)
         self._route = module.route
-        found = {
-            name: table for part in self.parts for name, table in getattr(part, self.TABLES).items()
-        }
-        names = list(getattr(module, self.TABLES))
-        self.add_module(self.TABLES, nn.ModuleDict({name: found[name] for name in names}))
-        self._optimizer = CombinedOptimizer([("", part.fused_optimizer) for part in self.parts])
-
-    @property
-    def fused_optimizer(self) -> KeyedOptimizer:
-        return self._optimizer
-
-    @property
-    def unsharded_module_type(self) -> type[nn.Module]:
-        return self._unsharded
 
     def create_context(self) -> DedupContext:
         return DedupContext([part.create_context() for part in self.parts])
 
-    def input_dist(
-        self,
-        ctx: DedupContext,
-        features: SparseFeatures | KeyedJaggedTensor,
-    ) -> KJTListSplitsAwaitable[DedupContext]:
-        """Send the ids to the ranks of their rows; each part's exchanges, one after another."""
+    def _inputs(
+        self, ctx: PartsContext, features: SparseFeatures | KeyedJaggedTensor
+    ) -> Iterator[KeyedJaggedTensor]:
+        assert isinstance(ctx, DedupContext)
         ctx.samples = BatchSamples(features, sequences=self.SEQUENCES)
         rows = vbe_rows_of if self._route == "vbe" else rows_of
-        awaitables: list[Any] = []
-        with torch.no_grad():
-            for part, spec, context in zip(self.parts, self._specs, ctx.parts, strict=True):
-                sent = part.input_dist(context, rows(features, spec.keys)).awaitables
-                # A part may exchange more than TorchRec keeps a context for: keep in step.
-                spare = [None] * (len(sent) - len(context.sharding_contexts))
-                ctx.sharding_contexts += [*context.sharding_contexts, *spare]
-                ctx.exchanges.append(len(sent))
-                awaitables += sent
-        return KJTListSplitsAwaitable(awaitables, ctx)
+        return (rows(features, spec.keys) for spec in self._specs)
 
-    def compute(self, ctx: DedupContext, dist_input: KJTList) -> list[Any]:
-        parts = self._to_look_up(ctx, dist_input)
-        return [part.compute(context, rows) for part, context, rows in parts]
-
-    def output_dist(self, ctx: DedupContext, output: list[Any]) -> LazyAwaitable[Any]:
-        parts = zip(self.parts, ctx.parts, output, strict=True)
-        return self._gathered(
-            ctx, [part.output_dist(context, rows) for part, context, rows in parts]
-        )
-
-    def compute_and_output_dist(self, ctx: DedupContext, input: KJTList) -> LazyAwaitable[Any]:
-        """Look up, and send the embeddings back: a part's exchange runs while the next looks up."""
-        return self._gathered(
-            ctx,
-            [
-                part.compute_and_output_dist(context, rows)
-                for part, context, rows in self._to_look_up(ctx, input)
-            ],
-        )
-
-    def prefetch(
-        self,
-        dist_input: KJTList,
-        forward_stream: torch.Stream | None = None,
-        ctx: DedupContext | None = None,
-    ) -> None:
-        assert ctx is not None
-        for part, context, rows in self._by_part(ctx, dist_input):
-            part.prefetch(rows, forward_stream, context)
-
-    def train(self, mode: bool = True) -> _ShardedDedup:
-        super().train(mode)
-        for part in self.parts:
-            part.train(mode)
-        return self
-
-    def state_dict(
-        self,
-        *,
-        destination: dict[str, Any] | None = None,
-        prefix: str = "",
-        keep_vars: bool = False,
-    ) -> dict[str, Any]:
-        """The parts', which flush caches and make ShardedTensors, in the collection's order."""
-        every: dict[str, Any] = super().state_dict(
-            destination=destination, prefix=prefix, keep_vars=keep_vars
-        )
-        for part in self.parts:
-            every.update(part.state_dict(prefix=prefix, keep_vars=keep_vars))
-        return every
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], *rest: Any) -> None:
-        """The parts' hooks cut whole or sharded tables down to what this rank holds."""
-        for part in self.parts:
-            part._load_from_state_dict(state_dict, *rest)
-
-    def _by_part(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
-        start = 0
-        for part, context, count in zip(self.parts, ctx.parts, ctx.exchanges, strict=True):
-            yield part, context, KJTList(input.features[start : start + count])
-            start += count
-
-    def _to_look_up(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
-        return self._by_part(ctx, input)
-
-    def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
-        raise NotImplementedError
-
-
-class ShardedDedupEmbeddingCollection(_ShardedDedup):
-    """Of a `DedupEmbeddingCollection`."""
-
-    TABLES, SEQUENCES = "embeddings", True
-
-    def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
-        (embedded,) = parts
-        if self._route == "vbe":
-            return cast("LazyAwaitable[Any]", embedded)
-        assert ctx.samples is not None
-        return _Sequences(embedded, self._key_of, ctx.samples)
-
-
-class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
-    """Of a `DedupEmbeddingBagCollection`."""
-
-    TABLES, SEQUENCES = "embedding_bags", False
-
-    def _to_look_up(self, ctx: DedupContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
-        for part, context, rows in self._by_part(ctx, input):
-            yield part, context, evened(rows, context, sharding_types(part))
-
-    def _gathered(self, ctx: DedupContext, parts: list[Any]) -> LazyAwaitable[Any]:
+    def _gathered(self, ctx: PartsContext, parts: list[Any]) -> LazyAwaitable[Any]:
+        assert isinstance(ctx, DedupContext)
         if self._route == "vbe":
             (expanded,) = parts
             return cast("LazyAwaitable[Any]", expanded)
         assert ctx.samples is not None
+        return self._unexpanded(parts, ctx.samples)
+
+    def _unexpanded(self, parts: list[Any], samples: BatchSamples) -> LazyAwaitable[Any]:
+        """The output on unique samples."""
+        raise NotImplementedError
+
+
+class ShardedDedupEmbeddingCollection(_ShardedDedup):
+    """A sharded `DedupEmbeddingCollection`."""
+
+    TABLES = TABLES_OF_PART = "embeddings"
+    SEQUENCES = True
+
+    def _unexpanded(self, parts: list[Any], samples: BatchSamples) -> LazyAwaitable[Any]:
+        (embedded,) = parts
+        return _Sequences(embedded, self._key_of, samples)
+
+
+class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
+    """A sharded `DedupEmbeddingBagCollection`."""
+
+    TABLES = TABLES_OF_PART = "embedding_bags"
+    SEQUENCES = False
+
+    def _to_look_up(self, part: Any, context: Any, received: KJTList) -> KJTList:
+        return evened(received, context, sharding_types(part))
+
+    def _unexpanded(self, parts: list[Any], samples: BatchSamples) -> LazyAwaitable[Any]:
         names = [spec.embeddings for spec in self._specs]
-        return _Pooled(parts, names, self._key_of, ctx.samples)
+        return _Pooled(parts, names, self._key_of, samples)
 
 
 class _Sequences(LazyAwaitable[dict[str, JaggedTensor]]):

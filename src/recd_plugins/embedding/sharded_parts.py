@@ -1,0 +1,197 @@
+"""A sharded module made of parts, each a collection that TorchRec sharded.
+
+To DistributedModelParallel, its planner and its pipelines it is one sharded module with the
+names, states and collectives of the collection as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import LazyAwaitable, ShardedModule
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+from torchrec.streamable import Multistreamable
+
+from recd_plugins.compat.torchrec import OfParts
+
+__all__ = ["PartsContext", "ShardedParts"]
+
+
+@dataclass
+class PartsContext(Multistreamable):
+    """What is known of a batch between its exchanges, part by part."""
+
+    parts: list[Any]
+    """The context of each part."""
+    sharding_contexts: list[Any] = field(default_factory=list)
+    """All of theirs, one for each exchange of TorchRec's, which fills them in."""
+    exchanges_beside: list[int] = field(default_factory=list)
+    """How many exchanges each part makes beside TorchRec's: those within the node, of tiers."""
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for part in self.parts:
+            part.record_stream(stream)
+
+
+class ShardedParts(
+    OfParts, ShardedModule[KJTList, list[Any], Any, PartsContext], FusedOptimizerModule
+):
+    """Parts behind the names of one collection.
+
+    The tables' modules are registered here under the collection's names, the parts are not: so
+    parameters, states and optimizer keys are those of the collection.
+    """
+
+    TABLES: str
+    """The attribute that holds the tables, in the collection and here."""
+    TABLES_OF_PART: str
+    """The attribute that holds the tables of a part."""
+
+    def __init__(
+        self,
+        parts: Iterable[Any],
+        tables: Iterable[str],
+        unsharded: type[nn.Module],
+        **options: Any,
+    ) -> None:
+        """`tables` are their names in the order of the collection, whose type is `unsharded`."""
+        super().__init__(**options)
+        self.parts: Sequence[Any] = tuple(parts)
+        self._unsharded = unsharded
+        found = {
+            name: table for part in self.parts for name, table in self._tables_of(part).items()
+        }
+        self.add_module(self.TABLES, nn.ModuleDict({name: found[name] for name in tables}))
+        self._optimizer = CombinedOptimizer([("", part.fused_optimizer) for part in self.parts])
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        return self._optimizer
+
+    @property
+    def unsharded_module_type(self) -> type[nn.Module]:
+        return self._unsharded
+
+    def create_context(self) -> PartsContext:
+        return PartsContext([part.create_context() for part in self.parts])
+
+    def input_dist(self, ctx: PartsContext, features: Any) -> KJTListSplitsAwaitable[PartsContext]:
+        """Send the ids to the ranks of their rows.
+
+        First come TorchRec's exchanges of all parts, in step with their contexts.
+        """
+        torchrec: list[Any] = []
+        beside: list[Any] = []
+        with torch.no_grad():
+            inputs = self._inputs(ctx, features)
+            for part, context, rows in zip(self.parts, ctx.parts, inputs, strict=True):
+                sent = part.input_dist(context, rows).awaitables
+                count = len(context.sharding_contexts)
+                torchrec += sent[:count]
+                beside += sent[count:]
+                ctx.sharding_contexts += context.sharding_contexts
+                ctx.exchanges_beside.append(len(sent) - count)
+        return KJTListSplitsAwaitable([*torchrec, *beside], ctx)
+
+    def compute(self, ctx: PartsContext, dist_input: KJTList) -> list[Any]:
+        return [
+            part.compute(context, self._to_look_up(part, context, rows))
+            for part, context, rows in self._by_part(ctx, dist_input)
+        ]
+
+    def output_dist(self, ctx: PartsContext, output: list[Any]) -> LazyAwaitable[Any]:
+        parts = zip(self.parts, ctx.parts, output, strict=True)
+        return self._gathered(
+            ctx, [part.output_dist(context, rows) for part, context, rows in parts]
+        )
+
+    def compute_and_output_dist(self, ctx: PartsContext, input: KJTList) -> LazyAwaitable[Any]:
+        """Look up, and send the embeddings back: a part's exchange runs while the next looks up."""
+        return self._gathered(
+            ctx,
+            [
+                part.compute_and_output_dist(context, self._to_look_up(part, context, rows))
+                for part, context, rows in self._by_part(ctx, input)
+            ],
+        )
+
+    def prefetch(
+        self,
+        dist_input: KJTList,
+        forward_stream: torch.Stream | None = None,
+        ctx: PartsContext | None = None,
+    ) -> None:
+        assert ctx is not None
+        for part, context, rows in self._by_part(ctx, dist_input):
+            part.prefetch(rows, forward_stream, context)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for part in self.parts:
+            part.train(mode)
+        return self
+
+    def state_dict(
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """The parts', which flush caches and make ShardedTensors, in the collection's order."""
+        every: dict[str, Any] = super().state_dict(
+            destination=destination, prefix=prefix, keep_vars=keep_vars
+        )
+        for part in self.parts:
+            for name, value in part.state_dict(keep_vars=keep_vars).items():
+                every[prefix + self._renamed(name)] = value
+        return every
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """The parts' hooks cut whole or sharded tables down to what this rank holds."""
+        for part in self.parts:
+            tables = [f"{self.TABLES_OF_PART}.{name}.weight" for name in self._tables_of(part)]
+            given = [name for name in tables if prefix + self._renamed(name) in state_dict]
+            # TorchRec's hook wants all tables: those that are not given stay as they are.
+            own = {} if len(given) == len(tables) else dict(part.state_dict(prefix=prefix))
+            own |= {prefix + name: state_dict[prefix + self._renamed(name)] for name in given}
+            part._load_from_state_dict(own, prefix, *rest)
+            for name in given:
+                state_dict[prefix + self._renamed(name)] = own[prefix + name]
+
+    def _tables_of(self, part: Any) -> nn.ModuleDict:
+        tables: nn.ModuleDict = getattr(part, self.TABLES_OF_PART)
+        return tables
+
+    def _renamed(self, name: str) -> str:
+        """A part's `embeddings.TABLE.weight` as the collection has it."""
+        own = f"{self.TABLES_OF_PART}."
+        return f"{self.TABLES}.{name.removeprefix(own)}" if name.startswith(own) else name
+
+    def _by_part(self, ctx: PartsContext, input: KJTList) -> Iterator[tuple[Any, Any, KJTList]]:
+        """Each part, its context, and what it was sent: by TorchRec's exchanges, then by others."""
+        start, start_beside = 0, len(ctx.sharding_contexts)
+        for part, context, beside in zip(self.parts, ctx.parts, ctx.exchanges_beside, strict=True):
+            stop, stop_beside = start + len(context.sharding_contexts), start_beside + beside
+            own = [*input.features[start:stop], *input.features[start_beside:stop_beside]]
+            yield part, context, KJTList(own)
+            start, start_beside = stop, stop_beside
+
+    def _inputs(self, ctx: PartsContext, features: Any) -> Iterable[Any]:
+        """What each part is given of the features."""
+        raise NotImplementedError
+
+    def _to_look_up(self, part: Any, context: Any, received: KJTList) -> KJTList:
+        """What a part looks up of what it was sent: all of it, as it came."""
+        return received
+
+    def _gathered(self, ctx: PartsContext, parts: list[Any]) -> LazyAwaitable[Any]:
+        """The collection's output, from what the parts yield."""
+        raise NotImplementedError
