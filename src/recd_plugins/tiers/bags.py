@@ -240,10 +240,7 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
         self._divides = divides
 
     def _wait_impl(self) -> Mapping[TableFeature, Tensor]:
-        if torch.is_grad_enabled():
-            self._tiers.expect(self._update)
-        home = self._home.wait()
-        self._tiers.advance_deferred()
+        home: dict[str, JaggedTensor] = self._tiers.wait(self._home, self._update)
         batch = self._update.batch
         divisors = _divisors(batch, self._divides)
         found: dict[TableFeature, Tensor] = {}
@@ -412,9 +409,7 @@ class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
         self._divides = divides
 
     def _wait_impl(self) -> KeyedTensor:
-        if torch.is_grad_enabled():
-            self._tiers.expect(self._update)
-        home = self._home.wait()
+        home: KeyedTensor = self._tiers.wait(self._home, self._update)
         batch = self._update.batch
         columns = {}
         end = 0

@@ -119,5 +119,4 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[Any]:
         assert ctx.update is not None
-        self.tiers.advance_deferred()
         return SequencesAwaitable(self.tiers, ctx.update, home, yields_ids(self))

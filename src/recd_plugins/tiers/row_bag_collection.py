@@ -46,7 +46,6 @@ class _RowsOfDimension(TierEmbeddingCollection):
         self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[Any]:
         assert ctx.update is not None
-        self.tiers.advance_deferred()
         return PooledRows(self.tiers, ctx.update, home, self._divides)
 
 

@@ -38,12 +38,8 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         self._yields_ids = yields_ids
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
-        if torch.is_grad_enabled():
-            self._tiers.expect(self._update)
         batch = self._update.batch
-        home = self._home.wait()
-        self._tiers.advance_deferred()
-        rows = self._rows(home)
+        rows = self._rows(self._tiers.wait(self._home, self._update))
         ids = batch.ids.split(batch.length_per_feature)
         return {
             feature.name: JaggedTensor(

@@ -57,29 +57,31 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         return self.tiers.optimizer
 
     def compute(self, ctx: Any, dist_input: KJTList) -> list[Any]:
-        home = self._unpacked(ctx, dist_input)
-        if ctx.is_hot:
-            return []
-        found: list[Any] = super().compute(ctx, home)
+        own = self._unpacked(ctx, dist_input)
+        found: list[Any] = [] if ctx.is_hot else super().compute(ctx, own)
         return found
 
     def output_dist(self, ctx: Any, output: list[Any]) -> LazyAwaitable[Any]:
-        if ctx.is_hot:
-            return self._with_tiers(ctx, self._nothing_from_home())
-        return self._with_tiers(ctx, super().output_dist(ctx, output))
+        home = self._nothing_from_home() if ctx.is_hot else super().output_dist(ctx, output)
+        return self._output(ctx, home)
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
         """Answer the node first: its rows travel while TorchRec looks up its own."""
-        home = self._unpacked(ctx, input)
+        own = self._unpacked(ctx, input)
         if ctx.is_hot:
-            return self._with_tiers(ctx, self._nothing_from_home())
-        return self._with_tiers(ctx, super().compute_and_output_dist(ctx, home))
+            return self._output(ctx, self._nothing_from_home())
+        return self._output(ctx, super().compute_and_output_dist(ctx, own))
 
     def _unpacked(self, ctx: Any, input: KJTList) -> KJTList:
         """What TorchRec exchanged, as it takes it; the node is sent the rows that it asked for."""
         count = len(ctx.sharding_contexts)
         ctx.update = self.tiers.answer_node(ctx.batch, input.features[count:])
         return KJTList(input.features[:count])
+
+    def _output(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
+        # The exchanges of batches to come have had time while this one was looked up.
+        self.tiers.advance_deferred()
+        return self._with_tiers(ctx, home)
 
     def _nothing_from_home(self) -> LazyAwaitable[Any]:
         """What TorchRec would yield if it were given no id: the whole of a hot batch is here."""

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division
-from torchrec.distributed.types import ShardedModule
+from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -144,9 +144,13 @@ class Tiers:
         scale = 1 / self.nodes.world.size if get_gradient_division() else 1.0
         return Update(batch, Reduction(self.nodes, scale, self._chunk_rows, batch.hot))
 
-    def expect(self, update: Update) -> None:
-        """A forward has been made whose backward will apply this update."""
-        self._expected.add(update)
+    def wait(self, home: LazyAwaitable[Any], update: Update) -> Any:
+        """What TorchRec brings from home for a forward, whose backward will apply this update."""
+        if torch.is_grad_enabled():
+            self._expected.add(update)
+        found = home.wait()
+        self.advance_deferred()
+        return found
 
     def flush(self) -> None:
         """Bring all rows and optimizer states home. Every rank must call it."""
