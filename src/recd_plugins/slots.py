@@ -339,7 +339,7 @@ class Record(Generic[C, T]):
     """Makes what the slot takes; never None."""
     needs: tuple[str, ...] = ()
     """What the machine or the registry must have: "cuda", "import:ray", "command:java",
-    "slot:log"; checked before anything is built."""
+    "slot:pooling"; checked before anything is built."""
     uses: tuple[str, ...] = ()
     """Slots whose builds it finds in `context.neighbours`, by slot: what the slot's record built;
     a list, or a mapping from feature, where a slot takes several."""

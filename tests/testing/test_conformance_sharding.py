@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-import recd_scars
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.topology import Topology
@@ -103,11 +102,6 @@ def build_in_front(config: Rate, context: Context) -> TorchRecPlanner:
 def test_a_cache_is_given_a_planner_to_stand_in_front_of(gloo_pool: GlooPool) -> None:
     cache = CacheRecord(name="mine", summary="Mine.", config=Rate, build=build_in_front)
     check_record(cache, pool=gloo_pool)
-
-
-def test_scars_is_checked_as_its_plugin_gives_it(gloo_pool: GlooPool) -> None:
-    (scars,) = recd_scars.recd_cache()
-    check_record(scars, pool=gloo_pool)
 
 
 def test_what_is_given_comes_before_what_the_kit_has() -> None:

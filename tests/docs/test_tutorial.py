@@ -1,0 +1,23 @@
+"""Example runs: what the pages for plugin authors say to do, done in an empty folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from snippets import Reader
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_tutorial_leads_from_nothing_to_a_published_plugin(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    reader.read(DOCS / "tutorial.md")
+    assert reader.ran[0] == "recd plugins new recent"
+    assert "recd train" in reader.ran
+    assert reader.ran[-1] == "recd plugins recent"
+
+
+def test_the_page_for_plugin_authors_works_as_it_stands(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    reader.read(DOCS / "plugins.md")
+    assert "python -m pytest -q test_fading.py" in reader.ran
