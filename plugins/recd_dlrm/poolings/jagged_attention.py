@@ -20,7 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from recd_plugins.api.embedding import expand_rows
+from recd_plugins.api.embedding import (
+    expand_rows,
+    flash_attention_on_cpu,
+    flash_attention_on_cpu_backward,
+)
 
 __all__ = [
     "PADDING_BUDGET",
@@ -242,7 +246,7 @@ class _SelfAttention(torch.autograd.Function):
             bias = packed.new_zeros(len(chunk.cells)).masked_fill_(~chunk.mask, float("-inf"))
         kept = []
         for (q, k, v), mask in _blocks(padded, bias, num_heads, chunk):
-            kept += FLASH(q, k, v, attn_mask=mask)
+            kept += flash_attention_on_cpu(q, k, v, attn_mask=mask)
         ctx.num_heads, ctx.chunk = num_heads, chunk
         ctx.save_for_backward(padded, bias, *kept)
         seen = torch.cat([out.transpose(1, 2).flatten(2).flatten(0, 1) for out in kept[::2]])
@@ -266,15 +270,13 @@ class _SelfAttention(torch.autograd.Function):
         ):
             # As the output, whose heads lie side by side.
             by_head = of_seen.view(out.transpose(1, 2).shape).transpose(1, 2)
-            found = FLASH_BACKWARD(by_head, q, k, v, out, sums, 0.0, False, attn_mask=mask)
+            found = flash_attention_on_cpu_backward(
+                by_head, q, k, v, out, sums, 0.0, False, attn_mask=mask
+            )
             for place, some in zip(into, found, strict=True):
                 place.copy_(some)
         # Padding has no say in what is seen, nor a gradient.
         return made.index_select(0, chunk.places) if chunk.is_padded else made, None, None
-
-
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def _blocks(

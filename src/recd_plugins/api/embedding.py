@@ -1,5 +1,6 @@
 """What poolings and models are made with, on the unique samples of a feature group."""
 
+from recd_plugins.compat.pytorch import flash_attention_on_cpu, flash_attention_on_cpu_backward
 from recd_plugins.embedding.expand import cells_of, expand_rows
 from recd_plugins.embedding.pooling import PoolsUnique
 from recd_plugins.tiers.home.mapped import mapped
@@ -8,5 +9,7 @@ __all__ = [
     "PoolsUnique",
     "cells_of",
     "expand_rows",
+    "flash_attention_on_cpu",
+    "flash_attention_on_cpu_backward",
     "mapped",
 ]

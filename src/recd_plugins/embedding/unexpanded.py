@@ -11,8 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from recd_plugins.compat.pytorch import (
+    argument_names,
+    pytree,
+    tensor_without_memory,
+    was_written_to,
+    written_arguments,
+)
 from recd_plugins.embedding.expand import (
     cells_of,
     expand_columns,
@@ -82,7 +88,7 @@ class Unexpanded(Tensor):
     @property
     def is_unique(self) -> bool:
         """Whether `unique` still says it all."""
-        return self._expanded is None or self._expanded._version == 0
+        return self._expanded is None or not was_written_to(self._expanded)
 
     def shares_lookup(self, other: Unexpanded) -> bool:
         """Whether sample i has the same unique sample in both, known without looking."""
@@ -120,7 +126,7 @@ class Unexpanded(Tensor):
         tensor = args[0] if args else None
         if isinstance(tensor, Unexpanded) and tensor.is_unique:
             if func in METADATA and tensor._expanded is None:
-                with torch._C.DisableTorchFunctionSubclass():
+                with torch.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
             if func in ON_UNIQUE:
                 rest, kwargs = pytree.tree_map(_expanded, (args[1:], kwargs))
@@ -146,14 +152,9 @@ class Unexpanded(Tensor):
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default and args[0].is_unique:
             return args[0]._like(args[0].unique.detach())
-        given = {
-            **dict(zip((a.name for a in func._schema.arguments), args, strict=False)),
-            **kwargs,
-        }
-        for argument in func._schema.arguments:
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            if any(isinstance(t, Unexpanded) for t in pytree.tree_leaves(given.get(argument.name))):
+        given = {**dict(zip(argument_names(func), args, strict=False)), **kwargs}
+        for name in written_arguments(func):
+            if any(isinstance(leaf, Unexpanded) for leaf in pytree.tree_leaves(given.get(name))):
                 raise RuntimeError(
                     f"{func} would change an unexpanded tensor in place, out of torch's sight: "
                     "hand over its .expanded()."
@@ -172,7 +173,7 @@ class _Stand(torch.autograd.Function):
         ctx.save_for_backward(inverse_lookup, lengths)
         ctx.num_unique = unique.shape[0]
         shape = (num_rows, *unique.shape[1:])
-        made: Unexpanded = Tensor._make_wrapper_subclass(
+        made: Unexpanded = tensor_without_memory(
             Unexpanded, shape, dtype=unique.dtype, device=unique.device
         )
         return made

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
+
+from recd_plugins.compat.pytorch import pytree
 
 __all__ = ["Bundle"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.initial_tables import table_name

@@ -17,7 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from recd_plugins.compat.autograd import at_end_of_backward
+from recd_plugins.compat.pytorch import at_end_of_backward
 from recd_plugins.errors import CapabilityError
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Pending, in_flight
 from recd_plugins.tiers.places import Nodes

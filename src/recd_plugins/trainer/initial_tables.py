@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.types import ShardedTensor
 
 __all__ = ["initialise_tables", "table_initialisers", "table_name"]
 

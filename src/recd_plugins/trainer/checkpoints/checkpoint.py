@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.trainer.assemble import Job

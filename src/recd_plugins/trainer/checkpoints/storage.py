@@ -19,9 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -40,6 +38,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from recd_plugins.compat.pytorch import StoredBytes, narrow_tensor_by_index
 from recd_plugins.errors import DataError
 
 __all__ = ["FileSlice", "JsonReader", "JsonWriter", "alone", "read_into"]
@@ -163,7 +162,7 @@ def _tensor_from_json(value: dict[str, Any]) -> TensorStorageMetadata:
     )
 
 
-def _stored_to_json(index: MetadataIndex, info: _StorageInfo) -> dict[str, Any]:
+def _stored_to_json(index: MetadataIndex, info: StoredBytes) -> dict[str, Any]:
     return {
         "name": index.fqn,
         "offset": None if index.offset is None else list(index.offset),
@@ -173,12 +172,12 @@ def _stored_to_json(index: MetadataIndex, info: _StorageInfo) -> dict[str, Any]:
     }
 
 
-def _stored_from_json(value: dict[str, Any]) -> tuple[MetadataIndex, _StorageInfo]:
+def _stored_from_json(value: dict[str, Any]) -> tuple[MetadataIndex, StoredBytes]:
     path = Path(value["file"])
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{value['file']!r} leads out of the checkpoint")
     index = MetadataIndex(value["name"], value["offset"])
-    return index, _StorageInfo(value["file"], value["at"], value["bytes"])
+    return index, StoredBytes(value["file"], value["at"], value["bytes"])
 
 
 class FileSlice(io.RawIOBase):

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
+
+from recd_plugins.compat.pytorch import TorchDispatchMode, argument_names, operator_name
 
 __all__ = ["COLLECTIVES", "PHASES", "Traffic", "TrafficCounter"]
 
@@ -75,12 +76,11 @@ class TrafficCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, func: Any, args: Sequence[Any]) -> None:
-        name = func._schema.name.partition("::")[2].lstrip("_")
+        name = operator_name(func).partition("::")[2].lstrip("_")
         collective = next((to for start, to in COLLECTIVES.items() if name.startswith(start)), None)
         if collective is None:  # a barrier, a wait, the receiver of what another sends
             return
-        names = [argument.name for argument in func._schema.arguments]
-        at = next((i for i, name in enumerate(names) if name.startswith("input")), 0)
+        at = next((i for i, name in enumerate(argument_names(func)) if name.startswith("input")), 0)
         for tensor in _tensors(args[at]):
             key = collective, self._phase(tensor)
             self._bytes[key] = self._bytes.get(key, 0) + tensor.numel() * tensor.element_size()

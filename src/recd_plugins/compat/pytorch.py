@@ -1,0 +1,74 @@
+"""torch's private names, all that we touch, each with the reason; as of torch 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.filesystem import _StorageInfo as StoredBytes
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "StoredBytes",
+    "TorchDispatchMode",
+    "argument_names",
+    "at_end_of_backward",
+    "flash_attention_on_cpu",
+    "flash_attention_on_cpu_backward",
+    "narrow_tensor_by_index",
+    "operator_name",
+    "pytree",
+    "tensor_without_memory",
+    "was_written_to",
+    "written_arguments",
+]
+
+# `pytree` and `TorchDispatchMode` are torch's own answer to "take this apart" and "see each
+# operator", documented and yet without a public module. `StoredBytes` says where torch's file
+# storage put a tensor, and `narrow_tensor_by_index` cuts one as its planner asks.
+
+flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""What torch's public attention calls; it alone returns what its backward needs."""
+flash_attention_on_cpu_backward = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+)
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call it once the running backward is done, before `backward()` returns. DDP does likewise."""
+    Variable._execution_engine.queue_callback(function)
+
+
+def was_written_to(tensor: Tensor) -> bool:
+    """Whether a tensor was changed in place since it was made."""
+    return tensor._version > 0
+
+
+def tensor_without_memory(
+    kind: type[Tensor], shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
+) -> Any:
+    """A tensor of a subclass that has a shape and a type, and nothing in it."""
+    return Tensor._make_wrapper_subclass(kind, shape, dtype=dtype, device=device)
+
+
+def operator_name(operator: Any) -> str:
+    """An operator's name, as `c10d::allreduce_`."""
+    name: str = operator._schema.name
+    return name
+
+
+def argument_names(operator: Any) -> list[str]:
+    """The names of an operator's arguments, in order."""
+    return [argument.name for argument in operator._schema.arguments]
+
+
+def written_arguments(operator: Any) -> Iterator[str]:
+    """The names of those arguments that an operator changes in place."""
+    for argument in operator._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield argument.name
