@@ -55,6 +55,7 @@ class Lookups:
         if rows.dtype != torch.float32:  # of smaller types, sums would be rounded too
             rows = rows.index_select(0, which).float()
             which = torch.arange(len(which), device=which.device)
+        # A row for each id, and `index_add_` of these, would take 2 to 9 times as long on the CPU.
         ends = torch.bincount(self.bags, minlength=num_bags).cumsum(0)
         sums: Tensor = torch.embedding_bag(
             rows,
