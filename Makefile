@@ -13,13 +13,39 @@ PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
 INDEX_cpu := --extra-index-url https://download.pytorch.org/whl/cpu
 LOCK := requirements/$(TARGET).txt
 
-.PHONY: demo test lint clean
+# Instruction sets and threads, each of which rounds otherwise.
+ROUNDINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
+	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
+	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
+PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of" tests)
+
+.PHONY: demo test test-fast test-ranks test-examples test-docs test-rounding nightly lint clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Without ranks, without processes that train: what to run after every change.
+test-fast: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ranks and not slow"
+
+test-ranks: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "ranks and not slow"
+
+# Whole programs: examples, benchmarks, jobs that are started, killed and resumed.
+test-examples: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+test-docs: $(VENV)/ready
+	$(BIN)/python -m pytest tests/docs tests/host/test_surface.py
+
+# Parity on machines of other instruction sets, as far as this one can stand for them.
+test-rounding: $(VENV)/ready
+	set -e; for rounding in $(ROUNDINGS); do \
+		echo $$rounding; env $$rounding $(BIN)/python -m pytest -q -n 2 --dist loadfile $(PARITY); \
+	done
 
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
@@ -33,7 +59,14 @@ $(VENV)/ready: $(LOCK) pyproject.toml
 		"$(shell grep '^torch=' $(LOCK))"
 	$(PIP) install --quiet --no-deps -r $(LOCK)
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m recd_plugins.compat.build $(TARGET)
 	touch $@
+
+# The newest nightly builds of the trio in place of the lock's, to see what is about to break.
+nightly: $(VENV)/ready
+	$(PIP) uninstall --yes fbgemm_gpu-cpu
+	$(PIP) install --quiet --no-deps --upgrade --pre \
+		--index-url https://download.pytorch.org/whl/nightly/cpu torch fbgemm-gpu torchrec
 
 clean:
 	rm -rf $(VENV) data runs

@@ -1,16 +1,33 @@
-"""What all tests share: how hypothesis draws, and where the real data lies."""
+"""What all tests share: markers, threads, how hypothesis draws, where the real data lies."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+# Beside other workers, threads of one worker wait for each other more than they compute.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run; and a busy machine is slow, not wrong.
 settings.register_profile("recd", deadline=None, derandomize=True)
 settings.load_profile("recd")
+
+WHOLE_PROGRAMS = ("examples", "benchmarks")
+"""Folders of tests that run whole programs, which takes each of them seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`ranks` are the tests that ask for the pool, `slow` those that run whole programs."""
+    for item in items:
+        if "gloo_pool" in getattr(item, "fixturenames", ()):
+            item.add_marker("ranks")
+        if item.path.parent.name in WHOLE_PROGRAMS:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from session_tables import expected, mixed_rows, read, table_of
 
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
 from recd_plugins.slots import Context
+
+pytestmark = pytest.mark.slow
 
 MEMORY_GB = 2e-5
 

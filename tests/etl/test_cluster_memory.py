@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from session_tables import SCHEMA, rows_of
 
 from recd_plugins.data.table import TableWriter
+
+pytestmark = pytest.mark.slow
 
 PEAK = """
 import sys

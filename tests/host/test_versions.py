@@ -20,6 +20,8 @@ def trio(torch: str, fbgemm: str, torchrec: str, kind: str = "fbgemm-gpu-cpu") -
         trio("2.12.0", "1.7.0", "1.7.0"),
         trio("2.13.0+cpu", "1.8.0", "1.8.0"),
         trio("2.13.1+cu126", "1.8.2", "1.8.0", "fbgemm-gpu"),
+        trio("2.14.0.dev20260101+cpu", "1.9.0.dev20260101+cpu", "1.9.0.dev20260101+cpu"),
+        trio("2.14.0.dev1+cpu", "1.9.0.dev1+cpu", "1.9.0.dev1+cpu", "fbgemm-gpu"),
         trio("2.14.0a0+git0123", "1.9.0.dev20260101", "1.9.0rc1", "fbgemm-gpu"),
     ],
 )

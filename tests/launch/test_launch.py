@@ -19,6 +19,8 @@ import pytest
 from recd_plugins.launch.command import SHOWN, Failure, launch
 from recd_plugins.launch.environment import PARENT, die_with_parent, loopback_store
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 30.0
 
 HEAD = """

@@ -15,6 +15,8 @@ from recd_plugins.planning.measured_topology import fit_link, measure_topology
 from recd_plugins.planning.topology import GB, Link, Topology, load_topology
 from recd_plugins.testing.gloo import GlooPool
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_line_through_two_payloads_is_a_link() -> None:
     truth = Link(gbps=0.5, latency_ms=2)

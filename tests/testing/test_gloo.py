@@ -20,6 +20,8 @@ import torch.distributed as dist
 
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 
 

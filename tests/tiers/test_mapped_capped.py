@@ -10,6 +10,8 @@ from benchmarks.scars.larger_than_memory import Workload, figures
 from benchmarks.scars.memory_cap import NoMemoryCap
 from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_table_of_twice_the_memory_trains_as_in_memory(tmp_path: Path) -> None:
     """It is killed when not mapped; losses are compared bit by bit within."""

@@ -22,6 +22,8 @@ from jobs import (
     write_registry,
 )
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = ("train.steps=100000", "train.eval_every=0")
 
 

@@ -26,6 +26,8 @@ from recd_plugins.launch.command import Failure
 from recd_plugins.trainer.tuning.trial_rank import _is_out_of_memory
 from recd_plugins.trainer.tuning.trials import Search, Trial, _killed_by_memory, largest_batch
 
+pytestmark = pytest.mark.slow
+
 
 def search(most: int, *, start: int, limit: int = 10**6, precision: float = 0.05) -> Search:
     """Where every batch up to `most` fits."""

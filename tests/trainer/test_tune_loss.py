@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.trainer.tuning.learning import Learning, loss_of_all
 
+pytestmark = pytest.mark.slow
+
 
 def learning(losses: list[float], samples_per_step: int = 10, warm_up: int = 0) -> Learning:
     return Learning(

@@ -23,9 +23,10 @@ def doctor(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check versions, devices, collectives and the registry; say how to fix what fails."""
+    """Check versions, torch, devices, collectives and the registry; say how to fix what fails."""
     checks: dict[str, Callable[[], str]] = {
         "versions": _versions,
+        "build": _build,
         "devices": _devices,
         "collectives": lambda: _collectives(ranks),
         "registry": lambda: _registry(registry),
@@ -58,6 +59,14 @@ def _versions() -> str:
     found = installed_versions()
     check_versions(found)
     return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _build() -> str:
+    from recd_plugins.compat import build
+
+    found = build.installed_build()
+    build.check_build(found)
+    return f"{found}, loads, and so do fbgemm's operators"
 
 
 def _devices() -> str:

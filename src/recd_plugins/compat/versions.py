@@ -35,7 +35,10 @@ def check_versions(found: Mapping[str, str]) -> None:
         raise VersionError(f"torch is not installed. {_install('cpu')}")
     minor = _minor(torch) - OFFSET
     have = next((name for name in FBGEMM if name in found), FBGEMM[1])
-    fbgemm = FBGEMM[1] if "+cpu" in torch else have  # a CPU torch loads no CUDA fbgemm
+    fbgemm = have
+    if "+cpu" in torch and "+cpu" not in found.get(have, ""):
+        # A CPU torch loads no CUDA fbgemm; nightly builds for the CPU go by the CUDA one's name.
+        fbgemm = FBGEMM[1]
     kind = "cpu" if fbgemm == FBGEMM[1] else "cuda"
     if all(name in found for name in FBGEMM):
         raise VersionError(

@@ -1,0 +1,96 @@
+"""Does the torch that lies here load, and is it the build for this target?
+
+    python -m recd_plugins.compat.build cpu
+
+`make` asks that of what it has installed. Where PyTorch's own index is out of reach, pip takes
+PyPI's torch, which is the build for CUDA, whose libraries the CPU's lock leaves out: its versions
+are right, and it does not load.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from recd_plugins.compat.versions import check_versions, installed_versions
+from recd_plugins.errors import VersionError
+
+__all__ = ["Build", "check_build", "installed_build", "load"]
+
+INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+class Build(NamedTuple):
+    """What torch says of itself in files, which may be read where it does not load."""
+
+    version: str
+    cuda: str | None
+    """The CUDA that it is built for."""
+
+    def __str__(self) -> str:
+        return f"torch {self.version}, built for {f'CUDA {self.cuda}' if self.cuda else 'the CPU'}"
+
+
+def installed_build() -> Build:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise VersionError(
+            "torch is not installed. Install the lock as it is: "
+            "pip install --no-deps -r requirements/cpu.txt"
+        )
+    said = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
+    return Build(said["__version__"], said["cuda"])
+
+
+def load() -> None:
+    """Import torch and have an operator of fbgemm's."""
+    import torch
+
+    try:
+        import fbgemm_gpu  # noqa: F401
+
+        torch.ops.fbgemm.permute_2D_sparse_data  # noqa: B018  # AttributeError where it is absent
+    except (ImportError, OSError, AttributeError) as error:
+        raise ImportError(f"fbgemm's operators: {error}") from error
+
+
+def check_build(
+    build: Build, target: str | None = None, *, load: Callable[[], None] = load
+) -> None:
+    """`VersionError` with what to do, unless it loads and `target` (cpu or cuda) is its own."""
+    if target == "cuda" and build.cuda is None:
+        raise VersionError(
+            f"Here is {build}, and the target is cuda. Name no folder or index with wheels for the "
+            "CPU (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), then: make clean, and make TARGET=cuda "
+            "again."
+        )
+    try:
+        load()
+    except (ImportError, OSError) as error:
+        where = "{}.{}".format(*sys.version_info)
+        release = build.version.partition("+")[0]
+        fix = (
+            "Install its lock with nothing left out: make clean, then make TARGET=cuda."
+            if target == "cuda"
+            else f"On the CPU it takes torch {release}+cpu, which lies on {INDEX}. Where that is "
+            f"out of reach, download the wheel for Python {where} elsewhere, and: make clean, then "
+            "PIP_FIND_LINKS=its-folder make. Or name a Python whose wheel is at hand: "
+            "make PYTHON=python3.11. To train on CUDA: make TARGET=cuda."
+        )
+        raise VersionError(f"Here is {build}, and it does not load: {error}\n{fix}") from error
+
+
+def main(target: str) -> None:
+    try:
+        check_versions(installed_versions())
+        check_build(installed_build(), target)
+    except VersionError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

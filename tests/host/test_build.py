@@ -1,0 +1,83 @@
+"""Value tests: which build of torch lies here, whether it loads, and what to do where not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.compat import build
+from recd_plugins.compat.build import Build, check_build, installed_build
+from recd_plugins.errors import VersionError
+
+CPU, CUDA = Build("2.13.0+cpu", None), Build("2.13.0", "13.0")
+
+
+def loads() -> None:
+    """It does."""
+
+
+def no_cudnn() -> None:
+    raise ImportError("libcudnn.so.9: cannot open shared object file: No such file or directory")
+
+
+@pytest.mark.parametrize(("found", "target"), [(CPU, "cpu"), (CUDA, "cuda"), (CUDA, "cpu")])
+def test_what_loads_is_fit(found: Build, target: str) -> None:
+    """On the CPU, CUDA's build with its libraries too."""
+    check_build(found, target, load=loads)
+
+
+def test_a_build_without_its_libraries_is_told_with_the_wheel_to_get() -> None:
+    with pytest.raises(VersionError) as caught:
+        check_build(CUDA, "cpu", load=no_cudnn)
+    where = "{}.{}".format(*sys.version_info)
+    for part in (
+        "Here is torch 2.13.0, built for CUDA 13.0, and it does not load: libcudnn.so.9",
+        "torch 2.13.0+cpu, which lies on https://download.pytorch.org/whl/cpu",
+        f"the wheel for Python {where}",
+        "PIP_FIND_LINKS=its-folder make",
+        "make PYTHON=python3.11",
+    ):
+        assert part in str(caught.value)
+
+
+def test_the_cpus_build_is_none_for_cuda() -> None:
+    with pytest.raises(VersionError, match=r"built for the CPU, and the target is cuda\."):
+        check_build(CPU, "cuda", load=loads)
+
+
+def test_what_is_installed_here_loads() -> None:
+    """Asked as `make` asks."""
+    target = "cuda" if installed_build().cuda else "cpu"
+    asked = [sys.executable, "-m", "recd_plugins.compat.build", target]
+    assert subprocess.run(asked, check=True, capture_output=True).stdout == b""
+
+
+def test_a_build_is_read_where_torch_does_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("raise ImportError('libcudnn.so.9')\n")
+    (torch / "version.py").write_text("__version__ = '2.13.0'\ncuda: str = '13.0'\n")
+    script = "from recd_plugins.compat.build import main; main('cpu')"
+    paths = [str(tmp_path), *sys.path]
+    script = f"import sys; sys.path[:0] = {paths}; {script}"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "torch 2.13.0, built for CUDA 13.0, and it does not load: libcudnn.so.9" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_doctor_tells_a_torch_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "installed_build", lambda: CUDA)
+    monkeypatch.setattr(build.check_build, "__kwdefaults__", {"load": no_cudnn})
+    found = CliRunner().invoke(app, ["doctor", "--ranks", "1"])
+    assert found.exit_code == 2
+    (line,) = [line for line in found.output.splitlines() if "build" in line[:12]]
+    assert line.startswith("FAIL  build")
+    assert "does not load: libcudnn.so.9" in line
