@@ -13,7 +13,7 @@ from rich.table import Table
 
 import recd_plugins as rp
 from recd_plugins.api.testing import GlooPool, train_quietly
-from recd_scars.cache_curve import CacheCurve, together
+from recd_scars.cache_curve import CacheCurve, merged_rows
 
 MODEL = {"use": "dlrm", "embedding_dim": 16, "bottom": [32, 16], "top": [32]}
 TRAIN = {"device": "cpu", "ranks": 2, "batch_size": 512, "log_every": 6}
@@ -48,7 +48,7 @@ if __name__ == "__main__":
             table.add_row(side, *(f"{number:.2f}" for number in shown), *losses)
         stack = rp.load(registry)
         planner = stack.planned_for(stack.model(), world_size=2)  # as `recd plan` does
-    rows = together(list(planner.profile.rows.values()))
+    rows = merged_rows(list(planner.profile.rows.values()))
     hottest = {count: f"{rows.coverage(count):.0%}" for count in (100, 1000, 10000)}
     print(stack.explain().splitlines()[0], f"lookups of the hottest rows: {hottest}", sep="\n")
     Console().print(table)

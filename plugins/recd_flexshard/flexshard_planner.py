@@ -49,8 +49,8 @@ class FlexShardPlanner(TierPlanner):
         self._config = config
 
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """Those of sequences; and where ids are coalesced, those pooled ones that are named. All,
-        where a plan says which.
+        """The tables of sequences, and where ids are coalesced the pooled tables that are named;
+        all tables where a saved plan says which.
 
         Otherwise rows of an EmbeddingBagCollection are summed before they travel, so that a
         replica spares no traffic unless all of a bag's rows have one.

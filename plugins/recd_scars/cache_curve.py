@@ -36,14 +36,14 @@ __all__ = [
     "CurveSource",
     "Point",
     "draw_hits",
+    "merged_rows",
     "of_law",
     "of_profile",
     "of_registry",
-    "together",
 ]
 
 BYTES = 4
-"""Of a number: float32, and the paper's indices."""
+"""A number is a float32, and so is one of the paper's indices."""
 POINTS = 80
 DPI = 150
 PLAIN, COALESCED, CACHED = "#7d7d7d", "#9db8d9", "#d9622b"
@@ -61,7 +61,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCurve:
-    """Of a table, or of several with rows of one width, that share a device's memory."""
+    """What a cache saves of one table, or of several with rows of one width, on one device."""
 
     rows: RowDistribution
     memory: Memory
@@ -77,7 +77,8 @@ class CacheCurve:
         memory_bytes: float | None = None,
         sample_bytes: float | None = None,
     ) -> CacheCurve:
-        """With memory for `batch_size` samples and a tenth of the rows, unless it is said.
+        """The curve for a device with room for `batch_size` samples and a tenth of the rows, by
+        default.
 
         And of a sample for the rows that it looks up and their gradients, the least there can be.
         """
@@ -106,7 +107,8 @@ class CacheCurve:
         )
 
     def by_cache(self, points: int = POINTS) -> list[Point]:
-        """From no cache to the largest that leaves room for a batch; the optimum among them."""
+        """Points from no cache to the largest that leaves room for a batch; the optimum is among
+        them."""
         most = min(self.rows.num_rows, self.memory.most_cached)
         between = np.geomspace(1, max(most, 1), max(points - 2, 1)).astype(int)
         sizes = {0, self.optimum.cached, most, *between.tolist()}
@@ -229,11 +231,11 @@ class CurveSource:
 
 def of_law(law: str, rows: int, lookups: float, width: int) -> CurveSource:
     """`zipf:1.05`: a name, and its parameter unless the default will do."""
-    name, colon, said = law.partition(":")
+    name, colon, parameter = law.partition(":")
     if name not in LAWS:
         raise RegistryError(f"--law: there is no law {name!r}; {nearest(name, LAWS)}")
     try:
-        drawn = LAWS[name](rows, lookups, *([float(said)] if colon else []))
+        drawn = LAWS[name](rows, lookups, *([float(parameter)] if colon else []))
     except (TypeError, ValueError) as error:
         raise RegistryError(
             f"--law: {law!r} is no law with a number that it takes, say zipf:1.05."
@@ -246,7 +248,7 @@ def of_profile(path: Path, tables: Sequence[str], width: int) -> CurveSource:
     profile = Profile.load(path)
     names = list(tables or profile.rows)
     return CurveSource(
-        name=", ".join(names), rows=together([profile[name] for name in names]), width=width
+        name=", ".join(names), rows=merged_rows([profile[name] for name in names]), width=width
     )
 
 
@@ -269,11 +271,11 @@ def of_registry(
     loader = stack.loader(0, stack.registry.train.ranks)
     counted = {name: table.counted for name, table in chosen.items()}
     profile = profile_batches(islice(loader, batches), counted)
-    rows = together([profile[name] for name in chosen])
+    rows = merged_rows([profile[name] for name in chosen])
     return CurveSource(name=", ".join(chosen), rows=rows, width=widths.pop())
 
 
-def together(tables: Sequence[RowDistribution]) -> RowDistribution:
+def merged_rows(tables: Sequence[RowDistribution]) -> RowDistribution:
     """The rows of all, hottest first; ids are not kept."""
     if len(tables) == 1:
         return tables[0]

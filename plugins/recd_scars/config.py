@@ -34,8 +34,8 @@ class ScarsConfig(Config):
     """Memory of a rank, GB, which tables, cache and batch share, for size optimum; by default
     the topology's device_memory_gb, or host_memory_gb on the CPU."""
     activation_bytes: Annotated[float, Range(gt=0)] | None = None
-    """Of a sample, for size optimum; by default the rows that it looks up and their gradients,
-    which is the least that there can be."""
+    """What the activations of a sample take, for size optimum; by default the rows that it looks up
+    and their gradients, the least that there can be."""
     hot_batches: bool = True
     """Whether samples all of whose ids are cached train together, in batches without an
     all-to-all."""
@@ -50,7 +50,7 @@ class ScarsConfig(Config):
     """Which rows the caches of these kernels keep, for home host: lru, those looked up last, by
     default; or lfu, those looked up most, for 8 bytes of the device for each row of a table."""
     mapped_folder: Path | None = None
-    """Of these files, on a disk; by default `mapped` in the registry's folder."""
+    """The folder of these files, on a disk; by default `mapped` in the registry's folder."""
     profile: Path | None = None
     """A saved profile to plan with; by default the train split's first batches are counted."""
     profile_batches: Annotated[int, Range(ge=0)] = 100
@@ -60,10 +60,10 @@ class ScarsConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for size, option in (("budget", "budget_gb"), ("hit_rate", "hit_rate")):
-            said = getattr(self, option) is not None
-            if said and self.size != size:
+            given = getattr(self, option) is not None
+            if given and self.size != size:
                 raise RegistryError(f"is for `size: {size}`, but size is {self.size}.", option)
-            if self.size == size and not said:
+            if self.size == size and not given:
                 raise RegistryError(f"needs {option}: how much is to be cached.", "size")
         if not self.profile_batches and self.coalesce == "none":
             raise RegistryError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceMemory"]
 
 DENSE_COPIES = 4
-"""Of dense parameters: weights, gradients and the two moments of Adam."""
+"""A dense parameter is there four times: weight, gradient and the two moments of Adam."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,9 @@ def _memory(topology: Topology, device: str, memory_gb: float | None) -> tuple[f
     if memory_gb is not None:
         return memory_gb, "cache.memory_gb"
     option = "device_memory_gb" if device == "cuda" else "host_memory_gb"
-    said: float | None = getattr(topology, option)
-    if said is not None:
-        return said, f"topology.{option}"
+    stated: float | None = getattr(topology, option)
+    if stated is not None:
+        return stated, f"topology.{option}"
     from torchrec.distributed.planner.constants import DDR_CAP, HBM_CAP
 
     return (HBM_CAP if device == "cuda" else DDR_CAP) / GB, f"TorchRec's default {option}"

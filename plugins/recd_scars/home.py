@@ -33,7 +33,7 @@ def check_home(home: Home, device: Literal["cpu", "cuda"]) -> None:
 
 
 def seen_from(home: Home, topology: Topology) -> Topology:
-    """What the planner of the canonical tables takes for a rank's memory.
+    """The topology by which the planner of the others counts a rank's memory.
 
     Mapped tables take none. For tables in host memory we have counted the device's ourselves: it
     holds replicas and caches, of which TorchRec does not know.

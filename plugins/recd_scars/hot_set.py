@@ -32,11 +32,11 @@ class HotSet:
     taken: Integers
     """[R] rows."""
     size: CacheSize
-    """Of |C|: bytes."""
+    """The optimum |C|, in bytes."""
 
 
 def within(merged: MergedRows, size: float) -> Integers:
-    """As many rows as fit `size` bytes."""
+    """[R] as many rows as fit `size` bytes, from the hottest on."""
     each = merged.rows.counts * merged.width
     room = np.clip(size - (np.cumsum(each) - each), 0, each)
     taken: Integers = (room // merged.width).astype(np.int64)
@@ -44,7 +44,7 @@ def within(merged: MergedRows, size: float) -> Integers:
 
 
 def covering(merged: MergedRows, share: float) -> Integers:
-    """As few rows as take this share of all lookups."""
+    """[R] as few rows as take this share of all lookups."""
     rows = merged.rows
     each = rows.counts * rows.p
     wanted = np.clip(share * rows.lookups - (np.cumsum(each) - each), 0, each)
@@ -68,7 +68,7 @@ def optimum(merged: MergedRows, memory: Memory) -> HotSet:
 
 
 def worth(merged: MergedRows, taken: Integers, prices: Prices, coalesce: Coalesce) -> Integers:
-    """Of the rows taken, those whose replica takes no longer than their way to the table.
+    """[R] the rows taken whose replica takes no longer than their way to the table.
 
     The paper's cache is one device's. Copies on every rank must have their gradients reduced,
     which for a row that few ranks look up in a step takes longer than to fetch it.

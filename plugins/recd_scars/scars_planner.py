@@ -1,4 +1,4 @@
-"""The `cache: scars` planner: hot rows on every rank, in front of what the sharding slot plans."""
+"""The `cache: scars` planner: hot rows on every rank, in front of what another planner plans."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ __all__ = ["ScarsPlanner", "build_scars"]
 
 
 class ScarsPlanner(TierPlanner, OrdersBatches):
-    """All tables row-wise and coalesced, the hottest rows of all of them on every rank."""
+    """Plans all tables row-wise and coalesced, with the hottest rows of all of them on every
+    rank."""
 
     name = "scars"
     slot = "cache"
@@ -82,7 +83,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return self.served.kernels if self.served else {}
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """Those of the tiers; with tables in mapped files, if that is where they are at home."""
+        """The sharders of the tiers; tables lie in mapped files if that is where they are at
+        home."""
         sharders = super().sharders()
         if self._config.home != "mapped":
             return sharders
@@ -103,7 +105,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     @property
     def features_of(self) -> Mapping[str, Sequence[str]]:
-        """Of each table of the collections that have tiers, those that are left out among them."""
+        """The features of each table in collections that have tiers, tables left out among them."""
         planned = self.tier_plan.tables if self.tier_plan else {}
         modules = {self._every[name].module for name in planned}
         return {t.name: t.features for t in self._every.values() if t.module in modules}
@@ -149,7 +151,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return dataclasses.replace(chosen, reason=f"{chosen.reason}\n{self.served.reason}")
 
     def profiled(self) -> Profile:
-        """As if nothing were looked up, where that is to be learned."""
+        """The profile; one in which nothing is looked up, where re-tiering is to learn it."""
         if self.num_profile_batches or self.profile_path is not None:
             return super().profiled()
         ids = np.empty(0, np.int64)
@@ -180,8 +182,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         k = replica_factor(tables.values(), context.fused)
         prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k)
         merged = MergedRows.of(tables)
-        said = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}"]
-        hot = merged.per_table(self._taken(merged, memory, prices, said))
+        reasons = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}"]
+        hot = merged.per_table(self._taken(merged, memory, prices, reasons))
         sizes = merged.sizes(hot, np.zeros_like(hot), dict.fromkeys(tables, config.coalesce))
         report = PlanReport(
             ledger=Ledger.of(tables, sizes, prices),
@@ -189,13 +191,15 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             budget=self._budget if config.size == "budget" else None,
         )
         if not merged.rows.lookups:
-            said.append("nothing is cached before train.retier_every sees which rows are hot")
-            return ChosenSizes(sizes=sizes, report=report, reason="\n".join(said))
-        said += lines(tables, sizes, batch_size=context.batch_size, k=k)
-        return ChosenSizes(sizes=sizes, report=report, reason="\n".join([*said, *report.lines()]))
+            reasons.append("nothing is cached before train.retier_every sees which rows are hot")
+            return ChosenSizes(sizes=sizes, report=report, reason="\n".join(reasons))
+        reasons += lines(tables, sizes, batch_size=context.batch_size, k=k)
+        return ChosenSizes(
+            sizes=sizes, report=report, reason="\n".join([*reasons, *report.lines()])
+        )
 
     def _taken(
-        self, merged: MergedRows, memory: DeviceMemory, prices: Prices, said: list[str]
+        self, merged: MergedRows, memory: DeviceMemory, prices: Prices, reasons: list[str]
     ) -> Integers:
         """[R] rows of each run."""
         config = self._config
@@ -205,10 +209,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             return within(merged, self._budget / prices.k)
         if config.size == "hit_rate":
             return covering(merged, config.hit_rate or 0.0)
-        return self._optimum(merged, memory, prices, said)
+        return self._optimum(merged, memory, prices, reasons)
 
     def _optimum(
-        self, merged: MergedRows, memory: DeviceMemory, prices: Prices, said: list[str]
+        self, merged: MergedRows, memory: DeviceMemory, prices: Prices, reasons: list[str]
     ) -> Integers:
         """The paper's |C|, but for rows that cost more than they save here; what it took."""
         batch_size = self.context.batch_size
@@ -232,14 +236,14 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         kept = found.taken
         if self._config.home != "mapped":
             kept = worth(merged, kept, prices, self._config.coalesce)
-        said.append(
+        reasons.append(
             f"M = {memory.reason}: {left:.3g} GB; a = {sample:,.0f} bytes ({whose}); |C| = "
             f"{found.taken.sum():,} rows, beside which {found.size.batch_size:,.0f} samples fit "
             f"(train.batch_size is {batch_size:,})"
         )
         dropped = found.taken.sum() - kept.sum()
         if dropped:
-            said.append(
+            reasons.append(
                 f"{dropped:,} of these rows are not cached: to reduce their gradients over all "
                 "ranks would take longer than to fetch them"
             )

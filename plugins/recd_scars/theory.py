@@ -37,7 +37,7 @@ def epoch(
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Of a device, in numbers."""
+    """A device's memory, counted in numbers, which cached rows and the batch share."""
 
     capacity: float
     """M: numbers that fit, after what does not depend on batch or cache."""

@@ -144,7 +144,8 @@ class _Best:
 def _candidates(
     merged: MergedRows, best: _Best, levels: Mapping[str, Coalesce], tiers: Literal[2, 3]
 ) -> Iterator[Ledger]:
-    """With each table's ids coalesced so: no replicas, and the best sizes of each set of tiers.
+    """Ledgers with each table's ids coalesced by `levels`: without replicas, and with the best
+    sizes of each set of tiers.
 
     Where exchanges overlap, sizes are sought for several guesses of how much of them is hidden.
     Sizes are halved as long as that is faster: prices of single rows do not know that replicas

@@ -16,7 +16,7 @@ ROW_WISE, PER_NODE, REPLICATED = range(3)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offers:
-    """Of R runs; the tiers are RW, Flex and DP, in this order."""
+    """What R runs cost in each tier: RW, Flex and DP, in this order."""
 
     memory: Floats
     """[3, R] bytes per rank for a row of the run."""

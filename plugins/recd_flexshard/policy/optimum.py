@@ -25,7 +25,8 @@ SLACK = 1e-3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Optimum:
-    """From the least memory to the least time, in steps that pay less and less per byte."""
+    """The plans from the least memory to the least time: each step saves less per byte than the
+    last."""
 
     merged: MergedRows
     start: Tiers
@@ -97,7 +98,7 @@ class Optimum:
         return rounded[0], rounded[1]
 
     def _cut(self, taken: dict[int, Integers], final: Tiers, steps: int, budget: float) -> None:
-        """As many rows of the next step's run as the rest of the budget allows."""
+        """Move as many rows of the next step's run as the rest of the budget allows."""
         run, to = int(self.runs[steps]), int(self.tiers[steps])
         rows = int(self.merged.rows.counts[run])
         more = (self.memory[steps + 1] - self.memory[steps]) / rows

@@ -1,4 +1,4 @@
-"""A window of batches, and how its samples are dealt out anew."""
+"""A window of batches, and which of its samples go into which batch: hot ones, and others."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Formed:
     hot: Bools
     """[N]: which of its samples were hot."""
     num_hot: int
-    """Its hot batches."""
+    """How many of its batches are hot."""
     num_batches: int
     version: str | None
-    """Of the tier plan; none before the first."""
+    """The version of the tier plan that it was dealt out by; None before the first."""
 
     def to_state(self) -> dict[str, Any]:
         return {
@@ -60,7 +60,7 @@ class BatchWindow:
         self.start, self.end = start, end
         self.formed: Formed | None = None
         self.version: str | None = None
-        """Of the tier plan by which `hot` tells samples apart."""
+        """The version of the tier plan by which `hot` marks samples."""
         self.hot: Bools = np.zeros(sum(map(len, batches)), np.bool_)
         """[N]: which samples look up replicated rows alone."""
         self._batches = batches
@@ -87,7 +87,7 @@ class BatchWindow:
         )
 
     def form_again(self, formed: Formed) -> None:
-        """As before, after its batches were read again."""
+        """Deal the samples out as before, after its batches were read again."""
         if (len(self), len(self.hot)) != (formed.num_batches, len(formed.hot)):
             raise DataError(
                 f"the reader's state is within a window of {formed.num_batches} batches of "

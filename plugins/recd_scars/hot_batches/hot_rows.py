@@ -33,18 +33,19 @@ class HotRows:
         self.version = plan.version
         plans = [plan.tables.get(name, TablePlan(table=name)).replicated for name in features]
         self._sizes = [int(rows.max()) + 1 if len(rows) else 0 for rows in plans]
-        """Of each table, up to its last hot row."""
+        """The size of each table up to its last hot row."""
         self._whole = np.array(
             [len(rows) == size for rows, size in zip(plans, self._sizes, strict=True)]
         )
-        """Whether all of these are hot."""
+        """Whether all rows of a table up to its last hot one are hot."""
         self._starts = [0, *accumulate(size // 8 + 1 for size in self._sizes)]
-        """Of each table's bits, in bytes: of one row more, which is not hot."""
+        """Where each table's bits begin, in bytes; each has a bit for one row more, which is not
+        hot."""
         self._bits = np.zeros(self._starts[-1], np.uint8)
         for rows, start, end in zip(plans, self._starts, self._starts[1:], strict=False):
             _set(self._bits[start:end], rows)
         self._tables: dict[str, list[int]] = {}
-        """Of each feature, by their numbers."""
+        """The numbers of the tables that each feature looks up."""
         self._lookups: dict[tuple[tuple[str, ...], tuple[str, ...]], _Lookups] = {}
         for number, names in enumerate(features.values()):
             for name in names:
@@ -72,7 +73,8 @@ class HotRows:
         return hot.view(np.bool_)
 
     def _lookups_of(self, order: tuple[str, ...], keys: tuple[str, ...]) -> _Lookups:
-        """Of these keys of a KJT that has its keys in this order: the same for each batch."""
+        """The lookups of these keys of a KJT whose keys are in this order: the same for each
+        batch."""
         if (order, keys) not in self._lookups:
             looked_up = [
                 (order.index(key), table) for key in keys for table in self._tables.get(key, ())
@@ -142,7 +144,7 @@ def _and_all(
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _ones_below(values: npt.NDArray[Any], first: np.uint64, size: np.uint64, hot: U8) -> None:
-    """Of rows of one id each, of a table that is hot whole: no bit to read."""
+    """Mark samples of one id each in a table that is hot whole: there is no bit to read."""
     for row in range(len(hot)):
         hot[row] &= np.uint8(U64(values[first + U64(row)]) < size)
 
@@ -191,6 +193,7 @@ def _rows_among(
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _holds(number: np.uint64, start: np.uint64, size: np.uint64, bits: U8) -> Any:
-    """In the lowest bit; the others are of any rows. A negative id is huge."""
+    """Whether the row is hot, in the lowest bit; the higher bits are other rows'. A negative id
+    is huge."""
     row = min(number, size)
     return bits[start + (row >> U64(3))] >> np.uint8(row & U64(7))

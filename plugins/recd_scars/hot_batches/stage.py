@@ -151,9 +151,9 @@ class HotBatches:
             # Its own, for the trainer's may be busy; of gloo, for what is counted is on the CPU.
             self._group = dist.new_group(backend="gloo")
         number = int(version[:15], 16)
-        said = torch.tensor([window.most_hot, len(window), -len(window), number, -number])
-        dist.all_reduce(said, dist.ReduceOp.MIN, self._group)
-        least, fewest, most, lowest, highest = said.tolist()
+        counts = torch.tensor([window.most_hot, len(window), -len(window), number, -number])
+        dist.all_reduce(counts, dist.ReduceOp.MIN, self._group)
+        least, fewest, most, lowest, highest = counts.tolist()
         if (fewest, lowest) != (-most, -highest):
             raise DataError(
                 f"cache.hot_batches: ranks have windows of {fewest} to {-most} batches, rank "
@@ -163,7 +163,8 @@ class HotBatches:
         return int(least)
 
     def _hot_rows(self) -> HotRows | None:
-        """Of the plan as it is now: asked for by whoever iterates, so on all ranks alike."""
+        """The hot rows of the plan as it is now: whoever iterates asks for them, so all ranks
+        alike do."""
         plan = self._planner.tier_plan
         if plan is None:
             return None

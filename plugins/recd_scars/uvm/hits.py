@@ -15,9 +15,9 @@ from recd_plugins.api.planning import CacheAlgorithm, Floats, RowDistribution, a
 __all__ = ["HitCurve", "TableShards", "hit_curve"]
 
 POINTS = 2048
-"""Of a curve; between them it is a little too low, as a chord of what is bent so."""
+"""Points of a curve; between them it is a little too low, as a chord of what is bent so."""
 TIMES = 512
-"""Of a curve of LRU."""
+"""Points in time that a curve of LRU is computed at."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class TableShards:
     def of(
         cls, rows: RowDistribution, *, replicated: int, world_size: int, samples: float
     ) -> TableShards:
-        """Of a row-wise table, its hottest rows replicated, in steps of so many samples.
+        """The rows of a row-wise table whose hottest are replicated, in steps of so many samples.
 
         Row e is on rank e // ceil(E / U), so that one rank may have most of what is hot. Where
         ids are not known each rank has as many of a run.
@@ -80,7 +80,7 @@ class HitCurve:
 
 
 def hit_curve(shards: TableShards, algorithm: CacheAlgorithm) -> HitCurve:
-    """Of rows that come independently of each other, as the caches are once they are warm.
+    """The hits of a warm cache, by its size, for rows that come independently of each other.
 
     lfu   a rank's h hottest rows: sum of their q_e
     lru   Che's approximation: a row stays for T steps after its last, the same T for all, so

@@ -24,20 +24,20 @@ SLOT_ID = TO_EVICT = 8
 
 @dataclass(frozen=True, kw_only=True)
 class KernelBytes:
-    """Of one table, row-wise."""
+    """What one row-wise table takes."""
 
     num_rows: int
-    """Of the rank with the most."""
+    """Rows on the rank with the most of them."""
     row: int
-    """r."""
+    """r: bytes of a row."""
     state: int
-    """Of the optimizer, for a row."""
+    """Bytes of optimizer state for a row."""
     state_on_device: bool
-    """Whatever the kernel."""
+    """Whether that state lies on the device, whatever the kernel."""
     slot: int
-    """Of the cache, for each row that it has room for."""
+    """Bytes of the cache for each row that it has room for."""
     index: int
-    """Of the cache, for each row of the table."""
+    """Bytes of the cache for each row of the table."""
 
     @classmethod
     def of(
@@ -64,21 +64,21 @@ class KernelBytes:
 
     @property
     def whole(self) -> int:
-        """`fused`: all on the device."""
+        """Bytes on the device with the kernel `fused`: all of them."""
         return self.num_rows * (self.row + self.state)
 
     @property
     def resident(self) -> int:
-        """On the device with any kernel."""
+        """Bytes on the device with any kernel."""
         return self.num_rows * self.state if self.state_on_device else 0
 
     def cache(self, slots: int) -> int:
-        """`fused_uvm_caching`: on the device beside what is there anyway."""
+        """Bytes on the device with `fused_uvm_caching`, beside what is there anyway."""
         return self.num_rows * self.index + slots * self.slot
 
     @property
     def host(self) -> int:
-        """`fused_uvm` and `fused_uvm_caching`: in host memory."""
+        """Bytes in host memory with `fused_uvm` and `fused_uvm_caching`."""
         return self.whole - self.resident
 
 

@@ -38,7 +38,7 @@ Nobody has measured where a cache begins to pay."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HostTable:
-    """What there is to choose by."""
+    """A table, and what its kernel is chosen by."""
 
     name: str
     bytes: KernelBytes
@@ -50,7 +50,8 @@ class HostTable:
 
     @property
     def most_slots(self) -> int:
-        """That are of use, and leave TorchRec a load factor below 1; 0: no cache can be had."""
+        """The most slots that are of use and leave TorchRec a load factor below 1; 0: none can be
+        had."""
         sets = -(-self.accessed // SLOTS_PER_SET)
         return int(min(sets, (self.bytes.num_rows - 1) // SLOTS_PER_SET)) * SLOTS_PER_SET
 
@@ -61,9 +62,9 @@ class KernelChoice:
 
     kernel: Kernel
     slots: int
-    """Of each rank's cache."""
+    """Slots of each rank's cache."""
     load_factor: float | None
-    """The same, of the rows of a rank: as TorchRec has it."""
+    """Slots over the rows of a rank, as TorchRec has it."""
     hit_rate: float
     """The share of the rows of a step, that replicas do not answer, which need no fetch."""
     device_bytes: int
@@ -85,7 +86,7 @@ NOTHING = _Point(0.0, 0.0, "fused_uvm")
 
 
 def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, KernelChoice]:
-    """For each table, where the device has so many bytes for them beyond what is resident.
+    """A kernel for each table, where the device has so many bytes beyond what is resident.
 
     A table whose cache would not pay has none, the one with the least gain first; what others
     make of its memory is then weighed anew.
@@ -180,7 +181,8 @@ def _within(table: HostTable, capacity: float) -> _Point | None:
 
 
 def _hull(points: Sequence[_Point]) -> list[_Point]:
-    """Those on the upper hull, by cost: each saves more than the one before, by less per byte."""
+    """The points on the upper hull, by cost: each saves more than the one before, by less per
+    byte."""
     hull: list[_Point] = []
     for point in sorted(points, key=lambda point: (point.cost, -point.saves)):
         if hull and point.saves <= hull[-1].saves:

@@ -26,13 +26,13 @@ __all__ = ["Served"]
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """One plan's tables."""
+    """How one plan's tables are served."""
 
     capacity: float
     """Bytes of a rank's device that are left for tables and their caches."""
     choices: Mapping[str, KernelChoice]
     kernels: Mapping[str, TableConstraint]
-    """The same, for the planner of the canonical tables."""
+    """The same as constraints, for the planner of the others."""
     reason: str
 
     @classmethod
@@ -47,7 +47,7 @@ class Served:
         algorithm: CacheAlgorithm,
         host_memory_gb: float | None,
     ) -> Served:
-        """Of a device with so many bytes for replicas, a batch and tables."""
+        """The choice for a device with so many bytes for replicas, a batch and tables."""
         prices = ledger.prices
         tables = {name: one.table for name, one in ledger.tables.items()}
         sizes = {name: one.sizes for name, one in ledger.tables.items()}
@@ -85,7 +85,7 @@ def _host_tables(
     fused: Mapping[str, Any],
     algorithm: CacheAlgorithm,
 ) -> list[HostTable]:
-    """Row-wise over so many ranks, which together have `world_size * batch_size` samples a step."""
+    """The tables row-wise over so many ranks, with `world_size * batch_size` samples in a step."""
     made = []
     for name, table in tables.items():
         rows = table.rows
@@ -126,8 +126,8 @@ def _widest(found: Mapping[str, ModelTable], name: str, *, coalesced: bool) -> i
 def _constraints(
     choices: Mapping[str, KernelChoice], algorithm: CacheAlgorithm
 ) -> dict[str, TableConstraint]:
-    """As the sharding slot's planner is told. All name the algorithm, so that they share kernels,
-    whichever table has a cache."""
+    """The choices as constraints. All name the algorithm, so that tables share kernels, whichever
+    of them has a cache."""
     return {
         name: TableConstraint(
             sharding_types=("row_wise",),

@@ -1,1 +1,2 @@
-"""Where rows go: topology and plan."""
+"""Where rows go: how often they are looked up, what the cluster is, what a choice costs, the
+plan."""

@@ -68,8 +68,8 @@ class TableConstraint(Config):
     """For the kernel fused_uvm_caching: the share of rows that the device has room for; by
     default 0.2."""
     cache_algorithm: CacheAlgorithm | None = None
-    """Which of them that kernel keeps, by default those looked up last; tables that differ in
-    what is said here are served by kernels of their own."""
+    """Which of them that kernel keeps, by default those looked up last; tables that differ
+    in these options are served by kernels of their own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,13 +94,13 @@ class _Table:
 
 def parameter_constraints(
     model: nn.Module,
-    said: Mapping[str, TableConstraint],
+    wanted: Mapping[str, TableConstraint],
     sharders: Sequence[ModuleSharder[nn.Module]],
     device: str,
     batch_size: int,
     where: str = "sharding.constraints",
 ) -> dict[str, ParameterConstraints]:
-    """What `said` says of each table by name or glob (the last that fits counts), as TorchRec's.
+    """What `wanted` asks of each table by name or glob (the last that fits counts), as TorchRec's.
 
     `where` is their path in registry.yaml. Features that an adapted model looks up with unique
     samples count as many samples.
@@ -109,19 +109,19 @@ def parameter_constraints(
     from torchrec.distributed.planner.types import ParameterConstraints
 
     tables = list(_tables(model, sharders, device))
-    check_patterns(said, [table.name for table in tables], kind="table", where=where)
+    check_patterns(wanted, [table.name for table in tables], kind="table", where=where)
     constraints = {}
     for table in tables:
-        fits = fitting(table.name, said)
-        wanted = said[fits[-1]] if fits else TableConstraint()
+        fits = fitting(table.name, wanted)
+        own = wanted[fits[-1]] if fits else TableConstraint()
         here = f"{where}.{fits[-1]}" if fits else where
         constraints[table.name] = ParameterConstraints(
-            sharding_types=_kinds(table, wanted, here),
-            compute_kernels=list(wanted.compute_kernels) or None,
-            min_partition=wanted.min_partition,
-            cache_params=_cache_params(wanted),
-            **_pooling_factors(table, wanted, here),
-            **_batch_sizes(table, wanted, batch_size),
+            sharding_types=_kinds(table, own, here),
+            compute_kernels=list(own.compute_kernels) or None,
+            min_partition=own.min_partition,
+            cache_params=_cache_params(own),
+            **_pooling_factors(table, own, here),
+            **_batch_sizes(table, own, batch_size),
         )
     return constraints
 

@@ -102,7 +102,7 @@ FIELDS = dataclasses.fields(Cost)
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Of rows on a cluster: a method for each way to place them.
+    """The prices of rows on a cluster: a method for each way to place them.
 
     `width` is r: a number, or [R] where runs of several tables are priced together.
     """
@@ -278,15 +278,17 @@ def _sum(counts: Any, price: Any) -> Any:
 
 COLLECTIVES = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global", "ar_cross")
 OVERLAPPING = ("a2a_intra", "ar_cross")
-"""Those on other links than the global all-to-all, which a topology's `overlap` is of."""
+"""Collectives on other links than the global all-to-all's; a topology's `overlap` is about
+these."""
 NETWORK = ("a2a_global", "a2a_cross", "ar_global", "ar_cross")
-"""Those that have bytes between nodes."""
+"""Collectives that carry bytes between nodes."""
 
 
 def milliseconds(
     cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
 ) -> dict[str, float]:
-    """By collective: calls * latency + bytes / bandwidth; and `local`, the rank's own work:
+    """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
+    own work:
     rows at the rate of random ones, ids that are made unique at theirs, and small operations."""
     found = {}
     for name in COLLECTIVES:
@@ -299,7 +301,7 @@ def milliseconds(
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """What a step does for canonical tables, or for replicas."""
+    """What a step does for tables at home, or for replicas."""
 
     traffic: float
     """Milliseconds that its bytes are on links between nodes."""
@@ -318,8 +320,8 @@ class Lane:
 def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas: Lane) -> float:
     """Milliseconds of a step in which all follow each other, but for what runs beside the rest.
 
-    Replicas are updated in backward, beside the exchange of the canonical gradients, the half of
-    canonical traffic: each has some of its own work done while the other is on the links. Of
+    Replicas are updated in backward, beside the exchange of gradients with home, the half of
+    that traffic: each has some of its own work done while the other is on the links. Of
     what could be, a topology says which share is:
         beside * (min(own of replicas, traffic of home / 2)
                   + min(own of home / 2, traffic of replicas))
@@ -359,7 +361,7 @@ def priced(pricing: Pricing, *, cluster: Cluster, batch_size: int, k: float) -> 
 
 
 UNDER_WAY = 0.64
-"""Of the bytes of replicas, what gradients take while chunks of them are reduced: the most that
+"""Bytes of gradients, over those of replicas, while chunks of them are reduced: the most that
 `python -m benchmarks.flexshard` found, in most runs 0.55 to 0.62."""
 STATE_BYTES: Mapping[str, Callable[[int], int]] = {
     "EXACT_ADAGRAD": lambda dim: 4 * dim,

@@ -31,24 +31,24 @@ OPERATIONS: Mapping[str, int] = {
     "rank": 15,
     "node": 75,
 }
-"""Of our tiers, as a profile counts them in a step whose update is one chunk."""
+"""Tensor operations of our tiers, as a profile counts them in a step whose update is one chunk."""
 ROUTING = 50
-"""Of a collection with any of these, to take ids apart and rows together."""
+"""Tensor operations of a collection with any of these, to route ids and to merge rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One tier of one table."""
+    """What one tier of one table holds and costs."""
 
     rows: int
     share: float
-    """Of the table's lookups."""
+    """The share of the table's lookups."""
     cost: Cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableLedger:
-    """One table."""
+    """What one table costs, tier by tier."""
 
     table: SequenceTable
     sizes: TableSizes
@@ -61,7 +61,7 @@ class TableLedger:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """All tables, each by its sizes."""
+    """What all tables cost, each by its sizes."""
 
     prices: Prices
     tables: Mapping[str, TableLedger]
@@ -94,7 +94,7 @@ class Ledger:
 
     @cached_property
     def home_calls(self) -> dict[str, int]:
-        """The way to the canonical tables: splits, ids, rows, gradients. Node coalescing adds the
+        """Calls for the tables at home: splits, ids, rows, gradients. Node coalescing adds the
         way to concentrators, once for tables of one width, and still makes TorchRec's calls over
         all ranks: their latency is a2a_global's, only their bytes are a2a_cross's. Parts of sums
         are all-reduced."""
@@ -115,7 +115,7 @@ class Ledger:
     def replica_calls(self) -> dict[str, int]:
         """Tables of one width and way of coalescing share calls. DP: 4 within the node, to tell
         which rows are touched, reduce and gather; 2 across. Flex: 1 within the node, gradients to
-        owners, for its lookups ride with the canonical exchange; 2 across. A dense DP reduce is
+        owners, for its lookups ride with the exchange with home; 2 across. A dense DP reduce is
         one all-reduce.
         """
         dense = self.prices.reduce == "dense"
@@ -168,7 +168,7 @@ class Ledger:
 def home_cost(
     table: SequenceTable, sizes: TableSizes, rows: RowDistribution, prices: Prices
 ) -> Cost:
-    """What those rows of a table cost that have no replica."""
+    """What the rows of a table cost that have no replica."""
     if not table.bags or sizes.coalesce != "none":
         return prices.row_wise(rows, table.width, sizes.coalesce).total(rows.counts)
     whole = not sizes.replicated and not sizes.per_node

@@ -24,7 +24,7 @@ LEAST = 1e-6
 LONG_ENOUGH = 0.1
 """Seconds of a call after which payloads grow no further."""
 GROWTH = 4
-"""Each payload over the one before."""
+"""How many times as large each payload is as the one before."""
 MOSTLY_BYTES = 16
 """A call tells of bandwidth if it takes more than so many latencies."""
 BETWEEN = 1 << 14
@@ -74,12 +74,13 @@ def measure_topology(
         found["beside"] = _beside(group, device, found["a2a_global"], largest, work)
     found |= own_work(group, device)
     found |= _links(found, world, w)
-    said = {name: value for name, value in vars(known).items() if value is not None}
-    return Topology(**{**said, **found, "device": device.type, "ranks_per_node": w})
+    stated = {name: value for name, value in vars(known).items() if value is not None}
+    return Topology(**{**stated, **found, "device": device.type, "ranks_per_node": w})
 
 
 def fit_link(seconds: Mapping[int, float]) -> Link:
-    """From seconds by payload: latency of the smallest, bandwidth of what all others add.
+    """A link from seconds by payload: the latency is the smallest's, the bandwidth that of what all
+    others add.
 
     The bandwidth is that of the least squares of relative errors: links have no one rate, for
     buffers speed small payloads up and crowding slows large ones down. Payloads of less than
@@ -105,7 +106,8 @@ def _measured(
     work: Callable[[], object],
     alone: float,
 ) -> Link:
-    """Of calls that ranks come to from `work` of their own, which takes `alone` seconds."""
+    """The link by calls that ranks come to from `work` of their own, which takes `alone`
+    seconds."""
     seconds, payload = {}, SMALL
     while True:
         buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=device)
@@ -154,7 +156,7 @@ def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
 
 
 def _all_to_all_across(w: int, buffer: Tensor, other: Tensor, world: ProcessGroup) -> None:
-    """Between ranks of one place, in a group of all."""
+    """An all-to-all between ranks of one place, in a group of all."""
     size, rank = world.size(), world.rank()
     each = len(buffer) * w // size
     splits = [each if peer % w == rank % w else 0 for peer in range(size)]

@@ -26,7 +26,7 @@ class ModelTable:
     module: str
     """The path of its collection in the model."""
     pooled: bool
-    """Whether that is an EmbeddingBagCollection."""
+    """Whether its collection is an EmbeddingBagCollection."""
     num_rows: int
     dim: int
     element_bytes: int
@@ -38,7 +38,7 @@ class ModelTable:
         return Counted(num_rows=self.num_rows, features=self.features)
 
     def with_rows(self, rows: RowDistribution) -> SequenceTable:
-        """As ledgers take it."""
+        """The table with its access distribution, as ledgers take it."""
         return SequenceTable(
             name=self.name,
             rows=rows,
@@ -51,7 +51,8 @@ class ModelTable:
 def model_tables(
     model: nn.Module, chosen: Sequence[str] = ("*",), *, pooled: bool = True, where: str = "tables"
 ) -> Mapping[str, ModelTable]:
-    """By name, those that a name or glob of `chosen` fits; those of sequences alone if so asked.
+    """The tables that a name or glob of `chosen` fits, by name; without pooled ones unless
+    `pooled`.
 
     `where` opens the error if one fits none.
     """
@@ -84,7 +85,7 @@ def model_tables(
 def check_collections(
     every: Mapping[str, ModelTable], planned: Collection[str], *, slot: str
 ) -> None:
-    """Bags of one collection are coalesced together, or not at all."""
+    """Refuse to coalesce only some bags of a collection: all of one are, or none."""
     modules = {every[name].module for name in planned if every[name].pooled}
     left = [t.name for t in every.values() if t.module in modules and t.name not in planned]
     if left:

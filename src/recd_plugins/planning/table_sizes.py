@@ -80,7 +80,7 @@ class MergedRows:
     def sizes(
         self, replicated: Integers, per_node: Integers, coalesce: Mapping[str, Coalesce]
     ) -> dict[str, TableSizes]:
-        """Of rows per table [T] in either tier."""
+        """The sizes of all tables, from rows per table [T] in either tier."""
         return {
             name: TableSizes(replicated=hot, per_node=warm, coalesce=coalesce.get(name, "none"))
             for name, hot, warm in zip(

@@ -56,7 +56,7 @@ def _no_rows() -> Rows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TablePlan:
-    """The rows of one table that have replicas; all others are in the canonical table alone."""
+    """The rows of one table that have replicas; all others are at home alone."""
 
     table: str
     """The name of the table in its collection's configs."""
@@ -66,7 +66,7 @@ class TablePlan:
     """[m] int64: rows with a copy in every node, spread over its ranks (Flex), hottest first."""
     coalesce: Coalesce = "none"
     num_rows: int | None = None
-    """Of the table, where it is known: what a saved plan is held to."""
+    """Rows of the table, where that is known: what a saved plan is held to."""
 
     @classmethod
     def hottest(
@@ -89,13 +89,11 @@ class TablePlan:
                 f"tier plan: table {table!r} has {rows.num_rows:,} rows, fewer than the "
                 f"{count:,} of its tiers."
             )
-        ids = rows.hottest(count) if hottest_rows is None else hottest_rows(table, rows, count)
-        if len(ids) != count or (count and int(ids.max()) >= rows.num_rows):
-            raise DataError(
-                f"tier plan: of table {table!r} the {count:,} hottest of {rows.num_rows:,} rows "
-                f"were asked for, but {len(ids):,} came, up to row {max(ids, default=0):,}. Have "
-                "`hottest_rows` name as many as it is asked for."
-            )
+        if hottest_rows is None:
+            ids = rows.hottest(count)
+        else:
+            ids = hottest_rows(table, rows, count)
+            _check_hottest(table, ids, count, rows.num_rows)
         return cls(
             table=table,
             replicated=ids[:replicated].copy(),
@@ -157,7 +155,7 @@ class TierPlan:
 
     @cached_property
     def version(self) -> str:
-        """Tells plans apart: the same where the replicas are the same, on whatever rank."""
+        """A digest that is the same where the replicas are the same, on whatever rank."""
         digest = hashlib.sha256(f"{self.n_nodes} x {self.ranks_per_node}".encode())
         for name in sorted(self.tables):
             plan = self.tables[name]
@@ -214,6 +212,16 @@ class TierPlan:
             ) from error
 
 
+def _check_hottest(table: str, ids: Rows, count: int, num_rows: int) -> None:
+    """Refuse row ids of a ranking that are too few, too many or of no row of the table."""
+    if len(ids) != count or (count and int(ids.max()) >= num_rows):
+        raise DataError(
+            f"tier plan: of table {table!r} the {count:,} hottest of {num_rows:,} rows were asked "
+            f"for, but {len(ids):,} came, up to row {max(ids, default=0):,}. Have `hottest_rows` "
+            "name as many as it is asked for."
+        )
+
+
 def _rows(ids: pa.LargeListScalar) -> Rows:
     found: Rows = ids.values.to_numpy(zero_copy_only=False)
     return found
@@ -240,22 +248,22 @@ class TableChange:
     replicated: TierChange
     per_node: TierChange
     coalesce: tuple[Coalesce, Coalesce]
-    """Before, after."""
+    """The coalescing before, and after."""
 
     def __str__(self) -> str:
-        said = [
+        changes = [
             f"{name} {tier.before:,} -> {tier.after:,} rows ({tier.enter:,} enter, "
             f"{tier.leave:,} leave)"
             for name, tier in (("DP", self.replicated), ("Flex", self.per_node))
             if tier.enter or tier.leave
         ]
         if self.coalesce[0] != self.coalesce[1]:
-            said.append("coalesced: {} -> {}".format(*self.coalesce))
-        return "; ".join(said or ["the same rows in each tier"])
+            changes.append("coalesced: {} -> {}".format(*self.coalesce))
+        return "; ".join(changes or ["the same rows in each tier"])
 
 
 def plan_changes(before: TierPlan, after: TierPlan) -> Mapping[str, TableChange]:
-    """By table of either plan."""
+    """What changes, by table of either plan."""
     found = {}
     for name in sorted(before.tables.keys() | after.tables.keys()):
         old, new = (one.tables.get(name, TablePlan(table=name)) for one in (before, after))

@@ -129,18 +129,19 @@ PRESETS: dict[str, Topology] = {
 
 
 def save_topology(topology: Topology, path: Path) -> None:
-    """As YAML, what it is silent on left out; `topology: <path>` in registry.yaml reads it."""
-    said = dataclasses.asdict(
+    """Write it as YAML, without what it is silent on; `topology: <path>` in registry.yaml reads
+    it."""
+    stated = dataclasses.asdict(
         topology, dict_factory=lambda items: {k: v for k, v in items if v is not None}
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(said, sort_keys=False))
+    path.write_text(yaml.safe_dump(stated, sort_keys=False))
 
 
 def load_topology(path: Path, where: str) -> Topology:
     """What `save_topology` or a person wrote; `where` opens error messages."""
     try:
-        said = yaml.safe_load(path.read_text())
+        options = yaml.safe_load(path.read_text())
     except OSError as error:
         raise RegistryError(
             f"{path}: there is no such file to read ({error.strerror}). `recd topology measure` "
@@ -149,20 +150,20 @@ def load_topology(path: Path, where: str) -> Topology:
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RegistryError(f"{path}: not valid YAML: {error}.", where) from None
-    if not isinstance(said, dict):
+    if not isinstance(options, dict):
         raise RegistryError(f"{path}: must hold a mapping of a topology's options.", where)
-    return parse(Topology, said, f"{where}: {path}")
+    return parse(Topology, options, f"{where}: {path}")
 
 
 INTRA_NODE_GBPS = 600.0
 INTER_NODE_GBPS = 12.5
 """TorchRec's defaults (`INTRA_NODE_BANDWIDTH`, `CROSS_NODE_BANDWIDTH` of its planner)."""
 LATENCY_MS = 0.02
-"""Of a collective that nobody measured."""
+"""The latency of a collective that nobody measured."""
 BESIDE = 0.5
-"""Of what could be done beside an exchange, where nobody measured it."""
+"""The share of what could be done beside an exchange, where nobody measured it."""
 NO_LINK = Link(gbps=1e6)
-"""Of a collective over one rank: nothing moves."""
+"""The link of a collective over one rank: nothing moves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +193,8 @@ class Cluster:
 
     @classmethod
     def of(cls, topology: Topology, world_size: int) -> Cluster:
-        """What the topology says; where it is silent on a collective, what its links allow.
+        """The cluster that the topology describes; where that is silent on a collective, its
+        links count.
 
         With intra and inter the bandwidths of a rank's two links, a payload S of a rank takes
         - all-to-all: the share of it that goes over each link, the slower one counts; over the
@@ -211,16 +213,16 @@ class Cluster:
             "ar_global": _link(2 * (w - 1) / w / intra + across / w),
             "ar_cross": _link(across),
         }
-        said = (*links, "gather_gbps", "unique_ns", "op_us", "beside", "overlap")
-        links |= {name: value for name in said if (value := getattr(topology, name)) is not None}
+        stated = (*links, "gather_gbps", "unique_ns", "op_us", "beside", "overlap")
+        links |= {name: value for name in stated if (value := getattr(topology, name)) is not None}
         links["a2a_cross"] = topology.a2a_cross or (links["a2a_global"] if n > 1 else NO_LINK)
         return cls(n_nodes=n, ranks_per_node=w, **links)
 
 
 def ranks_per_node(topology: Topology, world_size: int) -> int:
     """W: the topology's, else the launcher's, else all ranks."""
-    said = topology.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    w = min(said, world_size)
+    stated = topology.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    w = min(stated, world_size)
     if world_size % w:
         raise CapabilityError(
             f"topology: {world_size} ranks are no whole nodes of {w}. Set "

@@ -63,8 +63,8 @@ class TorchRecPlanner(HoldsRowWise):
 
     def may_be_row_wise(self, table: str) -> bool:
         """Whether the constraints leave a table row-wise plans with the fused kernel."""
-        said = self._config.constraints
-        fits = [said[pattern] for pattern in fitting(table, said)]
+        constraints = self._config.constraints
+        fits = [constraints[pattern] for pattern in fitting(table, constraints)]
         if not fits:
             return True
         kinds, kernels = fits[-1].sharding_types, fits[-1].compute_kernels
@@ -126,9 +126,9 @@ class TorchRecPlanner(HoldsRowWise):
         sharders = self.sharders()
         offered = self._row_wise.keys() & offers_row_wise(model, sharders, device)
         held = {name: self._row_wise[name] for name in sorted(offered)}
-        said = {**self._config.constraints, **held}
+        wanted = {**self._config.constraints, **held}
         constraints = parameter_constraints(
-            model, said, sharders, device, self._batch_size, f"{self._where}.constraints"
+            model, wanted, sharders, device, self._batch_size, f"{self._where}.constraints"
         )
         with quiet_planner():
             planner = EmbeddingShardingPlanner(
@@ -171,11 +171,11 @@ class TorchRecPlanner(HoldsRowWise):
         """Why there is no plan, in the registry's words."""
         from torchrec.distributed.planner.types import PlannerErrorType
 
-        said = f"TorchRec's planner says: {str(error).splitlines()[0].strip()}"
+        answer = f"TorchRec's planner says: {str(error).splitlines()[0].strip()}"
         if error.error_type is not PlannerErrorType.INSUFFICIENT_STORAGE:
             return RegistryError(
                 f"sharding: no plan keeps what `{self._where}.constraints` and `topology` ask "
-                f"for: loosen them. {said}"
+                f"for: loosen them. {answer}"
             )
         kinds = tuple(sharder.module_type for sharder in self.sharders())
         needed = sum(
@@ -190,7 +190,7 @@ class TorchRecPlanner(HoldsRowWise):
             f"sharding: tables of {needed / GB:.3g} GB, with optimizer states and batches on top, "
             f"do not fit on {on.world_size} ranks of {has / GB:.3g} GB {where} memory. Set "
             f"topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
-            f"train.batch_size, or make the tables smaller. {said}"
+            f"train.batch_size, or make the tables smaller. {answer}"
         )
 
 

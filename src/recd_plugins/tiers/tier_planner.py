@@ -281,10 +281,10 @@ def lines(plan: TierPlan, path: Path) -> Iterator[str]:
 
 
 def _check_rows(table: TablePlan, num_rows: int, where: str) -> None:
-    said = table.num_rows
-    if said is not None and said != num_rows:
+    planned = table.num_rows
+    if planned is not None and planned != num_rows:
         raise CapabilityError(
-            f"{where} was made of a table {table.table!r} of {said:,} rows, but the model's has "
+            f"{where} was made of a table {table.table!r} of {planned:,} rows, but the model's has "
             f"{num_rows:,}. Plan again: take `plan` out of registry.yaml."
         )
     highest = max(

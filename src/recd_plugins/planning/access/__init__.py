@@ -1,1 +1,2 @@
-"""Where access distributions come from: batches, traces, formulas; and how two differ."""
+"""Access distributions: counted from batches and traces or drawn by formulas, and how two
+differ."""

@@ -81,7 +81,7 @@ class Profile:
             path, METADATA_KEY, SCHEMA, "A profile is meant: `recd data profile` writes one."
         )
         try:
-            said = json.loads(table.schema.metadata[METADATA_KEY])
+            metadata = json.loads(table.schema.metadata[METADATA_KEY])
             rows = {}
             for at in range(len(table)):
                 name = table["name"][at].as_py()
@@ -93,7 +93,7 @@ class Profile:
                     error=table["error"][at].as_py(),
                 )
                 _check_ids(name, rows[name])
-            return cls(rows=rows, samples=int(said["samples"]))
+            return cls(rows=rows, samples=int(metadata["samples"]))
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
@@ -151,7 +151,7 @@ def _named(looked_up: Mapping[str, Integers], feature: str) -> Integers:
 
 
 def _check_ids(name: str, rows: RowDistribution) -> None:
-    """Each is of one row of the table."""
+    """Refuse ids of no row of the table, and a row that is named twice."""
     if rows.ids is None or not len(rows.ids):
         return
     low, high = int(rows.ids.min()), int(rows.ids.max())

@@ -189,16 +189,16 @@ class RowSketch:
 Counter = RowCounter | RowSketch
 
 EXACT_ROWS = 1 << 27
-"""Of all tables together: exact counts take 12 bytes a row, so 1.6 GB for so many."""
+"""Rows of all tables that are counted exactly: 12 bytes each, so 1.6 GB."""
 COUNTERS = 1 << 22
-"""Of a sketch, in their place: 64 MB, and counts too low by 1 / 2^22 of all lookups at most."""
+"""Counters of a sketch: 64 MB, and counts too low by 1 / 2^22 of all lookups at most."""
 ALL_COUNTERS = 1 << 26
-"""Of all sketches together, which share them once they are more than 16: 1 GB."""
+"""Counters of all sketches, which share them once they are more than 16: 1 GB."""
 
 
 def counters(num_rows: Mapping[str, int], *, exact_rows: int = EXACT_ROWS) -> dict[str, Counter]:
-    """By table: exact from the smallest on, while their rows are no more than `exact_rows` in all;
-    the larger ones are sketched."""
+    """A counter for each table: exact from the smallest on, while their rows are no more than
+    `exact_rows` in all; the larger ones are sketched."""
     left, exact = exact_rows, set()
     for name in sorted(num_rows, key=lambda name: num_rows[name]):
         left -= num_rows[name]

@@ -103,7 +103,7 @@ class RowDistribution:
         )
 
     def at(self, runs: NDArray[np.bool_]) -> RowDistribution:
-        """Those runs alone that `runs` [R] names; ids are not kept."""
+        """The runs that `runs` [R] names; ids are not kept."""
         return RowDistribution(
             counts=self.counts[runs], p=self.p[runs], presence=self.presence[runs]
         )
@@ -166,7 +166,8 @@ class Drift:
 
 
 def drift(before: RowDistribution, after: RowDistribution, rows: int) -> Drift:
-    """Of one table, on two days; both need the ids of as many rows as are asked for."""
+    """What `rows` hot rows of one table are worth a day later; both days need the ids of so
+    many."""
     if before.num_rows != after.num_rows:
         raise DataError(
             f"had {before.num_rows:,} rows before and has {after.num_rows:,} now: these are not "

@@ -56,36 +56,36 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """From a .npz, .pt or .pt.gz; anything else raises `DataError`."""
+        """The trace in a .npz, .pt or .pt.gz; anything else raises `DataError`."""
         try:
             if path.suffix == ".npz":
                 with np.load(path, allow_pickle=False) as file:
-                    said = {name: file[name] for name in file.files}
+                    arrays = {name: file[name] for name in file.files}
             else:
                 with _opened(path) as file:
-                    said = _tensors(file)
+                    arrays = _tensors(file)
         except FileNotFoundError:
             raise DataError(f"{path}: there is no such file.") from None
         except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
             raise DataError(f"{path}: cannot be read as a trace. {FORM}") from error
         try:
-            return cls._of(said)
+            return cls._of(arrays)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
 
     @classmethod
-    def _of(cls, said: Mapping[str, NDArray[Any]]) -> Trace:
+    def _of(cls, arrays: Mapping[str, NDArray[Any]]) -> Trace:
         """Lengths tell the number of tables; offsets alone are those of one."""
-        if "indices" not in said or not {"lengths", "offsets"} & said.keys():
-            raise DataError(f"trace: has {', '.join(sorted(said)) or 'nothing'}. {FORM}")
-        wrong = [name for name, array in said.items() if array.dtype.kind not in "iu"]
+        if "indices" not in arrays or not {"lengths", "offsets"} & arrays.keys():
+            raise DataError(f"trace: has {', '.join(sorted(arrays)) or 'nothing'}. {FORM}")
+        wrong = [name for name, array in arrays.items() if array.dtype.kind not in "iu"]
         if wrong:
             raise DataError(f"trace: {wrong[0]} are no integers. {FORM}")
-        lengths = said.get("lengths")
+        lengths = arrays.get("lengths")
         if lengths is None:
-            lengths = np.diff(said["offsets"])[None]
+            lengths = np.diff(arrays["offsets"])[None]
         return cls(
-            indices=said["indices"].astype(np.int64, copy=False),
+            indices=arrays["indices"].astype(np.int64, copy=False),
             lengths=lengths.astype(np.int64, copy=False),
         )
 
@@ -125,7 +125,7 @@ def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
 
 
 def _tensors(file: Any) -> dict[str, NDArray[Any]]:
-    """Of a file that torch saved, without running what it may hold."""
+    """The tensors of a file that torch saved, without running what else it may hold."""
     import pickle
 
     import torch

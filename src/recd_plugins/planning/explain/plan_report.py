@@ -37,11 +37,11 @@ class TierReport(NamedTuple):
 
     rows: int
     share: float
-    """Of the table's lookups."""
+    """The share of the table's lookups."""
     memory: float
     """Bytes a rank, static and dynamic."""
     ms: float
-    """Of a step, latencies aside."""
+    """Milliseconds of a step, latencies aside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +72,12 @@ class PlanReport:
 
     @cached_property
     def row_wise(self) -> Ledger:
-        """All tables as plain TorchRec has them."""
+        """The ledger of all tables as plain TorchRec has them."""
         return self._all(TableSizes())
 
     @cached_property
     def coalesced(self) -> Ledger:
-        """All tables row-wise, ids coalesced per rank: the plan to beat."""
+        """The ledger of all tables row-wise, ids coalesced per rank: the plan to beat."""
         return self._all(TableSizes(coalesce="rank"))
 
     def tiers(self, table: str) -> dict[TierName, TierReport]:
@@ -168,7 +168,7 @@ class PlanReport:
         )
 
     def _ms(self, table: str) -> dict[str, float]:
-        """Of one table in each plan, latencies aside."""
+        """Milliseconds of one table in each plan, latencies aside."""
         cluster = self.ledger.prices.cluster
         return {
             plan: float(marginal_ms(ledger.tables[table].cost, cluster))
@@ -234,13 +234,14 @@ def why_not_more(table: TableLedger, ledger: Ledger, budget: float | None) -> st
     stays, memory = _stays(table, ledger, next_row, taken)
     gain = stays - float(marginal_ms(moves, cluster))
     more = moves.memory - memory
-    said = (
+    opening = (
         f"no more rows in {'Flex' if flex else 'DP'}: the next one, {next_row.p[0]:.3g} "
         f"lookups a sample, would "
     )
     if gain <= 0:
-        return f"{said}cost {in_us(-gain)} more than it saves"
-    return f"{said}save {in_us(gain)} for {in_bytes(more)} a rank: {_limit(ledger, budget, more)}"
+        return f"{opening}cost {in_us(-gain)} more than it saves"
+    limit = _limit(ledger, budget, more)
+    return f"{opening}save {in_us(gain)} for {in_bytes(more)} a rank: {limit}"
 
 
 def _stays(

@@ -17,17 +17,17 @@ __all__ = ["PriceList"]
 
 @dataclass(frozen=True, kw_only=True)
 class PriceList:
-    """Of a row that samples look up `p` times on average, of `width` bytes."""
+    """The prices of a row of `width` bytes that samples look up `p` times on average."""
 
     prices: Prices
     p: float
     width: int
     dedupe_factor: float = 1.0
-    """Of session dedup, which divides p."""
+    """The dedupe factor of sessions, which divides p."""
     element_bytes: int = 4
 
     def costs(self) -> Mapping[str, Cost]:
-        """By the way that the row is placed."""
+        """The costs by the way that the row is placed."""
         rows = RowDistribution.of([1], [self.p]).deduplicated(self.dedupe_factor)
         prices, width = self.prices, self.width
         ways = {
