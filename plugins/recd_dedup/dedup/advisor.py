@@ -1,4 +1,4 @@
-"""Which features to deduplicate, and which of them together: measured on a sample, with reasons.
+"""Which features to deduplicate, and which in one group: measured on a sample, with reasons.
 
 A feature is worth it from a DedupeFactor F of about 1.5 (RecD, section 4.2); features that
 change together form a group, unless one of them would lose by it. Then bytes decide, of a
@@ -9,8 +9,8 @@ sample on its way from reader to trainer. A group g saves
                                         number U unique samples, and to find and to follow them
                                         is counted as if they were sent twice.
 
-A feature joins a group only where the joined group saves as much, net, as both apart; and what
-is left alone is deduplicated only where it saves more than it costs.
+A feature joins a group only where the joined group saves as much, net, as the two by themselves;
+and what is left alone is deduplicated only where it saves more than it costs.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Advice:
 
     groups: Groups
     unique_shares: tuple[float, ...]
-    """Of each group, its unique samples over the batch size."""
+    """Each group's unique samples over the batch size."""
     features: tuple[FeatureAdvice, ...]
-    """In the schema's order."""
+    """Each feature's, in the schema's order."""
     limits: Limits
     batch_size: int
     batches: int
@@ -162,7 +162,7 @@ def advise(
 
 
 def decide(sample: SampledBatches, batch_size: int, limits: Limits) -> Advice:
-    """From what a sample tells to groups.
+    """Decide on groups from sampled batches.
 
     Features worth it are taken in order; each joins the group that changes most like it among
     those that the limits and the bytes allow, or starts its own.
@@ -175,8 +175,8 @@ def decide(sample: SampledBatches, batch_size: int, limits: Limits) -> Advice:
             if sample.agreement(name, found[index]) < limits.together:
                 continue
             joined = (*found[index], name)
-            apart = max(0, _net(sample, found[index])) + max(0, _net(sample, (name,)))
-            if sample.loss(joined) <= limits.tolerance and _net(sample, joined) >= apart:
+            separate = max(0, _net(sample, found[index])) + max(0, _net(sample, (name,)))
+            if sample.loss(joined) <= limits.tolerance and _net(sample, joined) >= separate:
                 found[index] = joined
                 break
         else:

@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsConfig(Config):
-    """Which features are deduplicated, and which of them together."""
+    """Which features are deduplicated, and which of them in one group."""
 
     groups: tuple[tuple[str, ...], ...] | Literal["auto"] = "auto"
     """Lists of features (the paper's dedup_sparse_features); `auto`: as the advisor finds."""
@@ -64,14 +64,14 @@ class GroupConverter(ABC):
         shares: Callable[[], tuple[float, ...] | None] | None = None,
     ) -> None:
         self.groups = groups
-        """None: batches stay as they are."""
+        """Without any, batches stay as they are."""
         self._validate = validate
         self._shares = shares
         self._why = why
 
     @classmethod
     def chosen(cls, config: GroupsConfig, context: Context) -> Self:
-        """On the groups as given, or as advised."""
+        """Make one for the groups as given, or as advised."""
         groups, why, shares = chosen_groups(config, context)
         return cls(groups, validate=config.validate, why=why, shares=shares)
 
@@ -85,7 +85,7 @@ class GroupConverter(ABC):
 
     @cached_property
     def unique_shares(self) -> tuple[float, ...] | None:
-        """Of each group, its unique samples over the batch size, measured on a sample.
+        """Each group's unique samples over the batch size, measured on a sample.
 
         None where there is no table to measure. Alike on all ranks; measured when first asked.
         """
@@ -129,7 +129,7 @@ def chosen_groups(config: GroupsConfig, context: Context) -> ChosenGroups:
 
 
 class Exact(GroupConverter):
-    """To an IKJT."""
+    """Converts to an IKJT."""
 
     def convert(self, features: Columns) -> InverseKeyedJaggedTensor:
         ikjt = features.to_ikjt(self.groups)
@@ -141,7 +141,7 @@ def build_exact(config: GroupsConfig, context: Context) -> Exact:
 
 
 class Partial(GroupConverter):
-    """To a partial IKJT."""
+    """Converts to a partial IKJT."""
 
     def convert(self, features: Columns) -> PartialInverseKeyedJaggedTensor:
         from recd_plugins.api.batch import PartialInverseKeyedJaggedTensor
@@ -158,7 +158,7 @@ def build_partial(config: GroupsConfig, context: Context) -> Partial:
 
 @dataclass(frozen=True, kw_only=True)
 class NoneConfig(Config):
-    """Nothing to choose."""
+    """There is nothing to choose."""
 
 
 class NoDedup:

@@ -1,4 +1,4 @@
-"""A sample of a table as batches, and what they tell of each feature and of each group."""
+"""Batches sampled from a table, and what they show of each feature and of each group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNS = 8
 
 
 class SampledBatches:
-    """Batches of B rows in the table's order, as a reader that keeps sessions together has them.
+    """Batches of B rows in the table's order, as a reader that keeps sessions whole has them.
 
     Of each list its code and length are held: 16 bytes a row and feature.
     """
@@ -64,8 +64,8 @@ class SampledBatches:
         return changes
 
     def agreement(self, name: str, group: Sequence[str]) -> float:
-        """Of the samples in which either of two features changes, the share in which both do:
-        with that of the group's features which agrees least."""
+        """The share of samples in which two features change, of those in which either does: with
+        that of the group's features which agrees least."""
         return min(float(self._agreement[self._at[name], self._at[other]]) for other in group)
 
     def loss(self, group: Sequence[str]) -> float:
@@ -78,7 +78,7 @@ class SampledBatches:
         return self.repeats.features[name].ids / max(1, self.repeats.rows)
 
     def factors(self, group: Sequence[str]) -> dict[str, float]:
-        """Each feature's DedupeFactor if these are deduplicated together, measured."""
+        """Each feature's DedupeFactor if these are one group, measured."""
         return self._measured(tuple(group)).factors
 
     def unique_share(self, group: Sequence[str]) -> float:
@@ -112,7 +112,7 @@ class SampledBatches:
 
 
 class _GroupCounts(NamedTuple):
-    """What a sample tells of a group."""
+    """What the sampled batches show of a group."""
 
     factors: dict[str, float]
     share: float

@@ -36,7 +36,7 @@ class Checksum:
 
 
 def checksum(chunks: Iterable[pa.Table]) -> Checksum:
-    """The checksum of all chunks together."""
+    """The checksum of the rows of all chunks."""
     return sum((Checksum.of(row_hashes(chunk)) for chunk in chunks), Checksum())
 
 

@@ -55,7 +55,7 @@ class Spills:
         folder.mkdir(parents=True, exist_ok=True)
         self._files: list[Path] = []
         self.sums = [Checksum()] * n_buckets
-        """Of each bucket, as its rows were read from the source."""
+        """The checksum of each bucket, as its rows were read from the source."""
         for path in takewhile(Path.exists, map(self._path, count())):
             self._add(path)
 
@@ -100,9 +100,9 @@ class Spills:
         bounds = buckets[order].searchsorted(np.arange(self._n_buckets + 1))
         hashes = row_hashes(rows)[order]
         sums = [Checksum.of(hashes[a:b]) for a, b in pairwise(bounds)]
-        said = json.dumps([[one.rows, one.total] for one in sums])
+        text = json.dumps([[one.rows, one.total] for one in sums])
         schema = self._schema.arrow()
-        schema = schema.with_metadata({**schema.metadata, SUMS: said.encode()})
+        schema = schema.with_metadata({**schema.metadata, SUMS: text.encode()})
         pieces = (rows.take(pa.array(order[a:b])) for a, b in pairwise(bounds))
         path = self._path(len(self._files))
         part = path.with_suffix(".part")
@@ -157,7 +157,7 @@ class ClusterConfig(Config):
     spark_master: str = "local[*]"
     """Where `spark` runs: `local[2]` takes two threads of this machine."""
     compression_level: Annotated[int, Range(ge=1, le=19)] = 3
-    """Of zstd. On an RM1-like table 3 made files 25% smaller than 1, in the same time."""
+    """The level of zstd. On an RM1-like table 3 made files 25% smaller than 1, in the same time."""
 
 
 class ClusterBySession:
@@ -229,7 +229,7 @@ def cluster_buckets(
 
 
 def _parts(spills: Spills, rows: int) -> Iterator[FilePart]:
-    """Buckets put together, one after the other, to parts of at least `rows` rows."""
+    """Parts of at least `rows` rows, each of some buckets one after the other."""
     number, first, before = 0, 0, Checksum()
     for index, bucket in enumerate(spills.sums):
         before += bucket

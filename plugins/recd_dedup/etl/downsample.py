@@ -38,7 +38,7 @@ class Population:
 
     samples: int
     sessions: int | None
-    """Nothing where a table knows no sessions."""
+    """None where a table has no sessions."""
 
     @property
     def samples_per_session(self) -> float | None:

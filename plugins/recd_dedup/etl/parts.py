@@ -54,7 +54,7 @@ class Budget:
 
     @property
     def run(self) -> int:
-        """Of a spill, or of a run: what is sorted at once.
+        """Bytes of a spill, or of a run: what is sorted at once.
 
         Below 8 GiB a column of it has fewer than 2^31 ids, as 32-bit offsets ask.
         """
@@ -83,11 +83,11 @@ class FilePart:
     in_order: bool = False
     """The buckets' rows are in order already."""
     before: Checksum | None = None
-    """Of its rows in the source; by default it is taken of the buckets as they are read."""
+    """The checksum of its rows in the source; by default the buckets', taken as they are read."""
 
 
 def fingerprint(table: Table) -> list[Any]:
-    """What tells a table from another, or from itself with other files."""
+    """What differs between a table and another, or itself with other files."""
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in table.files]
     return [str(table.path), table.schema.to_json(), files]
 
@@ -102,12 +102,12 @@ class Workspace:
     def __init__(self, folder: Path, plan: Mapping[str, Any], *, resume: bool = True) -> None:
         self.folder = folder
         self.path = folder.with_name(folder.name + ".clustering")
-        said = self.path / "plan.json"
+        file = self.path / "plan.json"
         text = json.dumps(plan, sort_keys=True)
-        if not (resume and said.exists() and said.read_text() == text):
+        if not (resume and file.exists() and file.read_text() == text):
             self.remove()
             self.path.mkdir(parents=True)
-            said.write_text(text)
+            file.write_text(text)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

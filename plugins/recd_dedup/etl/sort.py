@@ -23,7 +23,7 @@ __all__ = ["clustered"]
 PIECE_SHARE = 16
 """Rows leave in pieces of a 16th of a run."""
 HEAD_SHARE = 128
-"""Of a run on disk a 128th is held: up to 128 runs take no more memory than one does."""
+"""A 128th of a run on disk is held: up to 128 runs take no more memory than one does."""
 
 
 class Keys(NamedTuple):

@@ -36,7 +36,7 @@ class JoinConfig(Config):
     disorder_ms: Annotated[int, Range(ge=0)] = 60_000
     """How far out of order messages of a log shard may be: clocks that differ, redelivery."""
     remember_ms: Annotated[int, Range(ge=0)] = 60 * 60_000
-    """How long after its window a request's id is known, to tell duplicates and late events."""
+    """How long after its window a request's id is known, to spot duplicates and late events."""
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class Join:
             self.report.positives += 1
 
     def _write_until(self, time: int) -> Iterator[pa.Table]:
-        """Nothing older than `time` is to come: write, forget, and give up waiting by it."""
+        """Write, forget, and give up waiting: no message older than `time` is to come."""
         window, disorder = self.config.window_ms, self.config.disorder_ms
         for request in [
             request

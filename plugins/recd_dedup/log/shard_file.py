@@ -125,7 +125,7 @@ def frames(file: Path, shard: int, damaged: Damaged = "raise") -> Iterator[Frame
 
 
 def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
-    """Its payload, checked; None for one that is torn, or damaged and skipped."""
+    """A frame's payload, checked; None for one that is torn, or damaged and skipped."""
     with frame.file.open("rb") as opened:
         payload = _at(opened, frame.offset + FRAME_BYTES, frame.stored)
     if len(payload) == frame.stored and crc32(payload) == frame.checksum:
@@ -182,7 +182,10 @@ Fsync = Literal["block", "flush", "never"]
 
 
 class ShardFile:
-    """Created by its first frame. No other writer ever writes to it, so none needs a lock."""
+    """One writer's file of one log shard: each frame is appended by one write, and then a seal.
+
+    The first frame creates it. No other writer ever writes to it, so none needs a lock.
+    """
 
     def __init__(self, path: Path, shard: int, fsync: Fsync) -> None:
         self.path = path
@@ -246,7 +249,10 @@ KEY_BYTES = 8 + 8 + 4
 
 
 class LogBlock:
-    """Messages in the layout of the file, copied, so that nothing appended is held in memory."""
+    """Messages of one log shard, gathered until they are worth a write.
+
+    They are copied to the layout of the file, so that nothing appended is held in memory.
+    """
 
     def __init__(self) -> None:
         self.clear()

@@ -64,20 +64,20 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: Path) -> Manifest | None:
-        """That of a folder; None where no log has begun."""
+        """The manifest of a folder; None where no log has begun."""
         file = folder / NAME
         if not file.exists():
             return None
         try:
-            said = json.loads(file.read_text("utf-8"))
-            manifest = cls(**said)
+            found = json.loads(file.read_text("utf-8"))
+            manifest = cls(**found)
             known = isinstance(manifest.shards, int) and manifest.shards > 0
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
             raise DataError(f"{file}: cannot be read: {error}. Restore it from a copy.") from error
         if manifest.format != FORMAT or manifest.route not in get_args(LogRoute) or not known:
             raise DataError(
                 f"{file}: this version reads logs of format {FORMAT}, routed by session or "
-                f"message, but it says {said}. Read it with the version that wrote it."
+                f"message, but it says {found}. Read it with the version that wrote it."
             )
         return manifest
 
@@ -117,7 +117,7 @@ def session_shards(session_ids: I64, shards: int) -> I64:
 
 
 def message_shards(messages: pa.Array, shards: int) -> I64:
-    """By the hash of each message's CRC-32: an even load, sessions scattered; [N] to [N]."""
+    """The shard by the hash of each message's CRC-32: an even load, sessions scattered; [N]."""
     if not len(messages):
         return np.empty(0, np.int64)
     offsets = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :].tolist()
@@ -137,11 +137,11 @@ def routed(
     else:
         target = message_shards(messages["message"], shards)
     order = np.argsort(target, kind="stable")
-    together, target = messages.take(pa.array(order)), target[order]
+    sorted_messages, target = messages.take(pa.array(order)), target[order]
     starts = np.flatnonzero(np.diff(target, prepend=-1))
     ends = np.append(starts[1:], target.size)
     return [
-        (int(target[start]), together.slice(start, end - start))
+        (int(target[start]), sorted_messages.slice(start, end - start))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
 
@@ -279,15 +279,15 @@ def check_messages(messages: pa.RecordBatch) -> None:
     """`DataError` unless they have the columns of `MESSAGES`, without nulls."""
     if messages.schema.names != MESSAGES.names or messages.schema.types != MESSAGES.types:
         raise DataError(
-            f"log messages must have the columns {_said(MESSAGES)}, but have "
-            f"{_said(messages.schema)}. See recd_plugins.api.data.MESSAGES."
+            f"log messages must have the columns {_columns_of(MESSAGES)}, but have "
+            f"{_columns_of(messages.schema)}. See recd_plugins.api.data.MESSAGES."
         )
     for name, column in zip(MESSAGES.names, messages.columns, strict=True):
         if column.null_count:
             raise DataError(f"log messages: column {name!r} holds {column.null_count} nulls.")
 
 
-def _said(schema: pa.Schema) -> str:
+def _columns_of(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 

@@ -95,12 +95,12 @@ class SessionStats:
             if not clustered:
                 step = ClusterBySession(ClusterConfig(memory_gb=self._config.memory_gb))
                 sample = without_dense(step.run(sample, Path(folder) / "clustered", progress))
-            told = _told(chunks(sample), "sessions", progress, sample.num_rows)
-            for block in blocks(told, narrow.schema, self._block_rows(sample)):
+            reported = _reported(chunks(sample), "sessions", progress, sample.num_rows)
+            for block in blocks(reported, narrow.schema, self._block_rows(sample)):
                 sessions.add(block)
             sessions.close()
-            told = _told(chunks(sample), "batches clustered", progress, sample.num_rows)
-            for batch in batches(told, narrow.schema, self._config.batch_size):
+            reported = _reported(chunks(sample), "batches clustered", progress, sample.num_rows)
+            for batch in batches(reported, narrow.schema, self._config.batch_size):
                 coalesced.add(batch)
         return Measured(
             table=table,
@@ -118,8 +118,8 @@ class SessionStats:
 
         limit, size = self._config.max_rows, self._config.batch_size
         if limit is None or limit >= table.num_rows:
-            told = _told(chunks(table), "batches as stored", progress, table.num_rows)
-            yield from batches(told, table.schema, size)
+            reported = _reported(chunks(table), "batches as stored", progress, table.num_rows)
+            yield from batches(reported, table.schema, size)
             return
         wanted = max(1, limit // size)
         for number in range(wanted):
@@ -144,7 +144,7 @@ class SessionStats:
         bound = limit * 2**64 // table.num_rows
 
         def drawn() -> Iterator[pa.Table]:
-            for chunk in _told(chunks(table), "drawing sessions", progress, table.num_rows):
+            for chunk in _reported(chunks(table), "drawing sessions", progress, table.num_rows):
                 hashes = mix(chunk[column].to_numpy(), salt(0, "stats"))
                 yield chunk.filter(pa.array(hashes < bound))
 
@@ -192,7 +192,7 @@ def _is_clustered(table: Table) -> bool:
     return True
 
 
-def _told(
+def _reported(
     parts: Iterable[pa.Table], what: str, progress: Progress, total: int
 ) -> Iterator[pa.Table]:
     done = 0

@@ -72,7 +72,7 @@ class FeatureDedupe:
     pairs: int = 0
     """Samples that follow one of their session, in the order of the batch."""
     unchanged: int = 0
-    """Of these, those whose list is that of the sample before."""
+    """Samples, of these pairs, whose list is that of the sample before."""
 
 
 class BatchRepeats:
@@ -132,13 +132,13 @@ class FeatureRepeats:
     exact_rows: int = 0
     """Samples whose list an earlier sample of the session has too; an empty list is a list."""
     exact_ids: int = 0
-    """Their ids."""
+    """The ids of these samples."""
     partial_ids: int = 0
     """Ids that an earlier sample of the session has too, in any place."""
     pairs: int = 0
     """Samples that follow one of their session."""
     unchanged: int = 0
-    """Of these, those whose list is that of the sample before."""
+    """Samples, of these pairs, whose list is that of the sample before."""
 
     @property
     def length(self) -> float:

@@ -67,7 +67,7 @@ class _Ratings(NamedTuple):
     items: I64
     ratings: F64
     timestamps: I64
-    """In ms."""
+    """Timestamps, in ms."""
     sessions: I64
     """A running number."""
     user_starts: I64

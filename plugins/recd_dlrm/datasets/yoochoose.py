@@ -62,7 +62,7 @@ class _Clicks(NamedTuple):
     sessions: I64
     items: I64
     timestamps: I64
-    """In ms."""
+    """Timestamps, in ms."""
     session_starts: I64
     """The row of the session's first click."""
     in_time: I64

@@ -56,7 +56,7 @@ def chunk_values(values: Tensor) -> int | None:
 
 
 class Shape(NamedTuple):
-    """Of a block: its rows, and the length of the longest."""
+    """A block's rows, and the length of the longest."""
 
     rows: int
     length: int
@@ -76,7 +76,7 @@ class Chunk(NamedTuple):
     ages: Tensor
     """[n]: how many values of its row come after each."""
     shapes: tuple[Shape, ...]
-    """Of the blocks."""
+    """The shapes of the blocks."""
     cells: Tensor
     """[P]: the value in each cell of the blocks, block after block; its row's first for padding."""
     places: Tensor
@@ -193,7 +193,7 @@ def _cut(falling: I64, budget: float, max_values: int) -> tuple[I64, I64]:
 def _lay(
     lengths: I64, starts: I64, shapes: I64
 ) -> tuple[I64, I64, I64, I64, I64, npt.NDArray[np.bool_]]:
-    """Of a chunk: where its values come from, their rows and ages; cells, places and mask."""
+    """Where a chunk's values come from, their rows and ages; its cells, places and mask."""
     num_values = lengths.sum()
     source = np.empty(num_values, np.int64)
     rows = np.empty(num_values, np.int64)

@@ -44,9 +44,9 @@ class WindowPart:
     weights: Tensor
     """[b] float32; 0 marks padding."""
     features: RowBlock
-    """Of the features that go into the batch."""
+    """The features that go into the batch."""
     unjoined: Picked
-    """Of those that do not."""
+    """The features that do not, their rows in a pool."""
     beside: Mapping[str, Tensor]
     """What was asked for beside the features, [b] int64 each."""
 
@@ -227,7 +227,7 @@ class DecodedRows:
 
 
 class StripeReader:
-    """Decodes pieces of stripes, and checks what the footers could not tell.
+    """Decodes pieces of stripes, and checks what their footers do not hold.
 
     Only the columns that a batch holds are read. A page that does not decode or whose
     checksum differs (tables of ours have checksums), nulls, and ids out of range (where
@@ -286,9 +286,9 @@ class StripeReader:
 
     def _check_ids(self, stripe: Stripe, decoded: DecodedRows) -> None:
         """What `Table.open` has done for the columns that have statistics."""
-        told = id_ranges(self._files[stripe.file].metadata, stripe.group)
+        known = id_ranges(self._files[stripe.file].metadata, stripe.group)
         for feature in self._table.schema.sparse:
-            for values, _ in () if feature.name in told else decoded.features[feature.name]:
+            for values, _ in () if feature.name in known else decoded.features[feature.name]:
                 low, high = values.aminmax() if len(values) else (0, 0)
                 worst = int(low if low < 0 else high)
                 if not 0 <= worst < feature.num_ids:

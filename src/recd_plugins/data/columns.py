@@ -65,7 +65,7 @@ class Columns(ABC):
 
 
 class JoinedColumns(Columns):
-    """Those of a KJT: a reader's that joins first."""
+    """The columns of a KJT, from a reader that joins first."""
 
     def __init__(
         self, features: KeyedJaggedTensor, beside: Mapping[str, Tensor] | None = None

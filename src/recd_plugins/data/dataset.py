@@ -40,7 +40,7 @@ class Dataset(ABC):
     """Authors fill `schema` and `chunks`; the base writes them as tables, once."""
 
     in_place: bool = False
-    """Its rows are tables already: `prepare` opens them and writes nothing."""
+    """Whether the rows are tables already: then `prepare` opens them and writes nothing."""
 
     @property
     @abstractmethod

@@ -28,7 +28,7 @@ class LocalReaderConfig(Config):
     shuffle: bool = True
     """Train on a new order each epoch: stripes permuted, rows shuffled within a window."""
     window: Annotated[int, Range(ge=0)] = 2
-    """Stripes that are in memory together and whose rows are shuffled; 0 keeps the rows of a
+    """Stripes that are in memory at once and whose rows are shuffled; 0 keeps the rows of a
     stripe in their order."""
     sessions: SessionOrder = "split"
     """On a table clustered by session: split shuffles its rows one by one; together moves

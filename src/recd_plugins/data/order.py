@@ -93,7 +93,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadWindow:
-    """Pieces of a stream that are read, and shuffled, together."""
+    """Pieces of a stream that are read, and shuffled, as one."""
 
     pieces: tuple[Piece, ...]
     index: tuple[int, int, int]
@@ -128,7 +128,7 @@ class Order:
     """Rows that a batch takes from each of its streams."""
     shuffle: bool
     window: int
-    """Pieces that are shuffled together; 0 keeps rows in the order of their stripe."""
+    """Pieces that are shuffled as one; 0 keeps rows in the order of their stripe."""
     tail: Tail
     """`drop` leaves out what fills no batch; `pad` has a shorter last batch, padded."""
     seed: int
@@ -264,8 +264,8 @@ def pack(begins: Rows, sizes: Rows, rooms: Sequence[int]) -> Spans:
 
     The next run goes into the batch where it fits. Where it does not, the first later one
     that does goes before it; where none does, it is cut, and its rest is the next. So is at
-    once a run that no room holds, else all of those would come last. All runs together must
-    fill all rooms.
+    once a run that no room holds, else all of those would come last. The runs must fill
+    all rooms.
     """
     widest = max(rooms)
     begins, left, head = begins.copy(), sizes.copy(), 0

@@ -189,12 +189,12 @@ def write_table(
 ) -> Table:
     """Stream chunks into a new table and open it."""
     with TableWriter(folder, schema) as writer:
-        for chunk in _told(chunks, f"writing {folder.name}", progress, total):
+        for chunk in _reported(chunks, f"writing {folder.name}", progress, total):
             writer.write(chunk)
     return Table.open(folder)
 
 
-def _told(
+def _reported(
     chunks: Iterable[pa.Table], what: str, progress: Progress, total: int | None
 ) -> Iterator[pa.Table]:
     done = 0
@@ -263,7 +263,7 @@ def _check_values(chunk: pa.Table, schema: Schema, where: str) -> None:
 
 
 def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]:
-    """The lowest and the highest id of each list column whose statistics tell them."""
+    """The lowest and the highest id of each list column whose statistics hold them."""
     columns = footer.row_group(group)
     ranges = {}
     for index in range(columns.num_columns):

@@ -98,7 +98,7 @@ def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
         return True
     try:
         taken = tuple(inspect.signature(module.forward).parameters)
-    except (TypeError, ValueError):  # compiled, it tells no names
+    except (TypeError, ValueError):  # a compiled one has no signature
         return False
     return taken == ("values", "lengths", "query")
 

@@ -124,7 +124,7 @@ class TablePart:
 
     tables: tuple[str, ...]
     keys: tuple[str, ...]
-    """Their features, in the order of the tables."""
+    """The tables' features, in the order of the tables."""
     embeddings: Mapping[str, str]
     """What the part alone would call an embedding, to what the collection calls it."""
     why: str
@@ -146,7 +146,7 @@ def bag_parts(
     """Tables whose features are all deduplicated, in one to three size classes; then the others.
 
     A pooled table yields as many rows as the largest of the groups that it is looked up with.
-    Features that share a table stay together, so that each table exists once.
+    Features that share a table stay in one part, so that each table exists once.
     """
     group_of = {key: group for group in groups for key in group}
     unique = [t for t in tables if all(key in group_of for key in t.feature_names)]
@@ -174,7 +174,7 @@ def bag_parts(
 def size_classes(
     tables: Sequence[BaseEmbeddingConfig], shares: Mapping[str, float]
 ) -> list[list[BaseEmbeddingConfig]]:
-    """Tables of like shares together: the fewest classes that leave little to spare.
+    """Tables by like shares, in the fewest classes that leave little to spare.
 
     Cost of a class: its largest share times the columns that it pools. Classes are runs of the
     tables by falling share; the best cut is found by trying all.

@@ -58,8 +58,8 @@ def expand_columns(uniques: Sequence[Tensor], lookups: Sequence[Tensor | None]) 
         first + (rows if lookup is None else lookup)
         for first, lookup in zip(firsts, lookups, strict=False)
     ]
-    together = expand_rows(torch.cat(list(uniques)), torch.stack(cells, dim=1).view(-1))
-    return together.view(num_rows, len(uniques), uniques[0].shape[1])
+    rows_of_all = expand_rows(torch.cat(list(uniques)), torch.stack(cells, dim=1).view(-1))
+    return rows_of_all.view(num_rows, len(uniques), uniques[0].shape[1])
 
 
 def sum_cells(values: Tensor, cells: Tensor, num_cells: int) -> Tensor:

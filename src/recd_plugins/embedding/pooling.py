@@ -50,7 +50,7 @@ class DedupPooling(nn.Module):
         return pooling  # type: ignore[return-value]
 
     def __init__(self, pooling: nn.Module) -> None:
-        """Nothing: `pooling` was made before, and nn.Module's would empty it."""
+        """Do nothing: `pooling` was made before, and nn.Module's would empty it."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _remade, (type(self).__bases__[1],), self.__dict__

@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass
 class DedupContext(PartsContext):
-    """With who has which unique sample."""
+    """The parts' contexts, and which sample has which unique sample."""
 
     samples: BatchSamples | None = None
 
@@ -235,11 +235,15 @@ def with_dedup(sharders: Iterable[ModuleSharder[Any]]) -> list[ModuleSharder[Any
 
 
 def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJTList:
-    """What a rank received of all ranks, with as many rows of each; the context says so too.
+    """What a rank received, with as many rows from each rank; the context is changed alike.
 
-    As it is, where no table is row-wise, the ranks sent as many, or none sent any (a hot batch,
-    behind tiers). The pooled output then has
-    as many rows as the largest rank sent.
+    Ranks differ in their unique samples, and row-wise tables scatter the sums of all ranks: gloo
+    refuses parts of unequal size, and NCCL reduces them root by root. After the exchange of splits
+    every rank knows each other's rows, so that rows of length 0 even them out at no further
+    exchange, and add no id. The pooled output then has as many rows as the largest rank sent.
+
+    It is returned as it is where no table is row-wise, where the ranks sent as many, or where none
+    sent any (a hot batch, behind tiers).
     """
     exchanges = context.sharding_contexts
     if not exchanges:

@@ -31,7 +31,7 @@ class PartsContext(Multistreamable):
     parts: list[Any]
     """The context of each part."""
     sharding_contexts: list[Any] = field(default_factory=list)
-    """All of theirs, one for each exchange of TorchRec's, which fills them in."""
+    """One for each exchange of TorchRec's, those of all parts; TorchRec fills them in."""
     exchanges_beside: list[int] = field(default_factory=list)
     """How many exchanges each part makes beside TorchRec's: those within the node, of tiers."""
 

@@ -87,7 +87,7 @@ class Unexpanded(Tensor):
 
     @property
     def is_unique(self) -> bool:
-        """Whether `unique` still says it all."""
+        """Whether `unique` still holds all there is: nobody changed the expansion in place."""
         return self._expanded is None or not was_written_to(self._expanded)
 
     def shares_lookup(self, other: Unexpanded) -> bool:
@@ -198,7 +198,7 @@ SIDE_BY_SIDE = {torch.stack, torch.cat, torch.concat, torch.concatenate}
 
 
 def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor | None:
-    """[B, F, D] of F features' rows [B, D], expanded together; none if that cannot be."""
+    """[B, F, D] of F features' rows [B, D], expanded in one gather; none if that cannot be."""
     alike = {(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors}
     if dim != 1 or others or len(alike) > 1 or tensors[0].dim() != 2:
         return None

@@ -1,4 +1,4 @@
-"""A dataclass of KJTs and tensors that is moved, pinned and taken apart as one."""
+"""A dataclass of KJTs and tensors that is moved, pinned and flattened as one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _fields(bundle: Any) -> dict[str, Any]:
 
 
 def _flatten(bundle: Bundle) -> tuple[list[Tensor], list[Any]]:
-    """Its tensors, and of each field how it is made of them again, or the field itself."""
+    """A bundle's tensors, and for each field how to make it of them again, or the field itself."""
     leaves: list[Tensor] = []
     context: list[Any] = []
     for part in _fields(bundle).values():
@@ -77,8 +77,8 @@ def _flatten(bundle: Bundle) -> tuple[list[Tensor], list[Any]]:
 def _unflatten(kind: type[Bundle], leaves: Iterable[Any], context: list[Any]) -> Bundle:
     left = iter(leaves)
     parts: list[Any] = []
-    for said in context:
-        match said:
+    for entry in context:
+        match entry:
             case ("kjt", keys, stride, weighted):
                 values, lengths = next(left), next(left)
                 weights = next(left) if weighted else None

@@ -96,7 +96,7 @@ class SparseFeatures:
         return dict(zip(kjt.keys(), numels, strict=True))
 
     def by_lookup(self) -> Iterator[KeyRows]:
-        """All features, those together whose rows belong to the samples in one way."""
+        """All features, grouped by how their rows belong to the samples."""
         yield KeyRows(self.plain, tuple(self.plain.keys()), None)
         if self.dedup is not None:
             for group, lookup in zip(self.dedup.groups, self.dedup.inverse_lookup, strict=True):

@@ -16,7 +16,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups:
-    """As tuples; each names some of `keys`, and none is named twice."""
+    """The groups as tuples, checked: each names some of `keys`, and no key is named twice."""
     known, seen = frozenset(keys), set[str]()
     named = [key for group in groups for key in group]
     if not named or not all(groups):
@@ -60,7 +60,10 @@ def agreed_groups(
 def real_rows(
     groups: Groups, unique_counts: Sequence[int], device: torch.device | None = None
 ) -> Tensor:
-    """[keys * max(unique_counts)] bool: which rows are those of unique samples, and no padding."""
+    """[keys * max(unique_counts)] bool: which rows are those of unique samples, and no padding.
+
+    Padding is the rows of length 0 by which every key of an IKJT has as many as the largest group.
+    """
     by_group = zip(groups, unique_counts, strict=True)
     by_key = torch.tensor([count for group, count in by_group for _ in group], device=device)
     rows = torch.arange(max(unique_counts), device=device)

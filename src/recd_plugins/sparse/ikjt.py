@@ -71,7 +71,7 @@ class InverseKeyedJaggedTensor(Bundle):
         *,
         validate: bool = False,
     ) -> InverseKeyedJaggedTensor:
-        """As `from_kjt`, of features not yet joined: only unique samples are ever copied."""
+        """Do as `from_kjt`, with features not yet joined: only unique samples are ever copied."""
         groups = check_groups([[key] for key in features] if groups is None else groups, features)
         rows = {key: WeightedJagged(*features[key]) for group in groups for key in group}
         sizes = {feature.lengths.numel() for feature in rows.values()}
@@ -87,7 +87,7 @@ class InverseKeyedJaggedTensor(Bundle):
     def from_rows(
         cls, groups: Groups, rows: Mapping[str, WeightedJagged], lookups: Sequence[Tensor]
     ) -> InverseKeyedJaggedTensor:
-        """Of rows of each key and each group's inverse lookup [B] into them, checked.
+        """Make one of each key's rows and each group's inverse lookup [B] into them, checked.
 
         Rows that no sample has are dropped, the others put in order of first appearance.
         """
@@ -113,7 +113,7 @@ class InverseKeyedJaggedTensor(Bundle):
     def from_parts(
         cls, groups: Groups, rows: Mapping[str, WeightedJagged], inverse_lookup: Tensor
     ) -> InverseKeyedJaggedTensor:
-        """Of each key's unique rows and an inverse lookup [G, B], as they are."""
+        """Make one of each key's unique rows and an inverse lookup [G, B], unchecked."""
         counts = tuple(rows[group[0]].lengths.numel() for group in groups)
         parts = [rows[key] for group in groups for key in group]
         numels = [part.values.numel() for part in parts]
@@ -130,7 +130,7 @@ class InverseKeyedJaggedTensor(Bundle):
         counts: tuple[int, ...],
         length_per_key: list[int] | None = None,
     ) -> InverseKeyedJaggedTensor:
-        """Of the unique rows of all keys, padded to the largest group's."""
+        """Make one of the unique rows of all keys, padded to the largest group's."""
         kjt = KeyedJaggedTensor(
             keys=[key for group in groups for key in group],
             values=rows.values,
@@ -147,7 +147,7 @@ class InverseKeyedJaggedTensor(Bundle):
         columns: Mapping[str, pa.DictionaryArray],
         groups: Sequence[Sequence[str]] | None = None,
     ) -> InverseKeyedJaggedTensor:
-        """From columns dictionary<list<integer>>; those of one group must agree in their indices.
+        """Read columns dictionary<list<integer>>; those of one group must agree in their indices.
 
         By default those that agree and lie side by side are a group. Values stay where they
         are if the dictionaries lie one after another in one array, as `to_arrow` leaves them;
@@ -242,7 +242,7 @@ class InverseKeyedJaggedTensor(Bundle):
         return self.from_rows(self.groups, self.parts(), list(self.inverse_lookup[:, samples]))
 
     def dedupe_factor(self, key: str | None = None) -> float:
-        """DedupeFactor: ids of the B samples over ids kept; of one key, or of all together.
+        """DedupeFactor: ids of the B samples over ids kept; of one key, or of all.
 
         1 where there are no ids.
         """
@@ -255,7 +255,7 @@ class InverseKeyedJaggedTensor(Bundle):
         return before / kept if kept else 1.0
 
     def validate(self) -> InverseKeyedJaggedTensor:
-        """Itself, or `DataError` for the first invariant that does not hold."""
+        """Return the IKJT, or raise `DataError` for the first invariant that does not hold."""
         check_ikjt(self)
         return self
 
@@ -268,7 +268,7 @@ FIX = "Build it by one of InverseKeyedJaggedTensor's from_..., or send it again.
 
 
 def check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
-    """`DataError` for the first invariant that does not hold."""
+    """`DataError` for the first invariant that does not hold, where an IKJT comes from outside."""
     kjt, counts, lookup = ikjt.kjt, ikjt.unique_counts, ikjt.inverse_lookup
     keys = [key for group in ikjt.groups for key in group]
     check_groups(ikjt.groups, kjt.keys())

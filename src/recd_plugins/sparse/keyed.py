@@ -44,7 +44,12 @@ ATTRIBUTE = "hot_under"
 
 
 def marked(features: KeyedJaggedTensor, hot_under: str | None) -> KeyedJaggedTensor:
-    """The same features with this mark, or none; what is handed over stays as it is."""
+    """The same features with this mark, or none; the KJT handed over does not change.
+
+    The mark names the tier plan under which the batch is hot, for a plan may change while a batch
+    is under way. It is on the KJTs, so it reaches modules that are handed a KJT alone. What makes
+    another KJT loses it, and the batch is then a normal one: slower, as right.
+    """
     if mark_of(features) == hot_under:
         return features
     other = copy(features)

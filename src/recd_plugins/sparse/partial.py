@@ -88,7 +88,7 @@ class PartialInverseKeyedJaggedTensor(Bundle):
         inverse_lookup: Tensor,
         lengths: torch.dtype,
     ) -> PartialInverseKeyedJaggedTensor:
-        """Of each key's unique rows, keys in the order of the groups; `lengths` is the KJTs'."""
+        """Make one of each key's unique rows, in the groups' order; `lengths` is the KJTs' type."""
         rows = list(shared.values())
         weights = [one.weights for one in rows if one.weights is not None]
         sizes = torch.tensor([one.values.numel() for one in rows], dtype=lengths)
@@ -160,14 +160,17 @@ class PartialInverseKeyedJaggedTensor(Bundle):
         return self._rows([key])[0]
 
     def values_kept(self, key: str | None = None) -> int:
-        """Shared values, of one key or of all together."""
+        """How many shared values there are, of one key or of all."""
         if key is not None:
             self._check(key)
             return self.parts()[key].values.numel()
         return int(self.kjt.values().numel())
 
     def dedupe_factor(self, key: str | None = None) -> float:
-        """Ids of the B samples over values kept, of one key or of all together; 1 without ids."""
+        """DedupeFactor: ids of the B samples over values kept; of one key, or of all.
+
+        1 where there are no ids.
+        """
         keys = self.kjt.keys() if key is None else [key]
         kept = self.values_kept(key)
         return sum(int(rows[:, 1].sum()) for rows in self._rows(keys)) / kept if kept else 1.0
@@ -205,7 +208,7 @@ class PartialInverseKeyedJaggedTensor(Bundle):
         return cls._of(groups, shared, torch.cat(lookups, dim=1), parts[0].kjt.lengths().dtype)
 
     def validate(self) -> PartialInverseKeyedJaggedTensor:
-        """Itself, or `DataError` for the first rule that it breaks."""
+        """Return the partial IKJT, or raise `DataError` for the first rule that it breaks."""
         check_groups(self.groups, self.kjt.keys())
         keys, counts = [key for group in self.groups for key in group], self.unique_counts
         shape = list(self.inverse_lookup.shape)

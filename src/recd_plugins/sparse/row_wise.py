@@ -32,10 +32,10 @@ class RowWise:
 
     expand(RowWise(f)(ikjt)) = f(expand(ikjt)): f runs, untouched, on `ikjt.kjt`, and the inverse
     lookup stays. That holds if a row of f's result depends on that row of its input alone. What
-    else f is, it says by attributes (those of TorchScript modules are set in `__init__`):
+    else f is, its attributes say (those of TorchScript modules are set in `__init__`):
     - `row_wise = False`: it does depend on other rows. Deduplicated features are then refused.
-    - `changes_keys = True`: other keys come out. It then runs on each group apart, and what comes
-      out is that group.
+    - `changes_keys = True`: other keys come out. It then runs on each group by itself, and what
+      comes out is that group.
     - `elementwise = True`: an id's result depends on that id alone, and rows keep their lengths.
       Then it runs on a partial IKJT's shared values; else on its unique samples, each spread
       out, and what they share is found anew.
@@ -112,7 +112,7 @@ class RowWise:
         if len(set(kjt.keys())) < len(kjt.keys()):
             raise PluginError(
                 f"preprocess: {self.name} makes the same key of two feature groups: {kjt.keys()}. "
-                "Deduplicate what it takes together: one group in dedup.groups."
+                "Name all that it takes in one group of dedup.groups."
             )
         groups = tuple(tuple(part.keys()) for part in parts)
         result = dataclasses.replace(features, kjt=kjt, groups=groups)
@@ -167,13 +167,16 @@ class RowWise:
 def _name_of(transform: KjtTransform) -> str:
     """What its author calls it: a function's name, or the class of a module, scripted or not."""
     for name in ("original_name", "__name__"):
-        if isinstance(said := getattr(transform, name, None), str):
-            return said
+        if isinstance(own := getattr(transform, name, None), str):
+            return own
     return type(transform).__name__
 
 
 class SomeKeys:
-    """At least one of an IKJT's keys, in the order of its groups."""
+    """Some of an IKJT's keys: their unique samples as a KJT, and the IKJT with what became of them.
+
+    There is at least one; they are in the order of the groups.
+    """
 
     def __init__(self, features: InverseKeyedJaggedTensor, keys: Collection[str]) -> None:
         self._features = features
@@ -198,7 +201,7 @@ class SomeKeys:
         self._unique_counts = tuple(count for _, count in left)
 
     def take(self) -> KeyedJaggedTensor:
-        """Their unique samples, padded to the largest of their groups."""
+        """The keys' unique samples, padded to the largest of their groups."""
         kjt, stride = self._features.kjt, max(self._unique_counts)
         if len(self._runs) == 1:
             return kjt
@@ -238,7 +241,7 @@ class SomeKeys:
 
 
 def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> WeightedJagged:
-    """Of the keys in these places, each with `stride` rows: less padding than it has, or more."""
+    """`stride` rows of each of the keys in these places: less padding than they have, or more."""
     ids = slice(None)
     if len(run) < len(kjt.keys()):
         offsets = kjt.offset_per_key()

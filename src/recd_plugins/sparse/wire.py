@@ -69,7 +69,7 @@ def to_columns(
 def from_columns(
     columns: Mapping[str, pa.DictionaryArray], groups: Sequence[Sequence[str]] | None
 ) -> tuple[Groups, dict[str, WeightedJagged], list[Tensor]]:
-    """Their groups, each key's unique rows and each group's lookup [B], not yet checked.
+    """The columns' groups, each key's unique rows and each group's lookup [B], not yet checked.
 
     Values are views of one tensor where the dictionaries lie in one array.
     """
@@ -86,7 +86,7 @@ def from_columns(
 
 
 def _indices(lookup: Tensor, count: int) -> pa.Array:
-    """As few bytes for each as `count` unique samples need."""
+    """The lookup, each number in as few bytes as `count` unique samples need."""
     return pa.array(lookup.numpy().astype(np.min_scalar_type(-max(count, 1))))
 
 
@@ -132,7 +132,7 @@ class WiredIkjt(NamedTuple):
 def ikjt_to_batch(
     groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
 ) -> pa.RecordBatch:
-    """Of what `WiredIkjt` has, on CPU."""
+    """One row of what `WiredIkjt` has, on CPU."""
     codes, runs = _as_runs(inverse_lookup.numpy())
     columns = {
         "values": rows.values.numpy(),
@@ -143,25 +143,25 @@ def ikjt_to_batch(
     }
     if rows.weights is not None:
         columns["weights"] = rows.weights.numpy()
-    said = json.dumps({"groups": groups, "batch_size": inverse_lookup.shape[1]})
+    text = json.dumps({"groups": groups, "batch_size": inverse_lookup.shape[1]})
     arrays = [_one_list(numbers) for numbers in columns.values()]
     fields = [pa.field(name, one.type) for name, one in zip(columns, arrays, strict=True)]
-    schema = pa.schema(fields, metadata={IKJT_KEY: said.encode()})
+    schema = pa.schema(fields, metadata={IKJT_KEY: text.encode()})
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
     """What `ikjt_to_batch` was given, values on the same memory."""
-    said = (batch.schema.metadata or {}).get(IKJT_KEY)
-    if said is None:
+    text = (batch.schema.metadata or {}).get(IKJT_KEY)
+    if text is None:
         raise DataError(
             f"a record batch has no {IKJT_KEY.decode()!r} in its metadata, so it is no IKJT. "
             "Make it by to_record_batch."
         )
     try:
         batch.validate(full=True)
-        told = json.loads(said)
-        groups = check_groups(told["groups"], list(chain(*told["groups"])))
+        head = json.loads(text)
+        groups = check_groups(head["groups"], list(chain(*head["groups"])))
         values, lengths, counts, codes, runs = (_numbers(batch, name) for name in COLUMNS)
         weights = _numbers(batch, "weights") if "weights" in batch.schema.names else None
         unique_counts = tuple(counts.to_pylist())
@@ -170,14 +170,14 @@ def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
             _padded(lengths, groups, unique_counts, many=len(values) > MAX_INT32),
             None if weights is None else torch.from_dlpack(weights),
         )
-        lookup = _lookup_of_runs(codes, runs, (len(groups), int(told["batch_size"])))
+        lookup = _lookup_of_runs(codes, runs, (len(groups), int(head["batch_size"])))
         return WiredIkjt(groups, rows, torch.from_numpy(lookup), unique_counts)
     except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise DataError(f"a record batch is a damaged IKJT ({error}). Send it again.") from error
 
 
 def _one_list(numbers: Numbers) -> pa.LargeListArray:
-    """All of them as the one row of a column, on the same memory."""
+    """All numbers as the one row of a column, on the same memory."""
     return pa.LargeListArray.from_arrays(np.array([0, len(numbers)]), pa.array(numbers))
 
 
@@ -242,7 +242,7 @@ class WiredPartial(NamedTuple):
     inverse_lookup: Tensor
     """[G, B]."""
     lengths: torch.dtype
-    """Of the lengths of KJTs."""
+    """The type of the lengths of KJTs."""
 
 
 def partial_to_batch(

@@ -1,4 +1,7 @@
-"""Criteo's click logs, Kaggle and Terabyte (DLRM, 4.3): raw rows to indices and log(1 + x)."""
+"""Criteo's click logs, Kaggle and Terabyte (DLRM, 4.3): raw rows to indices and log(1 + x).
+
+A category becomes an index by how often it occurs, or by a hash; index 0 is for what is missing.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ class CategoryCounts:
         self._pending, self._pending_size = [], 0
 
     def vocabulary(self, threshold: int) -> FrequencyVocabulary:
-        """Of the values that occur `threshold` times or more."""
+        """The vocabulary of the values that occur `threshold` times or more."""
         self._merge()
         kept = self._counts >= threshold
         return FrequencyVocabulary(self._values[kept], self._counts[kept])

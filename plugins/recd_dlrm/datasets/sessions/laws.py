@@ -1,4 +1,10 @@
-"""The laws that list lengths, session sizes and ids follow, with means that hold exactly."""
+"""The laws that list lengths and session sizes follow, and which ids are hot.
+
+Counts have means that hold exactly, ids exact probabilities over [0, num_ids). A sample is the
+law's inverse distribution function at a uniform: no rejection, no tail beyond num_ids, and no
+table of num_ids entries. Rank 0 is the hottest id; `Scatter` spreads the ranks over the ids, as
+hashed ids are in a log.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class StackProfile:
         return rates[np.searchsorted(self.distances, np.asarray(sizes), side="right") - 1]
 
     def save(self, path: Path) -> None:
-        """As a Parquet file of one row."""
+        """Write the profile as a Parquet file of one row."""
         columns = {
             "unique": self.unique,
             "distances": self.distances,
@@ -116,7 +116,7 @@ def adjusted_floor(profile: StackProfile, length: int, within: float = 0.02) -> 
 
 
 class SyntheticTrace:
-    """Algorithm 2, taken in parts: those of one trace together equal it in one.
+    """Algorithm 2, taken in parts, which joined equal the trace made in one.
 
     Without `floor` it is the algorithm as printed, where a distance of 0 never leaves the
     support: once all ids have been seen it takes the least recent one. With `floor` it is

@@ -119,7 +119,7 @@ def _alike(features: Sequence[WeightedJagged]) -> bool:
 
 
 def _one_by_one(features: Sequence[Sequence[WeightedJagged]]) -> Deduplicated:
-    """As `deduplicate`, on any device and of any mixture of types."""
+    """Do as `deduplicate` does, on any device and with any mixture of types."""
     unique = [unique_of_group(group) for group in features]
     picked = [
         feature.select(found.firsts)

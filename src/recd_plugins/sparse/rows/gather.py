@@ -41,7 +41,7 @@ AHEAD = 16
 
 
 class Spans(NamedTuple):
-    """Of the unique rows among B of each of F features: what the rows' copy needs to know."""
+    """Where the unique rows among B lie, for each of F features: what copying them needs."""
 
     bounds: I64
     """[F, B, 2]: where each begins and ends; undefined behind the last."""
@@ -60,7 +60,7 @@ class Spans(NamedTuple):
 
 
 def addresses_of_lengths(lengths: Sequence[Tensor]) -> Addresses:
-    """As `add_up` takes them."""
+    """Lengths as `add_up` takes them."""
     return Addresses.of([one if one.dtype in HELD else one.to(torch.int32) for one in lengths])
 
 

@@ -30,7 +30,7 @@ class Addresses(NamedTuple):
     places: I64
     """[C, 3] each one's address, how many numbers it has, and how many bytes each of them."""
     tensors: Sequence[Tensor]
-    """They themselves, that their memory may stay."""
+    """The tensors, held so that their memory stays."""
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Addresses:
@@ -49,7 +49,7 @@ class Addresses(NamedTuple):
         return cls(np.array(places, np.int64).reshape(-1, 3), held)
 
     def every(self, step: int, first: int) -> Addresses:
-        """Those numbered `first`, `first + step`, and so on."""
+        """The tensors numbered `first`, `first + step`, and so on."""
         return Addresses(self.places[first::step], self.tensors[first::step])
 
 
@@ -71,18 +71,18 @@ def array64(place: I64) -> Any:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def array32(place: I64) -> Any:
-    """Of 4."""
+    """The numbers of one of `places`, of 4 bytes each."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int32)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def array16(place: I64) -> Any:
-    """Of 2."""
+    """The numbers of one of `places`, of 2 bytes each."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int16)
 
 
 LINE = 64
-"""Bytes that come together."""
+"""Bytes that the processor fetches at once."""
 LINES = 4
 """Asked for of one row at most: of a longer one, the processor guesses the rest."""
 READ, KEEP, DATA = 0, 3, 1
@@ -90,7 +90,10 @@ READ, KEEP, DATA = 0, 3, 1
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def prefetch(numbers: npt.NDArray[Any], start: np.uintp, stop: np.uintp) -> None:
-    """Begin to fetch `numbers[start:stop]`; nothing waits for it, and no place is out of bounds."""
+    """Begin to fetch `numbers[start:stop]`: wanted soon, and the processor cannot guess it.
+
+    Nothing waits for it, and no place is out of bounds.
+    """
     step = np.uintp(LINE // numbers.itemsize)
     stop = min(stop, start + np.uintp(LINES) * step)
     while start < stop:

@@ -32,7 +32,7 @@ __all__ = [
 I64: TypeAlias = npt.NDArray[np.int64]
 I32: TypeAlias = npt.NDArray[np.int32]
 Numbers: TypeAlias = npt.NDArray[Any]
-"""Of rows: int32, or int64 where there may be too many."""
+"""Numbers of rows: int32, or int64 where there may be too many."""
 
 
 class RowBlock(NamedTuple):
@@ -44,7 +44,7 @@ class RowBlock(NamedTuple):
     """[K, S]."""
 
     def kjt(self, keys: Sequence[str]) -> KeyedJaggedTensor:
-        """As a KJT of K keys, on the same memory."""
+        """The block as a KJT of K keys, on the same memory."""
         return KeyedJaggedTensor(
             keys=list(keys),
             values=torch.from_numpy(self.values),
@@ -113,7 +113,11 @@ def _copy_rows(values: npt.NDArray[Any], offsets: I64, rows: I64, out: I64) -> N
 
 
 class RowPool:
-    """Rows laid end to end; row r is `values[offsets[r] : offsets[r + 1]]`, and row 0 is empty."""
+    """The different rows of many features, each kept once and known by its number.
+
+    Batches are made of numbers, and an id is copied again only where a batch keeps it. Rows are
+    laid end to end; row r is `values[offsets[r] : offsets[r + 1]]`, and row 0 is empty.
+    """
 
     def __init__(self, num_ids: int, num_rows: int) -> None:
         """Room for so many ids and rows; memory is taken only as far as it is filled."""
@@ -125,7 +129,7 @@ class RowPool:
         self.numbers: type[np.signedinteger[Any]] = (
             np.int32 if num_rows < np.iinfo(np.int32).max else np.int64
         )
-        """Their type."""
+        """The type of the rows' numbers."""
 
     def add(self, parts: Sequence[Jagged]) -> Numbers:
         """[N] the number of each row of a feature, whose rows come in parts.
@@ -286,7 +290,7 @@ def _add(
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _equal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
-    """Of two rows of one length, not 0."""
+    """Whether two rows are equal, which are of one length, not 0."""
     if left[0] != right[0]:
         return False
     differ = False

@@ -311,7 +311,7 @@ def hash_rows(values: Tensor, offsets: Tensor, attempt: int) -> Tensor:
 def unique_rows_on_device(
     values: Tensor, offsets: Tensor, hash_rows: RowHash = hash_rows
 ) -> tuple[Tensor, Tensor]:
-    """As `unique_rows`: (inverse_lookup [B], firsts [U]), on the device of `values`.
+    """(inverse_lookup [B], firsts [U]) as `unique_rows` has them, on the device of `values`.
 
     Rows of one hash are compared with the first of them; those that differ from it meet again
     under another hash. Equal rows are never parted, and unequal ones never merged.
