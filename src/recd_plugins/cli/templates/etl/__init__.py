@@ -44,5 +44,10 @@ def build(config: NewPluginConfig, context: Context) -> NewPlugin:
 @hookimpl
 def recd_etl() -> list[EtlRecord[NewPluginConfig]]:
     return [
-        EtlRecord(name="new_plugin", summary="Every n-th row.", config=NewPluginConfig, build=build)
+        EtlRecord(
+            name="new_plugin",
+            summary="Every n-th row.",
+            config=NewPluginConfig,
+            build=build,
+        ),
     ]
