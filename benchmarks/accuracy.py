@@ -28,7 +28,7 @@ from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.training import train_quietly
 
-__all__ = ["Curve", "Run", "compare", "draw"]
+__all__ = ["AccuracyCurve", "Run", "compare", "draw"]
 
 MOVIELENS = Path(__file__).parents[2] / "shared" / "data" / "ml100k" / "ml-100k.inter"
 
@@ -92,7 +92,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Curve:
+class AccuracyCurve:
     """The lines of a run's metrics.jsonl of one kind (train or test)."""
 
     steps: Sequence[int]
@@ -101,18 +101,18 @@ class Curve:
     aucs: Sequence[float]
 
     @classmethod
-    def read(cls, run: Path, kind: str) -> Curve:
+    def read(cls, run: Path, kind: str) -> AccuracyCurve:
         lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         kept = [line for line in lines if line["kind"] == kind]
         return cls(*([line[name] for line in kept] for name in ("step", "loss", "ne", "auc")))
 
-    def gap(self, other: Curve) -> float:
+    def gap(self, other: AccuracyCurve) -> float:
         """The largest difference of their losses."""
         pairs = zip(self.losses, other.losses, strict=True)
         return max(abs(ours - theirs) for ours, theirs in pairs)
 
 
-Curves = Mapping[Run, tuple[Curve, Curve]]
+Curves = Mapping[Run, tuple[AccuracyCurve, AccuracyCurve]]
 """Of each run what it said in training and on the test split."""
 
 
@@ -139,7 +139,7 @@ def trained(
         with contextlib.redirect_stdout(sys.stderr):
             pool.run(train_quietly, registry, deadline=DEADLINE)
         into = Path(registry["train"]["run"])
-        curves[run] = Curve.read(into, "train"), Curve.read(into, "test")
+        curves[run] = AccuracyCurve.read(into, "train"), AccuracyCurve.read(into, "test")
     return curves
 
 

@@ -34,7 +34,7 @@ BY_HAND = "plain TorchRec"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class DemoSide:
     """A run of `recd train`: a row of the table."""
 
     name: str
@@ -64,15 +64,15 @@ SCARS = (
     "train.run=runs/scars",
 )
 SIDES = (
-    Side(name="recd train"),
-    Side(name="with RecD", overrides=RECD),
-    Side(name="with FlexShard", overrides=FLEXSHARD),
-    Side(name="with SCARS", overrides=SCARS),
+    DemoSide(name="recd train"),
+    DemoSide(name="with RecD", overrides=RECD),
+    DemoSide(name="with FlexShard", overrides=FLEXSHARD),
+    DemoSide(name="with SCARS", overrides=SCARS),
 )
 RM1_SCALE, RM1_STEPS = 1 / 6, 30
 
 
-def rm1(folder: Path) -> list[Side]:
+def rm1(folder: Path) -> list[DemoSide]:
     """RM1 without RecD and with it, on one table."""
     said = models.registry("rm1", RM1_SCALE)
     said["folder"] = "data"
@@ -81,8 +81,8 @@ def rm1(folder: Path) -> list[Side]:
     path = folder / "rm1.yaml"
     path.write_text(yaml.safe_dump(said))
     return [
-        Side(name="RM1, plain", overrides=("dedup=none", "train.run=runs/rm1"), registry=path),
-        Side(name="RM1, RecD", overrides=("train.run=runs/rm1_recd",), registry=path),
+        DemoSide(name="RM1, plain", overrides=("dedup=none", "train.run=runs/rm1"), registry=path),
+        DemoSide(name="RM1, RecD", overrides=("train.run=runs/rm1_recd",), registry=path),
     ]
 
 
@@ -101,7 +101,7 @@ def by_hand(folder: Path, quiet: bool) -> dict[str, Any]:
     return said
 
 
-def by_registry(side: Side, quiet: bool) -> dict[str, Any]:
+def by_registry(side: DemoSide, quiet: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "recd_plugins", "train", "--registry", str(side.registry)]
     subprocess.run(
         [*command, *side.overrides, *(["--json"] if quiet else [])],

@@ -17,14 +17,14 @@ from pathlib import Path
 from benchmarks.harness import Report, main
 from benchmarks.models import SMALL
 from benchmarks.recd_train.ablation import draw
-from benchmarks.recd_train.figures import Bench
-from benchmarks.recd_train.measured import Measured
+from benchmarks.recd_train.figures import TrainBench
+from benchmarks.recd_train.measured import MeasuredTraining
 from recd_plugins.testing.gloo import GlooPool
 
 
 def measure(quick: bool, figure: Path | None = None) -> Report:
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder, GlooPool() as pool:
-        bench = Bench(
+        bench = TrainBench(
             folder=Path(folder),
             pool=pool,
             scale=1 / 6 if quick else SMALL,
@@ -38,7 +38,7 @@ def measure(quick: bool, figure: Path | None = None) -> Report:
         return compare(bench, ablation)
 
 
-def compare(bench: Bench, ablation: Measured) -> Report:
+def compare(bench: TrainBench, ablation: MeasuredTraining) -> Report:
     figures = [
         *bench.rm1(ablation),
         *bench.memory(ablation),

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks.recd_train.figures import ABLATION
-from benchmarks.recd_train.measured import Measured
+from benchmarks.recd_train.measured import MeasuredTraining
 
 __all__ = ["draw"]
 
@@ -14,7 +14,7 @@ PAPER = {"plain KJT": 1.0, "+ O5, O6": 1.34, "+ O7": 2.42, "+ batch x3": 2.48}
 """Figure 9; there O5 and O6 came with twice the batch."""
 
 
-def draw(measured: Measured, path: Path) -> None:
+def draw(measured: MeasuredTraining, path: Path) -> None:
     """Write a PNG: samples/s over the baseline's, bars of this run beside the paper's."""
     import matplotlib
 

@@ -13,13 +13,21 @@ from typing import Any, TypeVar
 
 from benchmarks.harness import Figure
 from benchmarks.models import groups
-from benchmarks.recd_train.measured import BASELINE, Measured, megabytes
+from benchmarks.recd_train.measured import BASELINE, MeasuredTraining, megabytes
 from benchmarks.recd_train.ranks import resident_memory, take_turns
-from benchmarks.recd_train.workload import CLUSTERED, O5_O6, PLAIN, RANKS, RECD, Side, Workload
+from benchmarks.recd_train.workload import (
+    CLUSTERED,
+    O5_O6,
+    PLAIN,
+    RANKS,
+    RECD,
+    TrainSide,
+    TrainWorkload,
+)
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.traffic import PHASES
 
-__all__ = ["ABLATION", "Bench"]
+__all__ = ["ABLATION", "TrainBench"]
 
 T = TypeVar("T")
 
@@ -29,7 +37,7 @@ ABLATION = {
     BASELINE: CLUSTERED,
     "+ O5, O6": O5_O6,
     "+ O7": RECD,
-    "+ batch x3": Side(batch=3),
+    "+ batch x3": TrainSide(batch=3),
 }
 """The paper's figure 9. There a clustered table alone is as fast as one by time."""
 
@@ -37,7 +45,7 @@ PAIR = {BASELINE: CLUSTERED, "RecD": RECD}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class TrainBench:
     """Tables in a folder, ranks in a pool; each method measures rows of the target table."""
 
     folder: Path
@@ -63,10 +71,10 @@ class Bench:
             "samples": self.samples,
         }
 
-    def ablation(self) -> Measured:
+    def ablation(self) -> MeasuredTraining:
         return self._turns(self.workload("rm1"), ABLATION, weighed=self.batches)
 
-    def rm1(self, ablation: Measured) -> list[Figure]:
+    def rm1(self, ablation: MeasuredTraining) -> list[Figure]:
         exchanged = [
             megabytes(ablation.sides[name].exchanged) for name in (BASELINE, "+ O5, O6", "+ O7")
         ]
@@ -87,7 +95,7 @@ class Bench:
             ),
         ]
 
-    def memory(self, ablation: Measured) -> list[Figure]:
+    def memory(self, ablation: MeasuredTraining) -> list[Figure]:
         """Of tensors, which is exact; beside it what is resident, in processes of a side's own."""
         plain, ours = (megabytes(self._resident(side)) for side in PAIR.values())
         note = f"resident {plain} and {ours} MB"
@@ -159,8 +167,8 @@ class Bench:
             )
         ]
 
-    def workload(self, model: str, **options: Any) -> Workload:
-        return Workload(
+    def workload(self, model: str, **options: Any) -> TrainWorkload:
+        return TrainWorkload(
             model=model,
             scale=self.scale,
             folder=self.folder,
@@ -171,12 +179,12 @@ class Bench:
 
     def _turns(
         self,
-        workload: Workload,
-        sides: Mapping[str, Side],
+        workload: TrainWorkload,
+        sides: Mapping[str, TrainSide],
         *,
         weighed: int = 0,
         reading: bool = False,
-    ) -> Measured:
+    ) -> MeasuredTraining:
         found = workload.prepare()
         ranks = run(
             self.pool,
@@ -194,9 +202,9 @@ class Bench:
             )
             for name, first in ranks[0].items()
         }
-        return Measured(sides=steps, samples_per_session=found)
+        return MeasuredTraining(sides=steps, samples_per_session=found)
 
-    def _resident(self, side: Side) -> float:
+    def _resident(self, side: TrainSide) -> float:
         workload = self.workload("rm1")
         workload.prepare()
         with GlooPool() as fresh:

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.harness import Figure, spread
-from benchmarks.recd_train.ranks import Steps
+from benchmarks.recd_train.ranks import TrainSteps
 
-__all__ = ["BASELINE", "Measured", "megabytes"]
+__all__ = ["BASELINE", "MeasuredTraining", "megabytes"]
 
 BASELINE = "plain KJT"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredTraining:
     """Rank 0's steps of each side, with the memory of all ranks' steps; others are held to
     `BASELINE`."""
 
-    sides: Mapping[str, Steps]
+    sides: Mapping[str, TrainSteps]
     samples_per_session: float
     """S of the table, measured."""
 

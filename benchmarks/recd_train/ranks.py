@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.recd_train.memory import give_back, tensor_memory
-from benchmarks.recd_train.workload import Side, Workload
+from benchmarks.recd_train.workload import TrainSide, TrainWorkload
 from recd_plugins.data.batch import Batch
 from recd_plugins.slots import Loader
 from recd_plugins.stack import Stack, load
@@ -22,14 +22,14 @@ from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.measure.peak_memory import PeakMemory
 from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter
 
-__all__ = ["Steps", "resident_memory", "take_turns"]
+__all__ = ["TrainSteps", "resident_memory", "take_turns"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class TrainSteps:
     """Of one side, on one rank."""
 
     seconds: list[float]
@@ -61,15 +61,15 @@ class Steps:
 
 
 def take_turns(
-    workload: Workload,
-    sides: Mapping[str, Side],
+    workload: TrainWorkload,
+    sides: Mapping[str, TrainSide],
     *,
     rounds: int,
     batches: int,
     counted: int = 1,
     weighed: int = 0,
     reading: bool = False,
-) -> dict[str, Steps]:
+) -> dict[str, TrainSteps]:
     """A step of each side, again and again, each round the other way about.
 
     The batches are held ready, or with `reading` come from the reader, within the step. Then
@@ -87,7 +87,7 @@ def take_turns(
     return {name: training.finish(counted, weighed) for name, training in trainings.items()}
 
 
-def resident_memory(workload: Workload, side: Side, *, steps: int, batches: int) -> int:
+def resident_memory(workload: TrainWorkload, side: TrainSide, *, steps: int, batches: int) -> int:
     """Bytes by which this process grows within steps; for one that has done nothing else."""
     training = _Training(workload, side, batches)
     for _ in range(WARM_UP):
@@ -102,7 +102,7 @@ def resident_memory(workload: Workload, side: Side, *, steps: int, batches: int)
 class _Training:
     """A side's job and its batches."""
 
-    def __init__(self, workload: Workload, side: Side, batches: int | None) -> None:
+    def __init__(self, workload: TrainWorkload, side: TrainSide, batches: int | None) -> None:
         stack = load(workload.registry(side))
         if side.dedup and not side.pool_unique:
             stack = _LookupsAlone(stack.registry)
@@ -129,7 +129,7 @@ class _Training:
             self._seconds.append(time.perf_counter() - wall)
             self._cpu.append(time.process_time() - cpu)
 
-    def finish(self, counted: int, weighed: int) -> Steps:
+    def finish(self, counted: int, weighed: int) -> TrainSteps:
         with TrafficCounter() as counter:
             for _ in range(counted):
                 self._progress()
@@ -139,7 +139,7 @@ class _Training:
         }
         dedups = [batch.dedup for batch in self._held if batch.dedup is not None]
         kept = [dedup.kjt.values().numel() for dedup in dedups]
-        return Steps(
+        return TrainSteps(
             seconds=self._seconds,
             cpu=self._cpu,
             samples=self._samples,

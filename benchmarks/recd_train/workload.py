@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 from benchmarks import models
 from recd_plugins.stack import load
 
-__all__ = ["CLUSTERED", "O5_O6", "PLAIN", "RECD", "Side", "Workload"]
+__all__ = ["CLUSTERED", "O5_O6", "PLAIN", "RECD", "TrainSide", "TrainWorkload"]
 
 RANKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class TrainSide:
     """A way to train a model."""
 
     clustered: bool = True
@@ -30,15 +30,15 @@ class Side:
     """Times the model's batch size."""
 
 
-RECD = Side()
-O5_O6 = Side(pool_unique=False)
-CLUSTERED = Side(dedup=False, pool_unique=False)
+RECD = TrainSide()
+O5_O6 = TrainSide(pool_unique=False)
+CLUSTERED = TrainSide(dedup=False, pool_unique=False)
 """The same batches as RECD's, as plain KJTs."""
-PLAIN = Side(clustered=False, dedup=False, pool_unique=False)
+PLAIN = TrainSide(clustered=False, dedup=False, pool_unique=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class TrainWorkload:
     """One of the paper's models at a scale, and its table."""
 
     model: str
@@ -51,7 +51,7 @@ class Workload:
     """Whether it has item features: without, all its features are deduplicated."""
     seed: int = 0
 
-    def registry(self, side: Side) -> dict[str, Any]:
+    def registry(self, side: TrainSide) -> dict[str, Any]:
         said = models.registry(self.model, self.scale)
         dataset, train = said["dataset"], said["train"]
         dataset |= {"samples": self.samples, "test_fraction": 1e-3, "seed": self.seed}

@@ -22,7 +22,7 @@ from benchmarks.scars.formulas import bytes_moved, forecast, growth, rows_moved
 from benchmarks.scars.kernels import classifying, coalescing, staging
 from benchmarks.scars.larger_than_memory import larger_than_memory
 from benchmarks.scars.link import MBIT, RANKS, over_the_link
-from benchmarks.scars.tables import LAWS, Columns, Law, Lookups, criteo
+from benchmarks.scars.tables import LAWS, CriteoColumns, Law, TableLookups, criteo
 from recd_plugins.testing.gloo import GlooPool
 
 SEED = 0
@@ -47,7 +47,7 @@ def measure(quick: bool, folder: Path = CRITEO) -> Report:
 
 
 def compare(
-    columns: Columns | None, *, num_rows: int, ids: int, samples: int, rounds: int
+    columns: CriteoColumns | None, *, num_rows: int, ids: int, samples: int, rounds: int
 ) -> Report:
     """The figures that need neither a link nor much memory: processor time, rows and bytes."""
     figures = [
@@ -66,8 +66,8 @@ def compare(
     return Report(figures=figures, settings=settings, seed=SEED)
 
 
-def formulas(columns: Columns | None, num_rows: int, rounds: int) -> Iterator[Figure]:
-    sides: dict[str, Lookups] = {name: Law(name, num_rows, 10) for name in LAWS}
+def formulas(columns: CriteoColumns | None, num_rows: int, rounds: int) -> Iterator[Figure]:
+    sides: dict[str, TableLookups] = {name: Law(name, num_rows, 10) for name in LAWS}
     if columns is not None:
         sides["Criteo"] = columns
     for name, lookups in sides.items():

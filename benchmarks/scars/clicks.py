@@ -116,7 +116,7 @@ class Model(nn.Module):
             if clicks.pooled
             else EmbeddingCollection(tables=[EmbeddingConfig(**one) for one in tables], device=meta)
         )
-        self.sums = None if clicks.pooled else Sums(clicks.names)
+        self.sums = None if clicks.pooled else ClickSums(clicks.names)
         self.over = nn.Linear(clicks.tables * clicks.dim, 1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ class Model(nn.Module):
         return loss, loss.detach() - least
 
 
-class Sums(nn.Module):
+class ClickSums(nn.Module):
     """Sequences of one length summed; a module, so that TorchRec's tracer does not look inside."""
 
     def __init__(self, names: list[str]) -> None:

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.scars.tables import Lookups
+from benchmarks.scars.tables import TableLookups
 from recd_plugins.planning.access.distribution import Integers
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
@@ -23,10 +23,10 @@ from recd_plugins.trainer.measure.traffic import TrafficCounter
 __all__ = ["exchanged"]
 
 
-class Sequences(nn.Module):
+class ExchangedSequences(nn.Module):
     """The mean of all that is looked up."""
 
-    def __init__(self, lookups: Lookups, dim: int) -> None:
+    def __init__(self, lookups: TableLookups, dim: int) -> None:
         super().__init__()
         self.sequences = EmbeddingCollection(
             tables=[
@@ -46,7 +46,7 @@ class Sequences(nn.Module):
         return torch.stack([one.values().mean() for one in embedded.values()]).sum()
 
 
-def exchanged(lookups: Lookups, dim: int, batch_size: int, steps: int, cached: float) -> float:
+def exchanged(lookups: TableLookups, dim: int, batch_size: int, steps: int, cached: float) -> float:
     """Bytes of a step through all-to-alls, ids, rows and their gradients; mean over `steps`.
 
     Ids are coalesced per rank; the hottest rows, a share `cached` of each table, are on all ranks.
@@ -64,7 +64,7 @@ def exchanged(lookups: Lookups, dim: int, batch_size: int, steps: int, cached: f
         n_nodes=dist.get_world_size(),
         ranks_per_node=1,
     )
-    model = Sequences(lookups, dim)
+    model = ExchangedSequences(lookups, dim)
     fused = OptimizerSettings(tables="sgd").fused_params()
     sharders = tier_sharders(TierCluster(plan), fused)
     placed = construct_module_sharding_plan(
@@ -92,7 +92,7 @@ def exchanged(lookups: Lookups, dim: int, batch_size: int, steps: int, cached: f
     return sum(counter.traffic["all_to_all"].values()) / steps
 
 
-def _hottest(lookups: Lookups, table: str, share: float) -> Integers:
+def _hottest(lookups: TableLookups, table: str, share: float) -> Integers:
     rows = lookups.rows[table]
     count = int(share * rows.num_rows)
     if rows.ids is None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.harness import Figure, spread
 from benchmarks.scars.exchange import exchanged
-from benchmarks.scars.tables import Columns, Law, Lookups
+from benchmarks.scars.tables import CriteoColumns, Law, TableLookups
 from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.testing.gloo import GlooPool
@@ -23,7 +23,7 @@ ID, NUMBER = 8, 4
 GROWN = 5
 
 
-def rows_moved(name: str, lookups: Lookups, batch_size: int, batches: int) -> Figure:
+def rows_moved(name: str, lookups: TableLookups, batch_size: int, batches: int) -> Figure:
     """Equation 3: the different rows of a batch, as our kernel finds them."""
     predicted = sum(
         coalesced(rows, batch_size=batch_size, width=1) - batch_size * rows.lookups
@@ -45,7 +45,7 @@ def rows_moved(name: str, lookups: Lookups, batch_size: int, batches: int) -> Fi
 
 def bytes_moved(
     name: str,
-    lookups: Lookups,
+    lookups: TableLookups,
     pool: GlooPool,
     *,
     dim: int,
@@ -73,7 +73,7 @@ def bytes_moved(
     )
 
 
-def forecast(columns: Columns, batch_size: int) -> Figure:
+def forecast(columns: CriteoColumns, batch_size: int) -> Figure:
     """Criteo's second half in its order, from what was counted in the first."""
     half = len(columns.ids[0]) // 2
     predicted = measured = 0.0
@@ -123,5 +123,5 @@ def _numbers(law: Law, batch_size: int, batches: int) -> float:
     return law.lookups + unique * WIDTH / batch_size
 
 
-def _unique(lookups: Lookups, batch_size: int, seed: int) -> int:
+def _unique(lookups: TableLookups, batch_size: int, seed: int) -> int:
     return sum(len(coalesce(ids).ids) for ids in lookups.draw(batch_size, seed).values())

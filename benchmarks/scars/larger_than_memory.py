@@ -31,7 +31,7 @@ from recd_plugins.tiers.home.mapped import check_folder, mapped
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
-__all__ = ["Workload", "larger_than_memory"]
+__all__ = ["LargeWorkload", "larger_than_memory"]
 
 DIM = 64
 LOOKUPS = 10
@@ -40,7 +40,7 @@ STRIDE = 1_000_003
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class LargeWorkload:
     """Batches of one table, Zipf 1.05, and its hot rows."""
 
     num_rows: int
@@ -67,7 +67,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedLarge:
     """What one side did."""
 
     losses: list[float]
@@ -86,9 +86,9 @@ def larger_than_memory(quick: bool, folder: Path | None = None) -> list[Figure]:
     """The figures, or none and why where memory cannot be capped, or `folder` is no disk."""
     folder = Path(tempfile.gettempdir()) if folder is None else folder
     work = (
-        Workload(num_rows=1 << 20, hot=1 << 14, batch_size=1024, steps=16)
+        LargeWorkload(num_rows=1 << 20, hot=1 << 14, batch_size=1024, steps=16)
         if quick
-        else Workload(num_rows=1 << 23, hot=1 << 17, batch_size=2048, steps=60)
+        else LargeWorkload(num_rows=1 << 23, hot=1 << 17, batch_size=2048, steps=60)
     )
     try:
         check_folder(folder)
@@ -98,7 +98,7 @@ def larger_than_memory(quick: bool, folder: Path | None = None) -> list[Figure]:
         return []
 
 
-def figures(work: Workload, folder: Path) -> list[Figure]:
+def figures(work: LargeWorkload, folder: Path) -> list[Figure]:
     batches = work.batches()
     free = on_a_rank(work, batches, None, None)
     assert free is not None
@@ -148,8 +148,8 @@ def figures(work: Workload, folder: Path) -> list[Figure]:
 
 
 def on_a_rank(
-    work: Workload, batches: list[Tensor], folder: Path | None, cap: MemoryCap | None
-) -> Trained | None:
+    work: LargeWorkload, batches: list[Tensor], folder: Path | None, cap: MemoryCap | None
+) -> TrainedLarge | None:
     """In a process of its own; None if the system killed it."""
     with GlooPool(deadline=600) as pool:
         try:
@@ -161,8 +161,8 @@ def on_a_rank(
 
 
 def train(
-    work: Workload, batches: list[Tensor], folder: Path | None, cap: MemoryCap | None
-) -> Trained:
+    work: LargeWorkload, batches: list[Tensor], folder: Path | None, cap: MemoryCap | None
+) -> TrainedLarge:
     """On a rank: with the table in `folder`, or in memory."""
     if cap is not None:
         cap.enter()
@@ -193,7 +193,7 @@ def train(
         loss.backward()
         seconds.append(time.perf_counter() - begin)
         losses.append(loss.item())
-    return Trained(losses, seconds, started)
+    return TrainedLarge(losses, seconds, started)
 
 
 class _Model(nn.Module):

@@ -11,24 +11,24 @@ from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
 from benchmarks.harness import Figure, spread
 from benchmarks.scars.clicks import Clicks
-from benchmarks.scars.steps import Side, Steps, trained
+from benchmarks.scars.steps import ScarsSide, Steps, trained
 from benchmarks.scars.tables import UNIFORM
 from recd_plugins.trainer.tuning.learning import Learning
 
-__all__ = ["MBIT", "RANKS", "Link", "over_the_link"]
+__all__ = ["MBIT", "RANKS", "EmulatedLink", "over_the_link"]
 
 RANKS, MBIT = 4, 200
 WARM_UP = 3
 """Steps in which pipelines fill and kernels compile."""
 SHARE = 0.8
 """Of what there is to learn."""
-PLAIN = Side(name="plain row-wise")
-TABLE_WISE = Side(name="plain table-wise", kind="table_wise")
-COALESCED = Side(name="coalesced", coalesce="rank")
+PLAIN = ScarsSide(name="plain row-wise")
+TABLE_WISE = ScarsSide(name="plain table-wise", kind="table_wise")
+COALESCED = ScarsSide(name="coalesced", coalesce="rank")
 
 
 @dataclass(kw_only=True)
-class Link:
+class EmulatedLink:
     """Ranks over a slow network; a context manager's inside."""
 
     ranks: ClusterRanks
@@ -84,7 +84,7 @@ class Link:
 
     def hot_steps(self, clicks: Clicks, batch_size: int, share: float) -> Figure:
         """Hot and normal steps of one run."""
-        side = Side(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
+        side = ScarsSide(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
         (found,) = self._turns(clicks, (side,), batch_size, times=4)
         kinds = {
             kind: [s for s, hot in zip(found.seconds, found.hot, strict=True) if hot == kind]
@@ -105,7 +105,7 @@ class Link:
     def no_skew(self, num_rows: int, batch_size: int) -> Figure:
         """Uniform ids: what coalescing, a cache of 1% and the stage of hot batches cost."""
         clicks = self._clicks(UNIFORM, num_rows, tables=1, lookups=20, pooled=False)
-        side = Side(name="SCARS", coalesce="rank", cached=0.01, hot_batches=True)
+        side = ScarsSide(name="SCARS", coalesce="rank", cached=0.01, hot_batches=True)
         plain, ours = self._turns(clicks, (PLAIN, side), batch_size)
         return self._faster("step with no skew", clicks, plain, ours, batch_size, 0.95)
 
@@ -113,7 +113,7 @@ class Link:
         self, clicks: Clicks, sizes: Sequence[int], samples: int, share: float, target: float
     ) -> Figure:
         """To one loss, each side at the batch size at which it is there soonest."""
-        ours = Side(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
+        ours = ScarsSide(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
         found = {
             side: {size: self._learned(clicks, side, size, samples) for size in sizes}
             for side in (PLAIN, ours)
@@ -140,7 +140,7 @@ class Link:
         )
 
     def _turns(
-        self, clicks: Clicks, sides: Sequence[Side], batch_size: int, times: int = 1
+        self, clicks: Clicks, sides: Sequence[ScarsSide], batch_size: int, times: int = 1
     ) -> list[Steps]:
         """So many steps of each side, warm."""
         steps = WARM_UP + times * self.rounds
@@ -148,7 +148,7 @@ class Link:
             _warm(self.ranks.run(trained, clicks, side, batch_size, steps)[0]) for side in sides
         ]
 
-    def _learned(self, clicks: Clicks, side: Side, batch_size: int, samples: int) -> Learning:
+    def _learned(self, clicks: Clicks, side: ScarsSide, batch_size: int, samples: int) -> Learning:
         steps = samples // (batch_size * RANKS)
         found = self.ranks.run(trained, clicks, side, batch_size, steps)[0]
         return Learning(
@@ -178,7 +178,7 @@ def over_the_link(quick: bool) -> list[Figure]:
     )
     sizes = (64, 512, 2048) if quick else (32, 64, 256, 1024, 2048, 4096)
     with Network(RANKS, MBIT) as network, ClusterRanks(network, 1) as ranks:
-        link = Link(ranks=ranks, rounds=5 if quick else 15)
+        link = EmulatedLink(ranks=ranks, rounds=5 if quick else 15)
         return [
             *link.coalescing(200_000, 1024),
             link.hot_steps(fetched, 8192, share=0.6),

@@ -25,7 +25,7 @@ from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_scars.hot_batches import HotBatches
 
-__all__ = ["Side", "Steps", "trained"]
+__all__ = ["ScarsSide", "Steps", "trained"]
 
 CPU = torch.device("cpu")
 WINDOW = 8
@@ -34,7 +34,7 @@ TABLES_LR = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class ScarsSide:
     """How tables are held; plain TorchRec, row-wise, unless more is said."""
 
     name: str
@@ -76,14 +76,14 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _PlannedSteps:
     """What the stage of hot batches asks."""
 
     tier_plan: TierPlan
     features_of: Mapping[str, tuple[str, ...]]
 
 
-def trained(clicks: Clicks, side: Side, batch_size: int, steps: int) -> Steps:
+def trained(clicks: Clicks, side: ScarsSide, batch_size: int, steps: int) -> Steps:
     """Train so many steps, of batches a rank of `batch_size`; the same samples for every side."""
     torch.manual_seed(0)
     optimizer = OptimizerSettings(tables="rowwise_adagrad", tables_lr=TABLES_LR)
@@ -109,7 +109,7 @@ def trained(clicks: Clicks, side: Side, batch_size: int, steps: int) -> Steps:
     held: Any = Held(clicks.batches(steps, batch_size, rank))
     if side.hot_batches:
         features = {name: (name,) for name in clicks.names}
-        planned = _Planned(plan, features)
+        planned = _PlannedSteps(plan, features)
         held = HotBatches(held, planned, rank=rank, world_size=world_size, window=WINDOW)
     found = Steps(seconds=[], sent=[], losses=[], hot=[])
     losses = []

@@ -16,7 +16,7 @@ from recd_dlrm.datasets.criteo.raw_rows import CATEGORIES, read_rows
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
 
-__all__ = ["LAWS", "UNIFORM", "Columns", "Law", "Lookups", "criteo"]
+__all__ = ["LAWS", "UNIFORM", "CriteoColumns", "Law", "TableLookups", "criteo"]
 
 CRITEO = ("kaggle_8k.tsv", "kaggle_2k.tsv")
 LAWS = {
@@ -28,7 +28,7 @@ UNIFORM = "uniform"
 """No skew at all: nothing to gain."""
 
 
-class Lookups(Protocol):
+class TableLookups(Protocol):
     """Samples that are drawn as their distributions say."""
 
     @property
@@ -68,7 +68,7 @@ class Law:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class CriteoColumns:
     """A table for each column of a log, of which samples are drawn, again and again."""
 
     ids: Sequence[Integers]
@@ -87,13 +87,13 @@ class Columns:
         }
 
 
-def criteo(folder: Path) -> Columns | None:
+def criteo(folder: Path) -> CriteoColumns | None:
     """The categories of 10,000 rows of Criteo Kaggle; None where they are not there."""
     if not all((folder / name).exists() for name in CRITEO):
         return None
     blocks = [rows for name in CRITEO for rows in read_rows(folder / name, 0, 1 << 30)]
     columns = [np.concatenate([one.categories[i] for one in blocks]) for i in range(CATEGORIES)]
-    return Columns([np.unique(column, return_inverse=True)[1] for column in columns])
+    return CriteoColumns([np.unique(column, return_inverse=True)[1] for column in columns])
 
 
 def _counted(ids: Integers) -> RowDistribution:

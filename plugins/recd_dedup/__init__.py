@@ -1,7 +1,7 @@
 """RecD: session deduplication from logs to training.
 
 `log/` shards raw logs by session (O1), `etl/` clusters tables by session (O2), `dedup/` makes a
-batch's unique samples (O3), `preprocess/` transforms ids on them (O4), `stats/` tells how much
+batch's unique samples (O3), `preprocess` transforms ids on them (O4), `stats/` measures how much
 a table repeats itself.
 """
 
@@ -22,8 +22,8 @@ from recd_dedup.etl.downsample import (
     build_downsample_samples,
     build_downsample_sessions,
 )
-from recd_dedup.log.dataset import LoggedConfig, build_logged
 from recd_dedup.log.kafka import KafkaConfig, build_kafka
+from recd_dedup.log.logged_dataset import LoggedConfig, build_logged
 from recd_dedup.log.shards import ZstdShardsConfig, build_zstd_shards
 from recd_dedup.preprocess import (
     ClampConfig,

@@ -27,7 +27,7 @@ from recd_plugins.config import Config
 from recd_plugins.data.dataset import Dataset, Split, Tables
 from recd_plugins.data.messages import LogRoute
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.stats import StatsReport
+from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.planning.planner_bases import HoldsRowWise, Tiered

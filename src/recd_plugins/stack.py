@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.stats import StatsReport
+from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.naming.patterns import check_patterns, matching

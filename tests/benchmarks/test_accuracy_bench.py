@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import ORDERS, Curve, Run, compare, draw, trained
+from benchmarks.accuracy import ORDERS, AccuracyCurve, Run, compare, draw, trained
 from recd_plugins.testing.gloo import GlooPool
 
 
@@ -30,6 +30,6 @@ def test_deduplication_changes_nothing_but_the_order_of_sums(
 
 
 def test_a_gap_is_the_largest_difference_of_losses() -> None:
-    ours = Curve([5, 10], [0.5, 0.4], [1.0, 0.9], [0.5, 0.6])
-    theirs = Curve([5, 10], [0.5, 0.25], [1.0, 0.8], [0.5, 0.7])
+    ours = AccuracyCurve([5, 10], [0.5, 0.4], [1.0, 0.9], [0.5, 0.6])
+    theirs = AccuracyCurve([5, 10], [0.5, 0.25], [1.0, 0.8], [0.5, 0.7])
     assert ours.gap(theirs) == pytest.approx(0.15)

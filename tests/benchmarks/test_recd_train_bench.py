@@ -12,10 +12,10 @@ import yaml
 from benchmarks.models import MODELS, groups, registry, sessions
 from benchmarks.recd_train.__main__ import compare
 from benchmarks.recd_train.ablation import draw
-from benchmarks.recd_train.figures import Bench
-from benchmarks.recd_train.measured import BASELINE, Measured
+from benchmarks.recd_train.figures import TrainBench
+from benchmarks.recd_train.measured import BASELINE, MeasuredTraining
 from benchmarks.recd_train.memory import tensor_memory
-from benchmarks.recd_train.ranks import Steps
+from benchmarks.recd_train.ranks import TrainSteps
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 
@@ -94,7 +94,7 @@ def test_gains_are_samples_a_second_round_by_round() -> None:
         BASELINE: _steps([2.0, 4.0, 3.0], samples=10, memory=[200, 100]),
         "three": _steps([3.0, 4.0, 4.5], samples=30, memory=[50, 20]),
     }
-    measured = Measured(sides=sides, samples_per_session=16.5)
+    measured = MeasuredTraining(sides=sides, samples_per_session=16.5)
     assert measured.gains("three") == [2.0, 3.0, 2.0]
     assert measured.gains("three", "cpu") == [2.0, 3.0, 2.0]
     assert measured.memory_shares("three") == [25.0, 20.0]
@@ -104,8 +104,8 @@ def test_gains_are_samples_a_second_round_by_round() -> None:
     assert (lighter.value, lighter.met) == (22.5, False)
 
 
-def _steps(seconds: list[float], *, samples: int, memory: list[int]) -> Steps:
-    return Steps(
+def _steps(seconds: list[float], *, samples: int, memory: list[int]) -> TrainSteps:
+    return TrainSteps(
         seconds=seconds,
         cpu=[2 * one for one in seconds],
         samples=samples,
@@ -118,7 +118,9 @@ def _steps(seconds: list[float], *, samples: int, memory: list[int]) -> Steps:
 
 
 def test_the_suite_on_tiny_models(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    bench = Bench(folder=tmp_path, pool=gloo_pool, scale=1 / 16, samples=2048, rounds=1, batches=2)
+    bench = TrainBench(
+        folder=tmp_path, pool=gloo_pool, scale=1 / 16, samples=2048, rounds=1, batches=2
+    )
     ablation = bench.ablation()
     figures = {figure.name: figure for figure in compare(bench, ablation).figures}
     for name, (target, at_most) in TARGETS.items():

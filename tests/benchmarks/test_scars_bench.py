@@ -14,8 +14,8 @@ import pytest
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
 from benchmarks.scars.clicks import Clicks
-from benchmarks.scars.steps import Side, trained
-from benchmarks.scars.tables import LAWS, Columns, Law
+from benchmarks.scars.steps import ScarsSide, trained
+from benchmarks.scars.tables import LAWS, CriteoColumns, Law
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,12 +23,12 @@ SMALL = """
 import numpy as np, torch
 from benchmarks.harness import main
 from benchmarks.scars.__main__ import compare
-from benchmarks.scars.tables import Columns
+from benchmarks.scars.tables import CriteoColumns
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
-    columns = Columns([draw.zipf(1.5, 4096) % 500 for _ in range(3)])
+    columns = CriteoColumns([draw.zipf(1.5, 4096) % 500 for _ in range(3)])
     sizes = {"num_rows": 20_000, "ids": 20_000, "samples": 2_048, "rounds": 3}
     main("scars", lambda quick: compare(columns, **sizes))
 """
@@ -73,9 +73,9 @@ def test_the_suite_on_small_tables(tmp_path: Path) -> None:
 
 CLICKS = Clicks(law="half-normal", num_rows=400, tables=2, lookups=3, dim=8, pooled=False)
 SIDES = {
-    "plain": Side(name="plain"),
-    "coalesced": Side(name="coalesced", coalesce="rank"),
-    "hot": Side(name="SCARS", coalesce="rank", cached=0.8, hot_batches=True),
+    "plain": ScarsSide(name="plain"),
+    "coalesced": ScarsSide(name="coalesced", coalesce="rank"),
+    "hot": ScarsSide(name="SCARS", coalesce="rank", cached=0.8, hot_batches=True),
 }
 
 
@@ -110,7 +110,7 @@ def test_ids_are_drawn_as_their_distribution_says(name: str) -> None:
 
 
 def test_criteos_samples_are_drawn_whole() -> None:
-    columns = Columns([np.array([0, 1, 1, 2]), np.array([5, 6, 6, 7])])
+    columns = CriteoColumns([np.array([0, 1, 1, 2]), np.array([5, 6, 6, 7])])
     one, other = columns.draw(100, seed=0).values()
     assert (other - one == 5).all()
     rows = columns.rows["cat_0"]

@@ -9,8 +9,8 @@ import pytest
 
 from recd_dedup.etl.cluster import cluster_buckets
 from recd_dedup.hashing import bucket_of, mix
-from recd_dedup.log.dataset import LoggedConfig, build_logged
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
+from recd_dedup.log.logged_dataset import LoggedConfig, build_logged
 from recd_dedup.log.replay import Replay, chunks_of
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, session_shards
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig

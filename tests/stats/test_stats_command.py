@@ -21,7 +21,7 @@ PLUGIN = """
 from dataclasses import dataclass
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
-from recd_plugins.data.stats import StatsReport, StatsTable
+from recd_plugins.data.stats_report import StatsReport, StatsTable
 from recd_plugins.errors import DataError
 from recd_plugins.slots import StatsRecord
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from recd_dedup.stats.measure import SessionStats, SessionStatsConfig
 from recd_plugins.cli.main import app
-from recd_plugins.data.stats import StatsReport
+from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import silent
 
 PLUGIN = """

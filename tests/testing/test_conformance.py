@@ -11,7 +11,7 @@ import pytest
 from contract_records import Rate, broken, record
 
 from recd_plugins.config import Config
-from recd_plugins.data.stats import StatsReport
+from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.hooks.manager import Catalog

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scars.larger_than_memory import Workload, figures
+from benchmarks.scars.larger_than_memory import LargeWorkload, figures
 from benchmarks.scars.memory_cap import NoMemoryCap
 from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
 
@@ -17,7 +17,7 @@ def test_a_table_of_twice_the_memory_trains_as_in_memory(tmp_path: Path) -> None
     """It is killed when not mapped; losses are compared bit by bit within."""
     if (kind := file_system(tmp_path)) in IN_MEMORY:
         pytest.skip(f"needs a temporary folder on a disk; {tmp_path} lies on {kind}")
-    work = Workload(num_rows=1 << 20, hot=1 << 14, batch_size=512, steps=6)
+    work = LargeWorkload(num_rows=1 << 20, hot=1 << 14, batch_size=512, steps=6)
     try:
         found = {figure.name.split(",")[0]: figure for figure in figures(work, tmp_path)}
     except NoMemoryCap as error:

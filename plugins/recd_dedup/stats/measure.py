@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats
     from recd_dedup.stats.session_rows import SessionRows
 
-__all__ = ["Measured", "SessionStats", "SessionStatsConfig", "build_session_stats"]
+__all__ = ["SessionCounts", "SessionStats", "SessionStatsConfig", "build_session_stats"]
 
 BLOCK_ROWS = 1 << 17
 """Rows compared at a time, or fewer in little memory; a longer session is so in stretches."""
@@ -47,7 +47,7 @@ class SessionStatsConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class SessionCounts:
     """All counts of a table."""
 
     table: Table
@@ -55,7 +55,7 @@ class Measured:
     clustered: bool
     """Whether the table was so as it is stored."""
     rows: int
-    """Measured, of those that the table has."""
+    """How many were measured, of those that the table has."""
     sessions: SessionRepeats
     stored: BatchRepeats
     """Batches as the table has them."""
@@ -76,7 +76,7 @@ class SessionStats:
 
         return report(self.count(table, progress))
 
-    def count(self, table: Table, progress: Progress) -> Measured:
+    def count(self, table: Table, progress: Progress) -> SessionCounts:
         """The counts that the report is made of."""
         from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
         from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats
@@ -102,7 +102,7 @@ class SessionStats:
             reported = _reported(chunks(sample), "batches clustered", progress, sample.num_rows)
             for batch in batches(reported, narrow.schema, self._config.batch_size):
                 coalesced.add(batch)
-        return Measured(
+        return SessionCounts(
             table=table,
             config=self._config,
             clustered=clustered,

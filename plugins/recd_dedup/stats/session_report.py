@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_dedup.stats.measure import Measured
+from recd_dedup.stats.measure import SessionCounts
 from recd_dedup.stats.repeats import agreement, groups
 from recd_plugins.api.data import StatsReport, StatsTable
 
@@ -31,7 +31,7 @@ PAPER = {
 }
 
 
-def report(measured: Measured) -> StatsReport:
+def report(measured: SessionCounts) -> StatsReport:
     values = _values(measured)
     return StatsReport(
         values=values,
@@ -43,7 +43,7 @@ def report(measured: Measured) -> StatsReport:
     )
 
 
-def _values(measured: Measured) -> dict[str, Any]:
+def _values(measured: SessionCounts) -> dict[str, Any]:
     sessions, schema = measured.sessions, measured.table.schema
     features = [
         {
@@ -167,7 +167,7 @@ def _dedupe(values: Mapping[str, Any]) -> StatsTable:
         notes=[
             "len, factor: DedupeLen (ids kept) and DedupeFactor, clustered by session.",
             f"stored: DedupeFactor in the table's own order, which {state} clustered.",
-            "Measured ones count equal lists of different sessions too.",
+            "SessionCounts ones count equal lists of different sessions too.",
         ],
     )
 

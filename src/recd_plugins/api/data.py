@@ -3,7 +3,7 @@
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.messages import MESSAGES, LogRoute
 from recd_plugins.data.schema import IDS, Schema, SparseFeature
-from recd_plugins.data.stats import Draw, StatsReport, StatsTable
+from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
 from recd_plugins.data.table import (
     Progress,
     Stripe,

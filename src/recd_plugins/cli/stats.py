@@ -20,7 +20,7 @@ from recd_plugins.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from recd_plugins.data.stats import Draw, StatsReport, StatsTable
+    from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
 
 __all__ = ["stats"]
 

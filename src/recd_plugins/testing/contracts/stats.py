@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from recd_plugins.data.stats import StatsReport
+from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Table, silent
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.contracts.subject import Subject
@@ -21,7 +21,7 @@ def check_stats(subject: Subject) -> None:
     subject.hold(
         isinstance(report, StatsReport),
         f"measure must return a StatsReport, not {report!r}",
-        "Return recd_plugins.data.stats.StatsReport(values=..., tables=[...], figures={...}).",
+        "Return recd_plugins.api.data.StatsReport(values=..., tables=[...], figures={...}).",
     )
     subject.hold(_bytes(table) == before, "it must leave the table as it is", "Write elsewhere.")
     subject.hold(
