@@ -57,9 +57,12 @@ class Reader:
                 self._write(text)
 
     def _write(self, text: str) -> None:
-        """A block begins with a comment that names its file."""
+        """A block begins with a comment that names its file, or is an excerpt of one."""
         named = COMMENT.match(text)
-        assert named is not None, f"begins with no comment that names a file: {text[:80]}"
+        if named is None:
+            sources = [file.read_text() for file in self.folder.rglob("*.py")]
+            assert any(text in source for source in sources), f"is in no file: {text}"
+            return
         file = self.folder / named[1]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

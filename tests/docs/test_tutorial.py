@@ -21,3 +21,12 @@ def test_the_page_for_plugin_authors_works_as_it_stands(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     reader.read(DOCS / "plugins.md")
     assert "python -m pytest -q test_fading.py" in reader.ran
+
+
+def test_the_guide_for_tier_planners_leads_to_a_cache_that_trains(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    reader.read(DOCS / "tier_planners.md")
+    assert reader.ran[-1] == "recd train"
+    written = (tmp_path / "my_cache/src/my_cache/__init__.py").read_text()
+    assert written == (DOCS.parent / "examples/my_cache.py").read_text()
+    assert len(written.splitlines()) <= 90

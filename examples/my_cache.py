@@ -1,0 +1,90 @@
+"""A cache: of each table, the rows that take a share of its lookups have a copy on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from torch import nn
+
+from recd_plugins.api import CacheRecord, Config, Context, Range, hookimpl
+from recd_plugins.api.planning import (
+    ChosenSizes,
+    Cluster,
+    Ledger,
+    ModelTable,
+    PlanReport,
+    Prices,
+    SequenceTable,
+    TableSizes,
+    TierPlanner,
+    Topology,
+    check_collections,
+    model_tables,
+    replica_factor,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MyCacheConfig(Config):
+    """The options of my_cache."""
+
+    share: Annotated[float, Range(ge=0, lt=1)] = 0.5
+    """The share of a table's lookups that its cached rows take."""
+    profile_batches: Annotated[int, Range(ge=1)] = 100
+    """Batches in which lookups are counted."""
+
+
+class MyCache(TierPlanner):
+    """Says how many rows of which tables; the base finds them and has the others planned."""
+
+    name = "my_cache"
+    slot = "cache"
+
+    def __init__(self, config: MyCacheConfig, context: Context) -> None:
+        super().__init__(context, profile=None, profile_batches=config.profile_batches)
+        self.share = config.share
+
+    def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
+        """All tables, for ids of all are coalesced: a rank asks for a row once a batch."""
+        return model_tables(model)
+
+    def choose(
+        self,
+        model: nn.Module,
+        tables: Mapping[str, SequenceTable],
+        topology: Topology,
+        world_size: int,
+    ) -> ChosenSizes:
+        check_collections(model_tables(model), tables, slot=self.slot)
+        sizes = {}
+        for name, table in tables.items():
+            covered = table.rows.coverage(np.arange(table.rows.num_rows + 1))
+            cached = int(np.searchsorted(covered, self.share)) if table.rows.lookups else 0
+            sizes[name] = TableSizes(replicated=cached, coalesce="rank")
+        prices = Prices(
+            cluster=Cluster.of(topology, world_size),
+            batch_size=self.context.batch_size,
+            k=replica_factor(tables.values(), self.context.fused),
+        )
+        ledger = Ledger.of(tables, sizes, prices)
+        report = PlanReport(ledger=ledger, goal=f"{self.share:.0%} of lookups", budget=None)
+        return ChosenSizes(sizes=sizes, report=report, reason="\n".join(report.lines()))
+
+
+def build(config: MyCacheConfig, context: Context) -> MyCache:
+    return MyCache(config, context)
+
+
+@hookimpl
+def recd_cache() -> list[CacheRecord[MyCacheConfig]]:
+    return [
+        CacheRecord(
+            name="my_cache",
+            summary="Hot rows on every rank.",
+            config=MyCacheConfig,
+            build=build,
+        )
+    ]
