@@ -20,6 +20,7 @@ from recd_plugins.describe import attribute_docs, field_docs, nested, options_of
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.hooks.specs import HOOKS
 from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.trainer.training import Training
 
 HERE = Path(__file__).parent
 BUILDS: dict[str, tuple[type, ...]] = {
@@ -33,6 +34,7 @@ BUILDS: dict[str, tuple[type, ...]] = {
     "sharding": (slots.Planner,),
     "cache": (slots.Planner,),
     "pooling": (slots.Pooling,),
+    "callbacks": (slots.Callback, Training),
 }
 """What a slot's record builds, and after it what goes in or out of that."""
 NOTES = {
@@ -73,6 +75,8 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
         yield f"- registry.yaml: `{form}`{NOTES.get(record.fills, '')}"
         for index, kind in enumerate(BUILDS.get(slot, ())):
             yield f"- {'with' if index else 'builds'} `{kind.__name__}`: {_text(kind)}"
+            if kind is Training:
+                yield from (f"    {line}" for line in _fields(kind))
             yield from _members(kind)
         if slot in SLOTS_WITH_TEMPLATE:
             yield f"\n`recd plugins new my_{slot} --slot {slot}` writes, with a test:\n"

@@ -167,6 +167,9 @@ class Held:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)

@@ -29,7 +29,7 @@ from recd_plugins.data.messages import LogRoute
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table
-from recd_plugins.errors import CapabilityError, PluginError, RegistryError
+from recd_plugins.errors import CapabilityError, PluginError, RegistryError, nearest
 from recd_plugins.planning.planner_bases import HoldsRowWise, Tiered
 
 if TYPE_CHECKING:
@@ -43,10 +43,13 @@ if TYPE_CHECKING:
     from recd_plugins.data.columns import Columns
     from recd_plugins.planning.topology import Topology
     from recd_plugins.sparse.groups import Groups
+    from recd_plugins.trainer.training import Training
 
 __all__ = [
     "SLOTS",
     "CacheRecord",
+    "Callback",
+    "CallbackRecord",
     "Context",
     "DatasetRecord",
     "DedupConverter",
@@ -140,6 +143,9 @@ class Loader(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there. Each rank is given a state of its own before it iterates."""
+
+    def close(self) -> None:
+        """No batch is asked for any more, after an error too: end workers, close files."""
 
 
 class Reader(Protocol):
@@ -238,6 +244,80 @@ class Pooling(Protocol):
 
 PoolingFactory = Callable[[int], "nn.Module"]
 """Embedding dimension D to a `Pooling` module."""
+
+
+EVENTS = ("at_", "before_", "after_", "on_")
+"""How the names of a callback's methods begin that a run calls."""
+
+
+class Callback:
+    """What a run calls as it goes; inherit from it and write the methods that you need.
+
+    Every rank calls each method at the same step and in the same order, so that a method may use
+    collectives. Callbacks are called in the order of registry.yaml, `after_step` in the reverse
+    one. What one keeps from step to step is in its `state_dict`, or a resumed run differs.
+    """
+
+    def at_start(self, training: Training) -> None:
+        """The model is sharded, and no step is trained; a resumed run loads the state next."""
+
+    def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
+        """The batch to train or evaluate in place of the one that was read.
+
+        The pipeline reads up to three steps ahead, so it depends on the batch alone. Its features
+        stay those of the schema; what planners count of batches is counted before.
+        """
+        return batch
+
+    def before_step(self, training: Training) -> None:
+        """Between two steps: learning rates may be set, replicas may move."""
+
+    def before_update(self, training: Training) -> None:
+        """After backward: dense gradients are summed over the ranks, and not applied yet.
+
+        The tables' are: their fused optimizers update rows within backward.
+        """
+
+    def after_step(self, training: Training) -> None:
+        """The step is trained; `training.outputs` and `training.batch` are its own."""
+
+    def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
+        """Every `train.log_every` steps: all ranks' metrics, to which more may be added."""
+
+    def after_evaluation_step(self, training: Training) -> None:
+        """A batch of the test split is evaluated; `training.outputs` are its own."""
+
+    def on_evaluation(self, training: Training, metrics: dict[str, float]) -> None:
+        """All ranks' metrics on the test split, to which more may be added."""
+
+    def on_checkpoint(self, training: Training) -> None:
+        """A checkpoint is about to be written, with this callback's state."""
+
+    def at_end(self, training: Training, summary: dict[str, Any]) -> None:
+        """The last step is trained and evaluated; the run's summary, to which more may be added."""
+
+    def close(self) -> None:
+        """The run is over, by an error too: give back what you hold. No collectives here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, as JSON takes it; numbers come back to the bit."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state that a checkpoint of this rank has."""
+
+
+def check_callback(callback: Any, where: str) -> None:
+    """`PluginError` unless it is a `Callback` whose methods a run would call."""
+    kind = type(callback).__name__
+    if not isinstance(callback, Callback):
+        raise PluginError(
+            f"{where}: {kind} is no Callback. Inherit from recd_plugins.api.Callback."
+        )
+    known = [name for name in vars(Callback) if name.startswith(EVENTS)]
+    for name in dir(callback):
+        if name.startswith(EVENTS) and name not in known:
+            raise PluginError(f"{where}: nothing calls {kind}.{name}; {nearest(name, known)}")
 
 
 C = TypeVar("C", bound=Config)
@@ -435,6 +515,13 @@ class ModelRecord(Record[C, "nn.Module"]):
     slot = "model"
 
 
+class CallbackRecord(Record[C, Callback]):
+    """What a run does beside training: before and after its steps, on metrics, on checkpoints."""
+
+    slot = "callbacks"
+    fills = "many"
+
+
 OTHERS_DOC = (
     "the planner of the others, which plans what this one leaves to it, a record of the sharding "
     "slot: `others: {use: name, option: value}`. Without it, a sharding has TorchRec's planner "
@@ -462,6 +549,7 @@ SLOTS: dict[str, type[Record[Any, Any]]] = {
         CacheRecord,
         PoolingRecord,
         ModelRecord,
+        CallbackRecord,
     )
 }
 """Slot name to record type, in the order of the data's way."""
@@ -476,5 +564,6 @@ HOST_USES: tuple[str, ...] = (
     "sharding",
     "cache",
     "model",
+    "callbacks",
 )
 """Slots that the host itself reads; the others must be in some chosen record's `uses`."""

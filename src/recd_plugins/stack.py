@@ -27,7 +27,15 @@ from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.prepare import prepared
-from recd_plugins.slots import DedupConverter, Explains, Loader, Planner, Reader
+from recd_plugins.slots import (
+    Callback,
+    DedupConverter,
+    Explains,
+    Loader,
+    Planner,
+    Reader,
+    check_callback,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,6 +122,14 @@ class Stack:
         """The registry's own model, its tables on the meta device."""
         model: nn.Module = self.registry.one("model").build(self._contexts.of("model", self.schema))
         return model
+
+    def callbacks(self) -> list[tuple[Callback, Choice]]:
+        """The callbacks of a run, each with its choice, in the order of registry.yaml."""
+        choices = self.registry.chosen("callbacks")
+        found = [(choice.build(self._contexts.of("callbacks")), choice) for choice in choices]
+        for callback, choice in found:
+            check_callback(callback, choice.where)
+        return found
 
     def check(self) -> None:
         """What the registry alone cannot tell: whether features exist, what its planner can."""

@@ -23,7 +23,13 @@ from recd_plugins.registry import KEYS
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import HOST_USES, SLOTS, Record
 
-SPECS = (specs.TableSpecs, specs.BatchSpecs, specs.PlacementSpecs, specs.ModelSpecs)
+SPECS = (
+    specs.TableSpecs,
+    specs.BatchSpecs,
+    specs.PlacementSpecs,
+    specs.ModelSpecs,
+    specs.RunSpecs,
+)
 HEAVY = ("torch", "torchrec", "fbgemm_gpu", "pyarrow", "numpy", "numba", "recd_dlrm")
 
 

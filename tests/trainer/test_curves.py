@@ -35,10 +35,12 @@ def write_run(folder: Path, *, ended: bool = True, parts: bool = False) -> Path:
     """A run of 20 steps, evaluated twice; the second line of its AUC is not defined."""
     report = RunReport(folder, speaks=True, steps=20, start=0)
     for step in (10, 20):
-        report.metrics("train", step, Metrics(loss=1 / step, ne=0.9, auc=0.6, samples=64), 100.0)
+        trained = Metrics(loss=1 / step, ne=0.9, auc=0.6, samples=64)
+        report.metrics("train", step, dataclasses.asdict(trained) | {"samples_per_second": 100.0})
         report.values("cost", step, dataclasses.asdict(COST))
         auc = 0.75 if step == 10 else float("nan")
-        report.metrics("test", step, Metrics(loss=2 / step, ne=0.8, auc=auc, samples=64))
+        tested = Metrics(loss=2 / step, ne=0.8, auc=auc, samples=64)
+        report.metrics("test", step, dataclasses.asdict(tested))
     summary = {"samples_per_second": 123.0, "cost": dataclasses.asdict(COST), "parts_ms": None}
     if parts:
         summary["parts_ms"] = dict.fromkeys(PARTS, 1.0)

@@ -79,9 +79,9 @@ def trained(registry: dict[str, Any]) -> tuple[dict[str, Any], int]:
     jobs = []
     run = Loop.run
 
-    def seen(loop: Loop) -> dict[str, Any]:
+    def seen(loop: Loop, *args: Any) -> dict[str, Any]:
         jobs.append(loop._job)
-        return run(loop)
+        return run(loop, *args)
 
     Loop.run = seen  # type: ignore[method-assign]  # to look at the model after the run
     try:

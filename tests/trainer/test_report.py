@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -19,8 +20,9 @@ from recd_plugins.trainer.measure.metrics import Metrics
 from recd_plugins.trainer.run_folder import RunReport
 
 
-def metrics(step: int) -> Metrics:
-    return Metrics(loss=1 / step, ne=0.9, auc=0.75, samples=64)
+def metrics(step: int, rate: float | None = None) -> dict[str, float]:
+    found = dataclasses.asdict(Metrics(loss=1 / step, ne=0.9, auc=0.75, samples=64))
+    return found if rate is None else found | {"samples_per_second": rate}
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -33,7 +35,7 @@ def report(run: Path, *, steps: int = 100, start: int = 0, speaks: bool = True) 
 
 def test_metrics_are_told_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = report(tmp_path / "run")
-    told.metrics("train", 5, metrics(5), 1234.5)
+    told.metrics("train", 5, metrics(5, 1234.5))
     told.metrics("test", 5, metrics(4))
     told.close({"step": 5})
     train, test = lines(tmp_path / "run")
@@ -54,7 +56,7 @@ def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:
 
     told = report(tmp_path / "run")
     for step in (5, 10):
-        told.metrics("train", step, metrics(step), 100.0)
+        told.metrics("train", step, metrics(step, 100.0))
     told.close({})
     events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
@@ -69,7 +71,7 @@ def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:
 def test_a_line_is_written_when_it_is_told(tmp_path: Path) -> None:
     """What a killed run has told stays."""
     told = report(tmp_path / "run")
-    told.metrics("train", 5, metrics(5), 1.0)
+    told.metrics("train", 5, metrics(5, 1.0))
     assert [line["step"] for line in lines(tmp_path / "run")] == [5]
     told.close({})
 
@@ -97,7 +99,7 @@ def test_an_empty_test_split_is_told_and_not_evaluated(
 def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = report(tmp_path / "run", speaks=False)
     told.say("anything")
-    told.metrics("train", 5, metrics(5), 1.0)
+    told.metrics("train", 5, metrics(5, 1.0))
     told.close({"step": 5})
     assert capsys.readouterr().out == ""
     assert not (tmp_path / "run").exists()
@@ -106,7 +108,7 @@ def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_new_run_writes_anew(tmp_path: Path) -> None:
     for step in (5, 7):
         told = report(tmp_path / "run")
-        told.metrics("train", step, metrics(step), 1.0)
+        told.metrics("train", step, metrics(step, 1.0))
         told.close({})
     assert [line["step"] for line in lines(tmp_path / "run")] == [7]
 
@@ -115,12 +117,12 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path) -> N
     run = tmp_path / "run"
     told = report(run)
     for step in (5, 10, 15):
-        told.metrics("train", step, metrics(step), 1.0)
+        told.metrics("train", step, metrics(step, 1.0))
         told.metrics("test", step, metrics(step))
     told.close({})
     before = (run / "metrics.jsonl").read_text().splitlines()
     told = report(run, start=10)
-    told.metrics("train", 15, metrics(3), 1.0)
+    told.metrics("train", 15, metrics(3, 1.0))
     told.close({})
     after = (run / "metrics.jsonl").read_text().splitlines()
     assert after[:4] == before[:4]
@@ -134,7 +136,7 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path) -> N
 def test_what_a_kill_left_of_a_line_is_dropped(torn: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     told = report(run)
-    told.metrics("train", 5, metrics(5), 1.0)
+    told.metrics("train", 5, metrics(5, 1.0))
     told.close({})
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + torn)
@@ -144,7 +146,7 @@ def test_what_a_kill_left_of_a_line_is_dropped(torn: str, tmp_path: Path) -> Non
 
 def test_a_resumed_run_without_its_lines_begins_them(tmp_path: Path) -> None:
     told = report(tmp_path / "run", start=10)
-    told.metrics("train", 15, metrics(15), 1.0)
+    told.metrics("train", 15, metrics(15, 1.0))
     told.close({})
     assert [line["step"] for line in lines(tmp_path / "run")] == [15]
 
@@ -156,6 +158,6 @@ def test_the_time_left_counts_from_where_this_run_began(
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     told = report(tmp_path / "run", steps=100, start=50)
     clock[0] += 30
-    told.metrics("train", 60, metrics(1), 1.0)  # 10 steps in 30 s, 40 to go
+    told.metrics("train", 60, metrics(1, 1.0))  # 10 steps in 30 s, 40 to go
     told.close({})
     assert capsys.readouterr().out.rstrip().endswith("2:00 left")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,12 +110,14 @@ def test_which_steps_are_sampled(
 
 def counted_steps(start: int, steps: int, every: int) -> list[int]:
     """On a rank: the steps whose all-reduces were counted."""
-    batches: Any = iter(())
-    meter = CostMeter(batches, torch.device("cpu"), start=start, steps=steps, every=every)
+    positions: Any = SimpleNamespace(waited=0.0)
+    meter = CostMeter(positions, torch.device("cpu"), start=start, steps=steps, every=every)
     found = []
     for number in range(start, steps):
-        with meter.step(number):
-            dist.all_reduce(torch.ones(1))
+        training: Any = SimpleNamespace(step=number)
+        meter.before_step(training)
+        dist.all_reduce(torch.ones(1))
+        meter.after_step(training)
         if meter.cost().traffic:
             found.append(number)
     return found

@@ -67,6 +67,7 @@ class HotBatches:
         """The batches of it that were yielded."""
         self._formed: Formed | None = None
         """How it was formed; nothing at its start."""
+        self._pool: ThreadPoolExecutor | None = None
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -74,7 +75,7 @@ class HotBatches:
     def __iter__(self) -> Iterator[Batch]:
         self._loader.load_state_dict(self._start)
         batches = iter(self._loader)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="recd-hot-batches")
+        pool = self._pool = ThreadPoolExecutor(1, thread_name_prefix="recd-hot-batches")
         try:
             ahead = pool.submit(self._read, batches, self._hot_rows(), self._formed)
             while (window := ahead.result()) is not None:
@@ -85,6 +86,12 @@ class HotBatches:
             pool.shutdown(cancel_futures=True)
             if isinstance(batches, Generator):
                 batches.close()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)  # before what it reads is closed
+        if hasattr(self._loader, "close"):  # a loader may have none
+            self._loader.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in numbers and texts alone."""

@@ -19,6 +19,8 @@ from recd_plugins.hooks.markers import hookimpl
 from recd_plugins.naming.patterns import check_patterns, fitting, matching
 from recd_plugins.slots import (
     CacheRecord,
+    Callback,
+    CallbackRecord,
     Context,
     DatasetRecord,
     DedupConverter,
@@ -46,6 +48,8 @@ from recd_plugins.slots import (
 
 __all__ = [
     "CacheRecord",
+    "Callback",
+    "CallbackRecord",
     "CapabilityError",
     "Config",
     "Context",

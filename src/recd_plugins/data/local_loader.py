@@ -124,6 +124,7 @@ class LocalLoader:
         self._batch = 0
         self._within: dict[str, Any] | None = None
         """torchdata's state within the epoch; nothing at its start."""
+        self._opened: StatefulDataLoader[Batch | RecdError] | None = None
         if workers:
             # The server that workers are forked from has imported this module, but runs no
             # thread, as the trainer's process does: forking that one could deadlock.
@@ -136,7 +137,7 @@ class LocalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._batches.epoch = self._epoch
-        torchdata = self._open()
+        torchdata = self._opened = self._open()
         torchdata.load_state_dict(self._within or {})
         try:
             for batch in torchdata:
@@ -150,6 +151,12 @@ class LocalLoader:
             # Ends the workers now: collected in a cycle (an error and its traceback make
             # one), torchdata's iterator would wait 5 s for each.
             torchdata.load_state_dict({})
+
+    def close(self) -> None:
+        """End the workers, though an epoch is under way."""
+        if self._opened is not None:
+            self._opened.load_state_dict({})
+            self._opened = None
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in numbers and texts alone."""

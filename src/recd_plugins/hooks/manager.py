@@ -82,7 +82,13 @@ class Catalog:
         Unless `strict`, a plugin that is broken is left out, and `broken` has its error.
         """
         self._manager = pluggy.PluginManager(PROJECT)
-        for spec in (specs.TableSpecs, specs.BatchSpecs, specs.PlacementSpecs, specs.ModelSpecs):
+        for spec in (
+            specs.TableSpecs,
+            specs.BatchSpecs,
+            specs.PlacementSpecs,
+            specs.ModelSpecs,
+            specs.RunSpecs,
+        ):
             self._manager.add_hookspecs(spec)
         self.providers: dict[str, Provider] = {}
         self.claims: list[Claim] = []

@@ -16,6 +16,7 @@ from recd_plugins.hooks.markers import hookspec
 from recd_plugins.slots import (
     SLOTS,
     CacheRecord,
+    CallbackRecord,
     DatasetRecord,
     DedupRecord,
     EtlRecord,
@@ -28,7 +29,7 @@ from recd_plugins.slots import (
     StatsRecord,
 )
 
-__all__ = ["HOOKS", "BatchSpecs", "ModelSpecs", "PlacementSpecs", "TableSpecs"]
+__all__ = ["HOOKS", "BatchSpecs", "ModelSpecs", "PlacementSpecs", "RunSpecs", "TableSpecs"]
 
 
 class TableSpecs:
@@ -89,6 +90,14 @@ class ModelSpecs:
     @hookspec
     def recd_model(self) -> Iterable[ModelRecord[Any]]:  # type: ignore[empty-body]
         """Models."""
+
+
+class RunSpecs:
+    """While a model is trained."""
+
+    @hookspec
+    def recd_callbacks(self) -> Iterable[CallbackRecord[Any]]:  # type: ignore[empty-body]
+        """Callbacks of a run."""
 
 
 HOOKS: dict[str, str] = {f"recd_{slot}": slot for slot in SLOTS}

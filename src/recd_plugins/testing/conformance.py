@@ -22,6 +22,7 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry.capability import check_needs
 from recd_plugins.slots import SLOTS, Context, Record, stands_in_front
+from recd_plugins.testing.contracts.callbacks import check_callbacks
 from recd_plugins.testing.contracts.dataset import check_dataset
 from recd_plugins.testing.contracts.dedup import check_dedup
 from recd_plugins.testing.contracts.etl import check_etl
@@ -55,6 +56,7 @@ CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
     "cache": check_sharding,
     "pooling": check_pooling,
     "model": check_model,
+    "callbacks": check_callbacks,
 }
 """How a slot's record is tried: a `cache` as the `sharding` in whose place it plans."""
 

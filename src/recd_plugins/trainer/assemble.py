@@ -28,6 +28,8 @@ class Job:
 
     model: DistributedModelParallel
     optimizer: CombinedOptimizer
+    dense: torch.optim.Optimizer
+    """The part of `optimizer` that is torch's own."""
     pipeline: TrainPipelineSparseDist[Any, Any]
     plan: ShardingPlan
     device: torch.device
@@ -45,13 +47,27 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     plan = stack.plan(model)
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
     initialise_tables(sharded, initialisers, settings.seed)
+    dense: list[torch.optim.Optimizer] = []
+    parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+
+    def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        dense.append(_dense_optimizer(params, settings.optimizer))
+        return dense[0]
+
     optimizer = CombinedOptimizer(
-        [sharded.fused_optimizer, _dense_optimizer(sharded, settings.optimizer)]
+        [sharded.fused_optimizer, KeyedOptimizerWrapper(parameters, make)]
     )
     pipeline = TrainPipelineSparseDist(sharded, optimizer, device)
     # Dropout and the like draw differently on each rank from here on.
     torch.manual_seed(settings.seed + 1 + dist.get_rank())
-    return Job(model=sharded, optimizer=optimizer, pipeline=pipeline, plan=plan, device=device)
+    return Job(
+        model=sharded,
+        optimizer=optimizer,
+        dense=dense[0],
+        pipeline=pipeline,
+        plan=plan,
+        device=device,
+    )
 
 
 def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
@@ -72,7 +88,9 @@ def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     return converted
 
 
-def _dense_optimizer(model: nn.Module, settings: OptimizerSettings) -> KeyedOptimizerWrapper:
+def _dense_optimizer(
+    params: list[nn.Parameter], settings: OptimizerSettings
+) -> torch.optim.Optimizer:
     """Any optimizer of torch.optim on what no fused optimizer updates."""
     known = {name.lower(): kind for name, kind in _optimizers()}
     kind = known.get(settings.dense.lower())
@@ -81,11 +99,8 @@ def _dense_optimizer(model: nn.Module, settings: OptimizerSettings) -> KeyedOpti
             f"train.optimizer.dense: torch.optim has no {settings.dense!r} that takes dense "
             f"gradients step by step; {nearest(settings.dense.lower(), known)}"
         )
-    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     try:
-        return KeyedOptimizerWrapper(
-            dense, lambda params: kind(params, lr=settings.dense_lr, **settings.dense_options)
-        )
+        return kind(params, lr=settings.dense_lr, **settings.dense_options)
     except (TypeError, ValueError) as error:
         raise RegistryError(
             f"train.optimizer: torch.optim's {settings.dense} refuses the dense parameters with "

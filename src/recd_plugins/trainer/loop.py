@@ -1,11 +1,12 @@
-"""The steps of a rank; between them logging, evaluation, checkpoints, re-tiering, a profile."""
+"""The steps of a rank; between them callbacks, metrics, evaluation, checkpoints, a profile."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import signal
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,19 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.errors import RecdError
+from recd_plugins.registry import Choice
+from recd_plugins.slots import Callback
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
-from recd_plugins.trainer.checkpoints.positions import Positions
+from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import told
-from recd_plugins.trainer.measure.metrics import Metrics, MetricsWindow
-from recd_plugins.trainer.measure.step_cost import CostMeter, StepCost, mean_cost
+from recd_plugins.trainer.measure.metrics import MetricsWindow
+from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
 from recd_plugins.trainer.retiering import Retiering
 from recd_plugins.trainer.run_folder import RunReport, defined
+from recd_plugins.trainer.training import Callbacks, Training
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -41,27 +45,15 @@ class Loop:
         report: RunReport,
         positions: Positions,
         start: int,
+        chosen: Sequence[tuple[Callback, Choice]] = (),
     ) -> None:
+        """`chosen`: the callbacks of registry.yaml, which the host's own stand around."""
         self._stack = stack
         self._settings = settings = stack.registry.train
         self._job = job
         self._checkpoints = checkpoints
         self._report = report
         self._positions = positions
-        self._start = start
-        self._meter = CostMeter(
-            positions, job.device, start=start, steps=settings.steps, every=settings.log_every
-        )
-        self._batches: Iterator[Batch] = iter(self._meter)
-        self._retiering: Retiering | None = None
-        if settings.retier_every:
-            self._retiering = Retiering(
-                stack.retiering_planner(),
-                start=start,
-                every=settings.retier_every,
-                keep=settings.retier_batches,
-            )
-            self._batches = self._retiering.watch(self._batches)
         self._profile = StepProfiler(
             job.model,
             job.device,
@@ -75,102 +67,169 @@ class Loop:
                 f"train.profile_steps: {settings.steps - start} steps are too few to profile "
                 f"{settings.profile_steps} of them"
             )
-        self._costs: list[StepCost] = []
-        self._rates: list[float] = []
         self._parts: dict[str, float] | None = None
+        callbacks: list[tuple[Callback, Choice | None]] = [(self._meter(start), None), *chosen]
+        if settings.retier_every:
+            callbacks.append((self._retiering(start), None))
+        self._callbacks = Callbacks(callbacks)
+        self._training = Training(
+            model=job.model,
+            dense=job.dense,
+            tables=job.model.fused_optimizer,
+            settings=settings,
+            device=job.device,
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            run=settings.run,
+            step=start,
+        )
+        self._batches: Iterator[Batch] = map(self._read, positions)
+        self._ahead: deque[Batch] = deque()
+        self._window = MetricsWindow(job.device)
 
-    def run(self) -> dict[str, Any]:
-        """Train, to the end or until stopped; the summary."""
+    def _meter(self, start: int) -> CostMeter:
+        return CostMeter(
+            self._positions,
+            self._job.device,
+            start=start,
+            steps=self._settings.steps,
+            every=self._settings.log_every,
+            skips=self._profile.covers,
+        )
+
+    def _retiering(self, start: int) -> Retiering:
+        return Retiering(
+            self._stack.retiering_planner(),
+            start=start,
+            every=self._settings.retier_every,
+            keep=self._settings.retier_batches,
+        )
+
+    def run(self, states: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Train, to the end or until stopped; the summary. `states`: the callbacks' of a resumed
+        run."""
         stop = StopSignal()
+        update = self._job.dense.register_step_pre_hook(lambda *_: self._call("before_update"))
         try:
-            step, saved, metrics = self._steps(stop)
+            self._call("at_start")
+            for name in self._callbacks.load_state_dict(states or {}):
+                self._report.say(f"callbacks: the checkpoint's state of {name} has no taker now")
+            return self._run(stop)
         finally:
+            update.remove()
+            self._callbacks.call("close")
             stop.close()
-        settings = self._settings
+
+    def _call(self, event: str, *args: Any) -> None:
+        self._callbacks.call(event, self._training, *args)
+        if event not in ("on_metrics", "on_evaluation"):
+            self._tell_lines()
+
+    def _tell_lines(self) -> None:
+        """What callbacks said and logged."""
+        for line in self._training.lines:
+            if isinstance(line, str):
+                self._report.say(line)
+            else:
+                self._report.values(*line)
+        self._training.lines.clear()
+
+    def _run(self, stop: StopSignal) -> dict[str, Any]:
+        settings, training = self._settings, self._training
+        saved, reason = self._steps(stop)
+        step = training.step
         if saved != step:
-            self._checkpoints.save(self._job, step, self._positions.state)
-        finished = step == settings.steps
-        test = self._evaluate(step) if finished else None
-        cost = mean_cost(self._costs)
-        if cost is not None:
-            self._report.say(str(cost))
-        if not finished:
-            self._report.say(
-                f"stopped after step {step} of {settings.steps}; `recd train --resume` goes on."
-            )
-        return {
+            self._save()
+        finished = step == settings.steps or bool(reason)
+        test = self._evaluate() if finished else None
+        summary = {
             "finished": finished,
             "step": step,
-            "world_size": dist.get_world_size(),
+            "world_size": training.world_size,
             "batch_size": settings.batch_size,
-            "train": metrics and defined(dataclasses.asdict(metrics)),
-            "test": test and defined(dataclasses.asdict(test)),
-            "samples_per_second": sorted(self._rates)[len(self._rates) // 2] if self._rates else 0,
-            "peak_memory_mib": cost.peak_memory_mib if cost else 0.0,
-            "cost": cost and dataclasses.asdict(cost),
+            "train": defined(training.metrics) or None,
+            "test": test and defined(test),
             "parts_ms": self._parts,
             "run": str(settings.run),
         }
+        self._call("at_end", summary)
+        if reason:
+            self._report.say(f"ended after step {step} of {settings.steps}: {reason}")
+        elif not finished:
+            self._report.say(
+                f"stopped after step {step} of {settings.steps}; `recd train --resume` goes on."
+            )
+        return summary
 
-    def _steps(self, stop: StopSignal) -> tuple[int, int, Metrics | None]:
-        """Train to the end or the stop; the step reached, that last saved, the last metrics."""
-        settings, step, saved = self._settings, self._start, self._start
-        window = MetricsWindow(self._job.device)
-        metrics: Metrics | None = None
-        while step < settings.steps and not stop.agreed():
-            window.add(*self._step(step))
-            if self._profile.ends(step):
-                self._tell_profile(step + 1)
-            step += 1
+    def _steps(self, stop: StopSignal) -> tuple[int, str]:
+        """Train to the end or the stop; the step last saved, and why a callback ended the run."""
+        settings, training, saved = self._settings, self._training, self._training.step
+        while training.step < settings.steps and not stop.agreed(bool(training.stopping)):
+            self._step()
+            step = training.step
             if step % settings.log_every == 0 or step == settings.steps:
-                metrics = self._tell(step, window)
-            if settings.checkpoint_every and step % settings.checkpoint_every == 0:
-                self._checkpoints.save(self._job, step, self._positions.state)
-                saved = step
+                self._tell()
             if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
-                self._evaluate(step)
-        return step, saved, metrics
+                self._evaluate()
+            if settings.checkpoint_every and step % settings.checkpoint_every == 0:
+                self._save()
+                saved = step
+        asked = training.stopping or "a callback of another rank asked for it"
+        return saved, asked if stop.by_callback else ""
 
-    def _step(self, number: int) -> tuple[torch.Tensor, ...]:
-        with (
-            self._profile.step(number),
-            self._meter.step(number, sample=not self._profile.covers(number)),
-        ):
-            if self._retiering is not None:
-                self._retiering.before(number)
+    def _step(self) -> None:
+        training, number = self._training, self._training.step
+        with self._profile.step(number):
+            self._call("before_step")
             outputs = self._job.pipeline.progress(self._batches)
         self._positions.trained()
         # Whoever keeps them must keep no graph: tiers would wait for its backward.
-        return tuple(output.detach() for output in outputs)
+        training.outputs = tuple(output.detach() for output in outputs)
+        training.batch = self._ahead.popleft()
+        training.step += 1
+        self._call("after_step")
+        self._window.add(*training.outputs)
+        if self._profile.ends(number):
+            self._tell_profile()
 
-    def _tell(self, step: int, window: MetricsWindow) -> Metrics:
-        cost = self._meter.cost()
-        metrics = window.metrics()
-        rate = metrics.samples / cost.seconds
-        self._costs.append(cost)
-        self._rates.append(rate)
-        self._report.metrics("train", step, metrics, rate)
-        self._report.values("cost", step, dataclasses.asdict(cost))
+    def _read(self, batch: Batch) -> Batch:
+        batch = self._callbacks.on_batch(self._training, batch, "train")
+        self._ahead.append(batch)
+        return batch
+
+    def _save(self) -> None:
+        self._call("on_checkpoint")
+        states = self._callbacks.state_dict()
+        self._checkpoints.save(self._job, self._training.step, self._positions.state, states)
+
+    def _tell(self) -> None:
+        step = self._training.step
+        metrics = self._window.metrics()
+        values = dataclasses.asdict(metrics)
+        self._call("on_metrics", values)
+        self._training.metrics = values
+        self._report.metrics("train", step, values)
+        self._tell_lines()
         if not math.isfinite(metrics.loss):
             raise RecdError(
                 f"the loss is {metrics.loss} by step {step}: training diverged. Lower "
                 "train.optimizer.tables_lr or dense_lr; checkpoints before it are whole."
             )
-        return metrics
 
-    def _tell_profile(self, step: int) -> None:
+    def _tell_profile(self) -> None:
         folder = self._settings.run
         self._parts = self._profile.finish(
             folder / "trace.json.gz" if dist.get_rank() == 0 else None
         )
-        self._report.values("profile", step, self._parts)
+        self._report.values("profile", self._training.step, self._parts)
         for line in told(self._parts):
             self._report.say(line)
 
-    def _evaluate(self, step: int) -> Metrics | None:
+    def _evaluate(self) -> dict[str, float] | None:
         """Metrics on the test split, unless it is empty; the batches in flight wait meanwhile."""
         model, pipeline, device = self._job.model, self._job.pipeline, self._job.device
-        loader = self._stack.loader(dist.get_rank(), dist.get_world_size(), "test")
+        training = self._training
+        loader = self._stack.loader(training.rank, training.world_size, "test")
         limit = self._settings.eval_batches or len(loader)
         if not len(loader):
             self._report.say("the test split is empty: nothing to evaluate")
@@ -178,15 +237,20 @@ class Loop:
         window = MetricsWindow(device, auc_samples=None)
         pipeline.detach()
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), closing(loader):
             for _, batch in zip(range(limit), loader, strict=False):
-                _, outputs = model(batch.to(device))
+                training.batch = self._callbacks.on_batch(training, batch, "test")
+                _, outputs = model(training.batch.to(device))
+                training.outputs = tuple(outputs)
                 window.add(*outputs)
+                self._call("after_evaluation_step")
         model.train()
         pipeline.attach(sparse_dist=False)  # the ids of the batches in flight are exchanged already
-        metrics = window.metrics()
-        self._report.metrics("test", step, metrics)
-        return metrics
+        values = dataclasses.asdict(window.metrics())
+        self._call("on_evaluation", values)
+        self._report.metrics("test", training.step, values)
+        self._tell_lines()
+        return values
 
 
 class StopSignal:
@@ -198,8 +262,10 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._asked = False
+        self.by_callback = False
+        """Whether a callback asked for the stop that was agreed on."""
         self._group = dist.new_group(backend="gloo")
-        self._flag = torch.zeros(1)
+        self._flag = torch.zeros(2)
         self._work: dist.Work | None = None
         self._before = {
             number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)
@@ -208,13 +274,17 @@ class StopSignal:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
 
-    def agreed(self) -> bool:
-        """Whether any rank had been asked to stop one call ago; every rank must call it."""
+    def agreed(self, by_callback: bool = False) -> bool:
+        """Whether any rank had been asked to stop one call ago, by a signal or now by a callback.
+
+        Every rank must call it.
+        """
         stop = False
         if self._work is not None:
             self._work.wait()
-            stop = bool(self._flag)
-        self._flag = torch.tensor([float(self._asked)])
+            stop = bool(self._flag.any())
+            self.by_callback = bool(self._flag[1])
+        self._flag = torch.tensor([float(self._asked), float(by_callback)])
         self._work = dist.all_reduce(
             self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True
         )

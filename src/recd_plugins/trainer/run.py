@@ -14,7 +14,7 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
-from recd_plugins.trainer.checkpoints.positions import Positions
+from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.checkpoints.reshard import resumed_position
 from recd_plugins.trainer.loop import Loop
 from recd_plugins.trainer.run_folder import RunReport, check_resumable, set_aside
@@ -54,27 +54,30 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
         keep=settings.keep_checkpoints,
         registry=stack.registry.source.values,
     )
-    loader = stack.loader(rank, world_size)
-    job = assemble(stack, device)
-    start = 0
-    if resume:
-        check_resumable(settings.run)
-        latest = checkpoints.latest()
-        start, position = checkpoints.load(job, latest)
-        if start > settings.steps:
-            raise RegistryError(
-                f"train.steps: {latest} is past step {settings.steps} already; raise train.steps "
-                "to train on."
-            )
-        loader.load_state_dict(resumed_position(loader.state_dict(), position))
-    moved = set_aside(settings.run) if rank == 0 and not resume else None
-    report = RunReport(settings.run, speaks=rank == 0, steps=settings.steps, start=start)
-    report.say(stack.explain())
-    if moved:
-        report.say(f"the run before is now {moved}")
-    report.say(f"{'resumed after step ' + str(start) if resume else 'a new run'}: {settings.run}")
-    dist.barrier()
-    positions = Positions(loader, settings.steps - start)
-    summary = Loop(stack, job, checkpoints, report, positions, start).run()
-    report.close(summary)
-    return summary
+    callbacks = stack.callbacks()
+    with closing(stack.loader(rank, world_size)) as loader:
+        job = assemble(stack, device)
+        start, states = 0, None
+        if resume:
+            check_resumable(settings.run)
+            latest = checkpoints.latest()
+            start, position, states = checkpoints.load(job, latest)
+            if start > settings.steps:
+                raise RegistryError(
+                    f"train.steps: {latest} is past step {settings.steps} already; raise "
+                    "train.steps to train on."
+                )
+            loader.load_state_dict(resumed_position(loader.state_dict(), position))
+        moved = set_aside(settings.run) if rank == 0 and not resume else None
+        report = RunReport(settings.run, speaks=rank == 0, steps=settings.steps, start=start)
+        report.say(stack.explain())
+        if moved:
+            report.say(f"the run before is now {moved}")
+        went_on = f"resumed after step {start}" if resume else "a new run"
+        report.say(f"{went_on}: {settings.run}")
+        dist.barrier()
+        positions = Positions(loader, settings.steps - start)
+        loop = Loop(stack, job, checkpoints, report, positions, start, callbacks)
+        summary = loop.run(states)
+        report.close(summary)
+        return summary

@@ -3,21 +3,20 @@ tells of the run: console lines, metrics.jsonl, TensorBoard events, a summary.""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recd_plugins.errors import RegistryError
 
-if TYPE_CHECKING:
-    from recd_plugins.trainer.measure.metrics import Metrics
-
 __all__ = ["RunReport", "check_resumable", "defined", "set_aside"]
+
+TOLD = ("loss", "ne", "auc", "samples", "samples_per_second")
+"""The metrics of every run; a line shows those that callbacks added beside them."""
 
 
 def set_aside(run: Path) -> Path | None:
@@ -67,22 +66,23 @@ class RunReport:
         if self._speaks:
             print(text, flush=True)
 
-    def metrics(self, kind: str, step: int, metrics: Metrics, rate: float | None = None) -> None:
+    def metrics(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics of `kind` (train or test), everywhere."""
         if not self._speaks:
             return
-        values: dict[str, Any] = dataclasses.asdict(metrics)
-        if rate is not None:
-            values["samples_per_second"] = rate
-        self.values(kind, step, values)
+        self.values(kind, step, metrics)
+        more = "".join(
+            f"  {name} {value:.4g}" for name, value in metrics.items() if name not in TOLD
+        )
         tail = ""
-        if rate is not None:
+        if (rate := metrics.get("samples_per_second")) is not None:
             done = step - self._start
             left = (time.monotonic() - self._began) / done * (self._steps - step)
             tail = f"  {rate:>9,.0f} samples/s  {_clock(left)} left"
         self.say(
             f"{kind:<5} step {step:>{len(str(self._steps))}}/{self._steps}  "
-            f"loss {metrics.loss:.4f}  NE {metrics.ne:.4f}  AUC {metrics.auc:.4f}{tail}"
+            f"loss {metrics['loss']:.4f}  NE {metrics['ne']:.4f}  AUC {metrics['auc']:.4f}"
+            f"{more}{tail}"
         )
 
     def values(self, kind: str, step: int, values: Mapping[str, Any]) -> None:

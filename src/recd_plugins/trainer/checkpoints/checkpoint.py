@@ -2,7 +2,7 @@
 
     run/checkpoints/step-00000100/
         *.distcp, metadata.json    tables, dense parameters, optimizer states (DCP)
-        rank-0.json, ...           each rank's loader position and random state
+        rank-0.json, ...           each rank's loader position, random state, callbacks' states
         job.json                   step, world size, plan, registry, optimizer settings
 
 A folder is written under another name and renamed when whole, so `latest` is never torn.
@@ -45,7 +45,13 @@ class Checkpoints:
         """The newest whole checkpoint of a run that has one."""
         return max(self._folder.glob("step-????????"))
 
-    def save(self, job: Job, step: int, loader: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        job: Job,
+        step: int,
+        loader: Mapping[str, Any],
+        callbacks: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Write step `step`; afterwards the latest `keep` are left."""
         target = self._folder / f"step-{step:08}"
         part = target.with_suffix(".part")
@@ -55,7 +61,8 @@ class Checkpoints:
             part.mkdir(parents=True)
         dist.barrier()
         dcp.save(_tensors(job), storage_writer=JsonWriter(part))
-        write_json(part / f"rank-{rank}.json", {"loader": loader, "random": _random_state(job)})
+        mine = {"loader": loader, "random": _random_state(job), "callbacks": callbacks or {}}
+        write_json(part / f"rank-{rank}.json", mine)
         if rank == 0:
             write_json(
                 part / "job.json",
@@ -75,8 +82,8 @@ class Checkpoints:
         dist.barrier()
         return target
 
-    def load(self, job: Job, path: Path) -> tuple[int, dict[str, Any]]:
-        """Fill model and optimizers; the step reached and this rank's loader state."""
+    def load(self, job: Job, path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
+        """Fill model and optimizers; the step reached, this rank's loader state and callbacks'."""
         said = read_job(path)
         self._check(path, said)
         mine = read_rank(path, dist.get_rank())
@@ -102,7 +109,11 @@ class Checkpoints:
                 raise _damaged(file, f"its random state is none: {error}") from error
         step: int = said["step"]
         loader: dict[str, Any] = mine["loader"]
-        return step, loader
+        callbacks = mine.get("callbacks", {})
+        if not isinstance(callbacks, dict):
+            file = path / f"rank-{dist.get_rank()}.json"
+            raise _damaged(file, "its 'callbacks' is no mapping")
+        return step, loader, callbacks
 
     def _check(self, path: Path, said: Mapping[str, Any]) -> None:
         if said["world_size"] != dist.get_world_size():

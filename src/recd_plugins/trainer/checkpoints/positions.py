@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import DataError
@@ -12,7 +14,7 @@ from recd_plugins.slots import Loader
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["Positions"]
+__all__ = ["Positions", "closing"]
 
 
 class Positions:
@@ -35,6 +37,8 @@ class Positions:
         self._ahead: deque[dict[str, Any]] = deque()
         self.state: dict[str, Any] = loader.state_dict()
         """The loader's state after the last trained batch."""
+        self.waited = 0.0
+        """Seconds in which the loader was waited for."""
 
     def _endless(self) -> Iterator[Batch]:
         while True:
@@ -46,7 +50,9 @@ class Positions:
     def __next__(self) -> Batch:
         if self._left == 0:
             raise StopIteration
+        began = time.perf_counter()
         batch = next(self._batches)
+        self.waited += time.perf_counter() - began
         self._left -= 1
         self._ahead.append(self._loader.state_dict())
         return batch
@@ -54,3 +60,15 @@ class Positions:
     def trained(self) -> None:
         """The oldest batch in flight has been trained."""
         self.state = self._ahead.popleft()
+
+
+@contextmanager
+def closing(loader: Loader) -> Iterator[Loader]:
+    """Close a loader in the end, however that comes; one that was written without a `close` needs
+    none."""
+    try:
+        yield loader
+    finally:
+        close = getattr(loader, "close", None)
+        if close is not None:
+            close()

@@ -2,7 +2,7 @@
 
 Tables, dense parameters and optimizer states lie whole in a checkpoint, wherever their parts
 do: they load under any plan and world size, and are copied as they are. A rank's own are its
-place in the epoch and its random state.
+place in the epoch, its random state and its callbacks' states.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(checkpoint, part, ignore=shutil.ignore_patterns("rank-*.json", "job.json"))
     for rank in range(ranks):
-        random = {k: v for k, v in states[rank].items() if k == "random"} if rank < before else {}
-        write_json(part / f"rank-{rank}.json", {"loader": position, **random})
+        # A rank that is new draws its own random numbers; callbacks' states are alike on all.
+        kept = {"callbacks": states[0].get("callbacks", {})} if rank >= before else states[rank]
+        mine = {key: kept[key] for key in ("random", "callbacks") if key in kept}
+        write_json(part / f"rank-{rank}.json", {"loader": position} | mine)
     write_json(part / "job.json", {**job, "world_size": ranks, "registry": registry})
     part.rename(written)
     return Resharded(

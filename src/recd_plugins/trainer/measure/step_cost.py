@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from recd_plugins.slots import Callback
 from recd_plugins.trainer.checkpoints.positions import Positions
 from recd_plugins.trainer.measure.peak_memory import PeakMemory
 from recd_plugins.trainer.measure.traffic import COLLECTIVES, PHASES, Traffic, TrafficCounter
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
+    from recd_plugins.data.dataset import Split
+    from recd_plugins.trainer.training import Training
 
 __all__ = ["CostMeter", "StepCost", "mean_cost"]
 
@@ -63,57 +66,85 @@ class StepCost:
         return f"a step: {'; '.join(parts)}"
 
 
-class CostMeter:
-    """Measures the steps of a rank; the pipeline reads its batches through it.
+class CostMeter(Callback):
+    """Measures the steps of a rank, the loader's part in them by `positions`.
 
     Time, waiting and memory are counted always. Traffic and the dedupe factor take some
     milliseconds, so they are those of one step in `every`, in `SPACING` at most, and of none at
-    the run's ends, where DDP arranges its buckets and the pipeline fills and empties.
+    the run's ends, where DDP arranges its buckets and the pipeline fills and empties; nor of those
+    that `skips` names.
     """
 
     def __init__(
-        self, batches: Positions, device: torch.device, *, start: int, steps: int, every: int
+        self,
+        positions: Positions,
+        device: torch.device,
+        *,
+        start: int,
+        steps: int,
+        every: int,
+        skips: Callable[[int], bool] = lambda step: False,
     ) -> None:
-        self._batches = batches
+        self._positions = positions
         self._device = device
         self._sampled = range(start + 3, steps - 2)
         self._every = every
+        self._skips = skips
         self._memory = PeakMemory(device)
         self._counter: TrafficCounter | None = None
+        self._costs: list[StepCost] = []
+        self._rates: list[float] = []
         self._reset()
 
     def _reset(self) -> None:
         self._steps = 0
         self._seconds = 0.0
-        self._waited = 0.0
+        self._waited = self._positions.waited
         self._traffic: Traffic | None = None
         self._factor: float | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        began = time.perf_counter()
-        batch = next(self._batches)
-        self._waited += time.perf_counter() - began
+    def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         if self._counter is not None and batch.dedup is not None:
             self._factor = batch.dedup.dedupe_factor()
         return batch
 
-    @contextmanager
-    def step(self, number: int, *, sample: bool = True) -> Iterator[None]:
-        """Around the training of step `number`, counted from 0; it may be a sampled one."""
-        began = time.perf_counter()
-        due = number in self._sampled and number % self._every == self._every - 1
-        if sample and due:
-            self._sampled = range(number + SPACING, self._sampled.stop)
-            with TrafficCounter() as self._counter:
-                yield
-            self._traffic, self._counter = self._counter.traffic, None
-        else:
-            yield
-        self._seconds += time.perf_counter() - began
+    def before_step(self, training: Training) -> None:
+        self._began = time.perf_counter()
+        step = training.step
+        due = step in self._sampled and step % self._every == self._every - 1
+        if due and not self._skips(step):
+            self._sampled = range(step + SPACING, self._sampled.stop)
+            self._counter = TrafficCounter()
+            self._counter.__enter__()
+
+    def after_step(self, training: Training) -> None:
+        if self._counter is not None:
+            self._traffic = self._counter.traffic
+            self.close()
+        self._seconds += time.perf_counter() - self._began
         self._steps += 1
+
+    def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
+        """Adds samples per second; the cost is a line of its own."""
+        cost = self.cost()
+        self._costs.append(cost)
+        self._rates.append(metrics["samples"] / cost.seconds)
+        metrics["samples_per_second"] = self._rates[-1]
+        training.log("cost", dataclasses.asdict(cost))
+
+    def at_end(self, training: Training, summary: dict[str, Any]) -> None:
+        cost = mean_cost(self._costs)
+        if cost is not None:
+            training.say(str(cost))
+        rates = sorted(self._rates)
+        summary["samples_per_second"] = rates[len(rates) // 2] if rates else 0
+        summary["peak_memory_mib"] = cost.peak_memory_mib if cost else 0.0
+        summary["cost"] = cost and dataclasses.asdict(cost)
+
+    def close(self) -> None:
+        if self._counter is not None:
+            self._counter.__exit__(None, None, None)
+            self._counter = None
 
     def cost(self) -> StepCost:
         """Since the last one; every rank must call it, after the same steps."""
@@ -125,7 +156,7 @@ class CostMeter:
         mine = torch.tensor(
             [
                 self._seconds / max(1, self._steps),
-                self._waited / max(1, self._steps),
+                (self._positions.waited - self._waited) / max(1, self._steps),
                 math.nan if self._factor is None else self._factor,
                 self._memory.peak(),
                 *(traffic.get(to, {}).get(phase, 0) for to, phase in _ROUTES),

@@ -1,0 +1,86 @@
+"""A run ends when a metric no longer improves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from recd_plugins.config import Config, Range
+from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.slots import Callback, Context
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from recd_plugins.trainer.training import Training
+
+__all__ = ["EarlyStoppingConfig", "build_early_stopping"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig(Config):
+    """All ranks see the same metrics, and end after the same step."""
+
+    metric: str = "loss"
+    """Which one: loss, ne, auc, or one that another callback adds before this one."""
+    split: Literal["train", "test"] = "test"
+    """`test`: at every `train.eval_every` steps; `train`: at every `train.log_every`."""
+    patience: Annotated[int, Range(ge=1)] = 3
+    """How many times in a row it may fail to improve before the run ends."""
+    min_delta: Annotated[float, Range(ge=0)] = 0.0
+    """By how much at least it must improve."""
+    goal: Literal["auto", "min", "max"] = "auto"
+    """Which way is better; `auto`: `max` for names with auc, accuracy or precision, else `min`."""
+
+
+class EarlyStopping(Callback):
+    def __init__(self, config: EarlyStoppingConfig) -> None:
+        self._config = config
+        rises = any(part in config.metric for part in ("auc", "accuracy", "precision"))
+        self._sign = 1 if config.goal == "min" or (config.goal == "auto" and not rises) else -1
+        self._best: float | None = None
+        self._failed = 0
+
+    def at_start(self, training: Training) -> None:
+        if self._config.split == "test" and not training.settings.eval_every:
+            raise RegistryError(
+                "callbacks: early_stopping: the test split is evaluated at the end alone. Set "
+                "train.eval_every, or watch training by `split: train`."
+            )
+
+    def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
+        if self._config.split == "train":
+            self._see(training, metrics)
+
+    def on_evaluation(self, training: Training, metrics: dict[str, float]) -> None:
+        if self._config.split == "test":
+            self._see(training, metrics)
+
+    def _see(self, training: Training, metrics: Mapping[str, float]) -> None:
+        config = self._config
+        if config.metric not in metrics:
+            raise RegistryError(
+                f"callbacks: early_stopping: there is no metric {config.metric!r}; "
+                f"{nearest(config.metric, metrics)}"
+            )
+        value = self._sign * metrics[config.metric]
+        # What is no number is no improvement.
+        if self._best is None or value < self._best - config.min_delta:
+            self._best, self._failed = value, 0
+            return
+        self._failed += 1
+        if self._failed >= config.patience:
+            training.stop(
+                f"{config.metric} of {config.split} has not improved on "
+                f"{self._sign * self._best:.6g} for {self._failed} times"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "failed": self._failed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best, self._failed = state["best"], state["failed"]
+
+
+def build_early_stopping(config: EarlyStoppingConfig, context: Context) -> EarlyStopping:
+    return EarlyStopping(config)

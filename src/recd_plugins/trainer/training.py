@@ -1,0 +1,146 @@
+"""A run as its callbacks see it, and the callbacks of a run, called one after another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from recd_plugins.errors import PluginError
+from recd_plugins.registry import Choice
+from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.slots import Callback
+
+if TYPE_CHECKING:
+    from torchrec.optim.keyed import KeyedOptimizer
+
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.data.dataset import Split
+
+__all__ = ["Callbacks", "Training"]
+
+
+@dataclass(kw_only=True)
+class Training:
+    """A run, as a callback may see and touch it.
+
+    To be touched are the parameters of `model` between two steps, their gradients in
+    `before_update`, and the learning rates of `dense` and `tables` in `before_step`. All else is
+    to be read.
+    """
+
+    model: nn.Module
+    """The sharded model."""
+    dense: torch.optim.Optimizer
+    """The optimizer of the dense parameters."""
+    tables: KeyedOptimizer
+    """The tables' fused optimizers. A rate that is set in a group of its `param_groups` holds from
+    the next step on, for replicas too."""
+    settings: TrainSettings
+    """The `train` key of registry.yaml."""
+    device: torch.device
+    """Where this rank computes."""
+    rank: int
+    """This rank's number, from 0."""
+    world_size: int
+    """The number of ranks."""
+    run: Path
+    """The run's folder, of all ranks."""
+    step: int
+    """The steps that are trained; in `before_step` of a new run 0."""
+    batch: Batch | None = None
+    """The batch of the latest step, as it was read; none before the first."""
+    outputs: tuple[Tensor, ...] = ()
+    """Loss, logits, labels and weights of the latest batch, without a graph."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The latest metrics of training."""
+    stopping: str = ""
+    """Why this rank asks the run to end; nothing if it does not."""
+    lines: list[str | tuple[str, int, Mapping[str, Any]]] = field(default_factory=list)
+    """What was said and logged, and is not told yet."""
+
+    def say(self, text: str) -> None:
+        """A line on rank 0's console, after that of the metrics in `on_metrics`."""
+        self.lines.append(text)
+
+    def log(self, kind: str, values: Mapping[str, Any]) -> None:
+        """A line of `kind` in rank 0's metrics.jsonl, its numbers on TensorBoard."""
+        self.lines.append((kind, self.step, values))
+
+    def stop(self, reason: str) -> None:
+        """End the run after the next step, for `reason`; one rank's word is enough for all."""
+        self.stopping = self.stopping or reason
+
+
+class Callbacks:
+    """A run's callbacks: the host's own, and those that registry.yaml chose.
+
+    Each is an instance and its choice in registry.yaml; none for the host's own.
+    """
+
+    def __init__(self, callbacks: Sequence[tuple[Callback, Choice | None]]) -> None:
+        self._callbacks = callbacks
+
+    def call(self, event: str, *args: Any) -> None:
+        """The method `event` of each, with these arguments."""
+        for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
+            with _named(choice, event):
+                getattr(callback, event)(*args)
+
+    def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
+        """What they make of a batch, one after another."""
+        for callback, choice in self._callbacks:
+            with _named(choice, "on_batch"):
+                batch = callback.on_batch(training, batch, split)
+            if batch is None:
+                raise PluginError(
+                    f"{choice.where if choice else callback}: on_batch of "
+                    f"{type(callback).__name__} returned None. Return the batch to train."
+                )
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of those that registry.yaml chose, by name; of one that has none, nothing."""
+        states = {}
+        for name, callback, choice in self._chosen():
+            with choice.named("in state_dict"):
+                state = callback.state_dict()
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise PluginError(
+                    f"{choice.where}: the state of {type(callback).__name__} cannot be written as "
+                    f"JSON ({error}), as a checkpoint does. Keep numbers, texts, lists and "
+                    "mappings in it."
+                ) from error
+            if state:
+                states[name] = state
+        return states
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> list[str]:
+        """Go on from a checkpoint's states; the names of those that it has and nobody takes."""
+        left = dict(states)
+        for name, callback, choice in self._chosen():
+            if name in left:
+                with choice.named("in load_state_dict"):
+                    callback.load_state_dict(left.pop(name))
+        return sorted(left)
+
+    def _chosen(self) -> Iterator[tuple[str, Callback, Choice]]:
+        """Those of registry.yaml; the second of a record is `name#2`."""
+        seen: dict[str, int] = {}
+        for callback, choice in self._callbacks:
+            if choice is not None:
+                name = choice.record.name
+                seen[name] = count = seen.get(name, 0) + 1
+                yield name if count == 1 else f"{name}#{count}", callback, choice
+
+
+def _named(choice: Choice | None, event: str) -> AbstractContextManager[None]:
+    return choice.named(f"in {event}") if choice else nullcontext()

@@ -1,0 +1,339 @@
+"""Ladder: configs as values; then two gloo ranks that train with callbacks, whole and resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import callback_plugin
+import pytest
+import torch
+from callback_plugin import DIARY, MISSPELT
+from probe_plugin import probe_registry
+
+from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.slots import Callback
+from recd_plugins.stack import load
+from recd_plugins.testing.conformance import ContractBroken, check_record
+from recd_plugins.testing.gloo import GlooPool, RanksFailed
+
+OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
+
+
+def registry(folder: Path, *callbacks: Any, rows: int = 160, **train: Any) -> dict[str, Any]:
+    said = {"steps": 8, "log_every": 1, "checkpoint_every": 0, "optimizer": OPTIMIZERS, **train}
+    made = probe_registry(folder, rows=rows, **said)
+    made["plugins"].append(callback_plugin.__file__)
+    return made | {"callbacks": list(callbacks)}
+
+
+def trained(said: dict[str, Any], resume: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """On a rank: the summary of a run, and its weights."""
+    from recd_plugins.trainer import loop, run
+
+    models = []
+
+    class Seen(loop.Loop):
+        def run(self, *args: Any) -> dict[str, Any]:
+            models.append(self._job.model)
+            return super().run(*args)
+
+    run.Loop = Seen  # type: ignore[misc]
+    try:
+        summary = run.train(load(said), torch.device("cpu"), resume=resume)
+    finally:
+        run.Loop = loop.Loop  # type: ignore[misc]
+    weights = {}
+    for name, value in models[0].state_dict().items():
+        shards = value.local_shards() if hasattr(value, "local_shards") else None
+        parts = [shard.tensor for shard in shards] if shards is not None else [value]
+        weights |= {f"{name} {number}": part.clone() for number, part in enumerate(parts)}
+    return summary, weights
+
+
+def lines(run: Path, kind: str = "train") -> list[dict[str, Any]]:
+    found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in found if line["kind"] == kind]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Weights are equal to the bit, on each rank."""
+    for (_, left), (_, right) in zip(ours, theirs, strict=True):
+        assert left.keys() == right.keys()
+        for name in left:
+            assert torch.equal(left[name], right[name]), name
+
+
+def test_each_event_comes_once_a_step_on_each_rank_in_order(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    first, second = {"use": "diary", "name": "a"}, {"use": "diary", "name": "b"}
+    said = registry(tmp_path, first, second, steps=3, log_every=2, checkpoint_every=2, eval_every=2)
+    for summary, _ in gloo_pool.run(trained, said):
+        assert summary["pages"] == 3
+    diaries = [(tmp_path / f"diary-{rank}").read_text().splitlines() for rank in range(2)]
+    assert diaries[0] == diaries[1]
+
+    def both(event: str) -> list[str]:
+        return [f"a {event}", f"b {event}"]
+
+    def step(number: int) -> list[str]:
+        before = both(f"before_step {number}") + both(f"before_update {number}")
+        return before + both(f"after_step {number + 1}")[::-1]
+
+    def evaluation(number: int) -> list[str]:
+        """A rank has 10 rows of the test split: batches of 8 and 2."""
+        return 2 * both(f"after_evaluation_step {number}") + both(f"on_evaluation {number}")
+
+    assert diaries[0] == [
+        *both("at_start 0"),
+        *step(0),
+        *step(1),
+        *both("on_metrics 2"),
+        *evaluation(2),
+        *both("on_checkpoint 2"),
+        *step(2),
+        *both("on_metrics 3"),
+        *both("on_checkpoint 3"),
+        *evaluation(3),
+        *both("at_end 3"),
+        *both("close"),
+    ]
+    assert [line["pages"] for line in lines(tmp_path / "run")] == [2, 3]
+
+
+def test_one_ranks_word_ends_the_run_for_all(
+    tmp_path: Path, gloo_pool: GlooPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = registry(tmp_path, {"use": "diary", "stop_after": 3})
+    for summary, _ in gloo_pool.run(trained, said):
+        assert summary["step"] == 4
+        assert summary["finished"]
+        assert summary["test"] is not None
+    assert "ended after step 4 of 8: a callback of another rank asked" in capfd.readouterr().out
+
+
+def test_a_callback_that_fails_is_named_and_all_are_closed(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    said = registry(tmp_path, {"use": "diary", "fail_after": 2}, {"use": "diary", "name": "b"})
+    with pytest.raises(RanksFailed, match=r"callbacks\[0\].*raised KeyError in after_step"):
+        gloo_pool.run(trained, said)
+    for rank in range(2):
+        diary = (tmp_path / f"diary-{rank}").read_text().splitlines()
+        assert diary[-2:] == ["diary close", "b close"]
+
+
+def test_a_batch_is_what_callbacks_make_of_it(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    plain, once, twice = (
+        gloo_pool.run(trained, registry(tmp_path / name, *callbacks, rows=80, steps=2))
+        for name, callbacks in {
+            "plain": [],
+            "once": [{"use": "diary", "scale": 4.0}],
+            "twice": [{"use": "diary", "scale": 2.0}, {"use": "diary", "scale": 2.0}],
+        }.items()
+    )
+    same(once, twice)
+    with pytest.raises(AssertionError):
+        same(plain, once)
+
+
+def test_check_record_tries_callbacks() -> None:
+    check_record(DIARY)
+    with pytest.raises(ContractBroken, match=r"nothing calls Misspelt\.on_metric; did you"):
+        check_record(MISSPELT)
+
+
+def test_a_misspelt_event_is_told_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"callbacks\[0\]: nothing calls Misspelt.on_metric"):
+        load(registry(tmp_path, "misspelt")).callbacks()
+
+
+def test_the_hosts_own_keep_the_contract() -> None:
+    options: dict[str, dict[str, Any]] = {
+        "schedule": {"warmup": 3, "scheduler": "StepLR", "options": {"step_size": 2}},
+        "clipping": {"norm": 1.0},
+        "early_stopping": {},
+        "extra_metrics": {"names": ["mse"]},
+        "mixed_precision": {},
+    }
+    from recd_plugins.hooks.defaults import recd_callbacks
+
+    records = recd_callbacks()
+    assert {record.name for record in records} == options.keys()
+    for record in records:
+        check_record(record, options=options[record.name])
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        ({"use": "shedule", "warmup": 1}, "did you mean 'schedule'"),
+        ({"use": "schedule"}, "neither `warmup` nor `scheduler` is set"),
+        ({"use": "schedule", "scheduler": "CosineAnealingLR"}, "did you mean 'cosineannealinglr'"),
+        ({"use": "schedule", "scheduler": "reducelronplateau"}, "waits for a metric"),
+        ({"use": "schedule", "scheduler": "StepLR"}, "StepLR refuses options={}: .*step_size"),
+        ({"use": "schedule", "warmup": 2, "options": {"a": 1}}, "no scheduler that would take"),
+        ({"use": "clipping"}, "neither `norm` nor `value` is set"),
+        ({"use": "clipping", "norm": 1, "of": "tables"}, "fused optimizer applies each row's"),
+        ({"use": "clipping", "norm": 0}, "norm: must be > 0, but is 0"),
+        ({"use": "early_stopping", "patience": 0}, "patience: must be >= 1, but is 0"),
+        ({"use": "extra_metrics", "names": ["msee"]}, "did you mean 'mse'"),
+        ({"use": "mixed_precision", "dtype": "float16"}, "Take bfloat16"),
+    ],
+)
+def test_what_cannot_be_is_told_at_once(
+    tmp_path: Path, callback: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RegistryError, match=message):
+        load(registry(tmp_path, callback)).callbacks()
+
+
+@pytest.mark.parametrize(
+    ("train", "callback", "message"),
+    [
+        ({}, {"use": "early_stopping"}, "Set train.eval_every, or watch training"),
+        ({}, {"use": "early_stopping", "split": "train", "metric": "los"}, "did you mean 'loss'"),
+    ],
+)
+def test_what_only_a_run_knows_is_told_by_it(
+    tmp_path: Path,
+    gloo_pool: GlooPool,
+    train: dict[str, Any],
+    callback: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(RanksFailed, match=message):
+        gloo_pool.run(trained, registry(tmp_path, callback, **train))
+
+
+def by_hand(steps: int, base: float, warmup: int, kind: str, **options: Any) -> list[float]:
+    """The rate of each step, by torch alone."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base)
+    scheduler = getattr(torch.optim.lr_scheduler, kind)(optimizer, **options)
+    rates = [base * ((step + 1) / warmup) for step in range(warmup)]
+    while len(rates) < steps:
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("CosineAnnealingLR", {"T_max": 5, "eta_min": 0.01}),
+        ("StepLR", {"step_size": 2, "gamma": 0.5}),
+        ("CosineAnnealingWarmRestarts", {"T_0": 3}),
+    ],
+)
+def test_rates_are_torchs_after_a_warm_up(
+    tmp_path: Path, gloo_pool: GlooPool, kind: str, options: dict[str, Any]
+) -> None:
+    callback = {"use": "schedule", "warmup": 3, "scheduler": kind.lower(), "options": options}
+    gloo_pool.run(trained, registry(tmp_path, callback))
+    found = lines(tmp_path / "run")
+    assert [line["dense_lr"] for line in found] == by_hand(8, 0.1, 3, kind, **options)
+    assert [line["tables_lr"] for line in found] == by_hand(8, 0.5, 3, kind, **options)
+
+
+def test_a_rate_moves_tables_and_dense_from_its_own_step_on(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """At a rate of 0 from step 2 on, 5 steps leave what 2 steps leave; of the tables alone too."""
+    zero = {"scheduler": "StepLR", "options": {"step_size": 2, "gamma": 0.0}}
+    train = {"rows": 160, "log_every": 8}
+    two = gloo_pool.run(trained, registry(tmp_path / "two", steps=2, **train))
+    five = registry(tmp_path / "five", {"use": "schedule", **zero}, steps=5, **train)
+    same(gloo_pool.run(trained, five), two)
+    tables = {"use": "schedule", "of": "tables", **zero}
+    halves = gloo_pool.run(trained, registry(tmp_path / "tables", tables, steps=5, **train))
+    for (_, found), (_, expected) in zip(halves, two, strict=True):
+        for name, value in found.items():
+            assert torch.equal(value, expected[name]) == ("embedding" in name), name
+
+
+ALL = (
+    {"use": "schedule", "warmup": 2, "scheduler": "cosineannealinglr", "options": {"T_max": 9}},
+    {"use": "clipping", "norm": 0.05, "value": 0.04},
+    {"use": "early_stopping", "patience": 4, "min_delta": 10.0},
+    {"use": "extra_metrics", "names": ["mse", "accuracy"]},
+    {"use": "mixed_precision"},
+    {"use": "diary"},
+)
+
+
+def test_resumed_is_uninterrupted_to_the_bit(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    """With all of them; early stopping has counted before and ends the run after."""
+    train = {"eval_every": 2, "steps": 20}
+    whole = gloo_pool.run(trained, registry(tmp_path / "whole", *ALL, **train))
+    first = registry(tmp_path / "parts", *ALL, **train | {"steps": 5})
+    gloo_pool.run(trained, first)
+    parts = gloo_pool.run(trained, registry(tmp_path / "parts", *ALL, **train), True)
+    for summary, _ in (*whole, *parts):
+        # The first of five evaluations is the best: the fifth, at step 10, is the fourth to fail.
+        assert summary["step"] == 11
+        assert summary["finished"]
+        assert summary["pages"] == 11
+    same(whole, parts)
+    for kind in ("train", "test"):
+        told = [lines(tmp_path / name / "run", kind) for name in ("whole", "parts")]
+        for line in told[0] + told[1]:
+            line.pop("samples_per_second", None)
+        # The part that ended at step 5 was evaluated there.
+        assert [line for line in told[1] if kind == "train" or line["step"] != 5] == told[0]
+
+
+def test_clipped_gradients_are_those_of_torch(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    """One SGD step moves dense weights by at most norm times rate, and by just that if it clips."""
+    start = gloo_pool.run(trained, registry(tmp_path / "0", steps=1, optimizer={
+        **OPTIMIZERS, "dense_lr": 1e-30}))  # fmt: skip
+    clipped = gloo_pool.run(
+        trained, registry(tmp_path / "1", {"use": "clipping", "norm": 1e-3}, steps=1)
+    )
+    for (_, before), (_, after) in zip(start, clipped, strict=True):
+        moved = [after[name] - before[name] for name in before if "embedding" not in name]
+        norm = math.sqrt(sum(float(part.square().sum()) for part in moved))
+        # Weights around 0.1 have 2**-27 between them; some tens of numbers are rounded to that.
+        assert norm == pytest.approx(0.1 * 1e-3, abs=1e-6)
+    (line,) = lines(tmp_path / "1" / "run")
+    assert line["gradient_norm"] > 1e-3
+
+
+def test_extra_metrics_are_what_their_names_say(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    callback = {"use": "extra_metrics", "names": ["mse", "ctr"]}
+    gloo_pool.run(trained, registry(tmp_path, callback, steps=2, log_every=2))
+    (train,), (test,) = (lines(tmp_path / "run", kind) for kind in ("train", "test"))
+    for line in (train, test):
+        assert 0 < line["mse"] < 1
+        assert line["rmse"] == pytest.approx(math.sqrt(line["mse"]), rel=1e-6)
+        assert 0 < line["ctr"] < 1
+
+
+def test_mixed_precision_stays_close(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    """bfloat16 keeps 8 bits: a logit near 1, a sum of products, is off by some 2**-8.
+
+    The loss moves by less than the logit does, as the sigmoid's slope is below 1; the weights of
+    few steps add no more.
+    """
+    plain = gloo_pool.run(trained, registry(tmp_path / "plain"))
+    mixed = gloo_pool.run(trained, registry(tmp_path / "mixed", {"use": "mixed_precision"}))
+    told = [
+        [line["loss"] for line in lines(tmp_path / name / "run")] for name in ("plain", "mixed")
+    ]
+    assert told[0] != told[1]
+    assert told[0] == pytest.approx(told[1], abs=4 * 2**-8)
+    for (_, left), (_, right) in zip(plain, mixed, strict=True):
+        assert all(value.dtype == left[name].dtype for name, value in right.items())
+
+
+def test_a_callback_inherits_what_it_does_not_write() -> None:
+    class Silent(Callback):
+        pass
+
+    assert Silent().state_dict() == {}
+    training: Any = None
+    batch: Any = object()
+    assert Silent().on_batch(training, batch, "train") is batch
