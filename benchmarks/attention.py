@@ -130,7 +130,7 @@ def sharing(rows: int, pooling: nn.Module) -> dict[str, Side]:
 
     def unique_samples() -> Tensor:
         jagged = Unexpanded.values(values, lengths, lookup)
-        return adapted(jagged, Unexpanded.row_lengths(lengths, lookup), query)
+        return adapted(jagged, Unexpanded.rows(lengths, lookup), query)
 
     return {
         "all samples": step(adapted, values, all_samples),

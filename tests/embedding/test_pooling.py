@@ -64,7 +64,7 @@ class Samples:
     def deduplicated(self) -> tuple[Tensor, Tensor]:
         return (
             Unexpanded.values(self.values, self.lengths, self.lookup),
-            Unexpanded.row_lengths(self.lengths, self.lookup),
+            Unexpanded.rows(self.lengths, self.lookup),
         )
 
     def expanded(self) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,7 @@ def test_it_is_a_tensor_and_says_so_without_expanding() -> None:
         (values(unique), (10, 4)),
         (Unexpanded.values(unique, LENGTHS, LOOKUP, num_values=10), (10, 4)),
         (Unexpanded.rows(unique, LOOKUP), (5, 4)),
-        (Unexpanded.row_lengths(LENGTHS, LOOKUP), (5,)),
+        (Unexpanded.rows(LENGTHS, LOOKUP), (5,)),
     ]:
         assert isinstance(made, Tensor)
         assert torch.is_tensor(made)
@@ -148,7 +148,7 @@ def test_features_that_do_not_fit_side_by_side() -> None:
     unique = leaf()[:3]
     one, wide = Unexpanded.rows(unique, LOOKUP), Unexpanded.rows(unique[:, :2], LOOKUP)
     half = Unexpanded.rows(unique.double(), LOOKUP)
-    lengths = Unexpanded.row_lengths(LENGTHS, LOOKUP)
+    lengths = Unexpanded.rows(LENGTHS, LOOKUP)
     assert torch.cat([one, wide], dim=1).shape == (5, 6)
     assert torch.cat([one, half], 1).dtype == torch.float64
     assert torch.stack([lengths, lengths], 1).tolist() == [[n, n] for n in lengths.tolist()]
@@ -161,7 +161,7 @@ def test_features_that_do_not_fit_side_by_side() -> None:
 
 
 def test_what_reads_memory() -> None:
-    lengths = Unexpanded.row_lengths(LENGTHS, LOOKUP)
+    lengths = Unexpanded.rows(LENGTHS, LOOKUP)
     assert lengths.tolist() == lengths.numpy().tolist() == [2, 3, 0, 2, 3]
     assert lengths[1].item() == int(lengths[1]) == 3
     assert lengths.data_ptr() == lengths.expanded().data_ptr()
@@ -271,7 +271,7 @@ def test_in_compiled_script() -> None:
 
 
 def test_in_a_jagged_tensor() -> None:
-    jagged = JaggedTensor(values=values(leaf()), lengths=Unexpanded.row_lengths(LENGTHS, LOOKUP))
+    jagged = JaggedTensor(values=values(leaf()), lengths=Unexpanded.rows(LENGTHS, LOOKUP))
     assert isinstance(jagged.values(), Unexpanded)
     assert isinstance(jagged.lengths(), Unexpanded)
     assert jagged.offsets().tolist() == [0, 2, 5, 5, 7, 10]

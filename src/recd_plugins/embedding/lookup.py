@@ -154,7 +154,7 @@ def sequences(
         values = Unexpanded.values(jagged.values(), lengths, lookup, count)
         every[name] = JaggedTensor(
             values,
-            lengths=Unexpanded.row_lengths(lengths, lookup),
+            lengths=Unexpanded.rows(lengths, lookup),
             weights=None if ids is None else Unexpanded.values(ids, lengths, lookup, count),
         )
     return every

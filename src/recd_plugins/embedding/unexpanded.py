@@ -51,13 +51,8 @@ class Unexpanded(Tensor):
 
     @classmethod
     def rows(cls, unique: Tensor, inverse_lookup: Tensor) -> Unexpanded:
-        """Stands for [B, ...], of unique [U, ...]."""
+        """Stands for [B, ...], of unique [U, ...]: rows, or the rows' lengths."""
         return _stand(unique, inverse_lookup, None, inverse_lookup.numel())
-
-    @classmethod
-    def row_lengths(cls, lengths: Tensor, inverse_lookup: Tensor) -> Unexpanded:
-        """Stands for the samples' lengths [B], of the unique samples' [U]."""
-        return cls.rows(lengths, inverse_lookup)
 
     @classmethod
     def values(  # type: ignore[override]

@@ -153,7 +153,7 @@ def _check_sharing(subject: Subject, module: nn.Module, rows: _Rows) -> None:
     expanded = rows.take(lookup)._replace(query=samples.query)
     unique = (
         Unexpanded.values(values, rows.lengths, lookup),
-        Unexpanded.row_lengths(rows.lengths, lookup),
+        Unexpanded.rows(rows.lengths, lookup),
         samples.query,
     )
     found = []
