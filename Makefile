@@ -13,6 +13,9 @@ PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
 INDEX_cpu := --extra-index-url https://download.pytorch.org/whl/cpu
 LOCK := requirements/$(TARGET).txt
 
+# Whole programs come first (tests/conftest.py), so that no long file is left to one worker.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+
 # Instruction sets and threads, each of which rounds otherwise.
 ROUNDINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
@@ -25,18 +28,18 @@ demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(WORKERS)
 
 # Without ranks, without processes that train: what to run after every change.
 test-fast: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ranks and not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not ranks and not slow"
 
 test-ranks: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "ranks and not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "ranks and not slow"
 
 # Whole programs: examples, benchmarks, jobs that are started, killed and resumed.
 test-examples: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest $(WORKERS) -m slow
 
 test-docs: $(VENV)/ready
 	$(BIN)/python -m pytest tests/docs tests/host/test_surface.py
@@ -44,7 +47,7 @@ test-docs: $(VENV)/ready
 # Parity on machines of other instruction sets, as far as this one can stand for them.
 test-rounding: $(VENV)/ready
 	set -e; for rounding in $(ROUNDINGS); do \
-		echo $$rounding; env $$rounding $(BIN)/python -m pytest -q -n 2 --dist loadfile $(PARITY); \
+		echo $$rounding; env $$rounding $(BIN)/python -m pytest -q $(WORKERS) $(PARITY); \
 	done
 
 lint: $(VENV)/ready

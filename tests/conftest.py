@@ -28,6 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("ranks")
         if item.path.parent.name in WHOLE_PROGRAMS:
             item.add_marker("slow")
+    # Files are dealt out in this order: whole programs first, single values last.
+    files: dict[Path, tuple[bool, bool]] = {}
+    for item in items:
+        slow, ranks = files.get(item.path, (False, False))
+        marks = {mark.name for mark in item.iter_markers()}
+        files[item.path] = (slow or "slow" in marks, ranks or "ranks" in marks)
+    items.sort(key=lambda item: files[item.path], reverse=True)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import assert_alike
+from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
@@ -115,20 +118,30 @@ def train(folder: str, kind: str, coalesce: str) -> list[list[tuple[str | None, 
             seen.append(batch)
             yield batch
 
-    ours, theirs = build(kind, cluster), build(kind, None)
     steps = EPOCHS * len(stage)
-    for model, batches in ((ours, watched()), (theirs, None)):
-        stream = batches or iter([dataclasses.replace(batch, hot_under=None) for batch in seen])
+
+    def trained(
+        behind: TierCluster | None,
+        stream: Iterator[Batch],
+        rounding: AbstractContextManager[object],
+    ) -> dict[str, Tensor]:
+        model = build(kind, behind)
         optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-        for step in range(steps):
-            if model is ours and step == len(stage) + 2:
-                cluster.retier(second)
-                plans.tier_plan = second
-            pipeline.progress(stream)
-    plain = tables_of(theirs)
-    for name, table in tables_of(ours).items():
-        torch.testing.assert_close(table, plain[name], atol=1e-6, rtol=0)
+        with rounding:
+            for step in range(steps):
+                if behind is not None and step == len(stage) + 2:
+                    behind.retier(second)
+                    plans.tier_plan = second
+                pipeline.progress(stream)
+        return tables_of(model)
+
+    def plain(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        unmarked = [dataclasses.replace(batch, hot_under=None) for batch in seen]
+        return trained(None, iter(unmarked), rounding)
+
+    ours = trained(cluster, watched(), nullcontext())
+    assert_alike(ours, *plain_of(plain))
     found = [(batch.hot_under, rows_of(batch)) for batch in seen]
     return [found[first : first + len(stage)] for first in range(0, steps, len(stage))]
 

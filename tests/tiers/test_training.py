@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -17,13 +19,13 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import assert_alike
+from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 DRAWN = ByTiers(ranks_per_node=2, seed=3)
-TOLERANCE = 1e-6
-"""Sums in another order differ by 1e-7 of what they sum, a few steps add it up."""
 
 Model = DistributedModelParallel
 
@@ -68,18 +70,18 @@ def state(model: Model) -> dict[str, Tensor]:
     }
 
 
-def assert_alike(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name, ours in left.items():
-        torch.testing.assert_close(ours, right[name], atol=TOLERANCE, rtol=0)
-
-
 def both(train: Callable[[Model], None], kind: str = "rowwise_adagrad") -> None:
     """On a rank: train behind tiers and without, and compare."""
-    models = build(DRAWN, kind), build(BySharding("row_wise"), kind)
-    for model in models:
-        train(model)
-    assert_alike(*map(tables, models))
+
+    def plain(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        model = build(BySharding("row_wise"), kind)
+        with rounding:
+            train(model)
+        return tables(model)
+
+    ours = build(DRAWN, kind)
+    train(ours)
+    assert_alike(tables(ours), *plain_of(plain))
 
 
 def change_learning_rates(model: Model) -> None:
@@ -164,10 +166,9 @@ def test_replicas_are_equal_bit_by_bit(gloo_pool: GlooPool) -> None:
 
 def move_between(there: Arrangement, back: Arrangement, through_optimizer_first: bool) -> None:
     """On a rank: ten steps, move everything to the other arrangement, ten more."""
-    first, second, reference = build(there), build(back), build(BySharding("row_wise"))
+    first, second = build(there), build(back)
     for number in range(10):
         step(first, number)
-        step(reference, number)
         step(second, number + 20)  # elsewhere
     if through_optimizer_first:
         second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
@@ -178,10 +179,17 @@ def move_between(there: Arrangement, back: Arrangement, through_optimizer_first:
     for number in range(10, 20):
         step(first, number)
         step(second, number)
-        step(reference, number)
+
+    def plain(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        model = build(BySharding("row_wise"))
+        with rounding:
+            for number in range(20):
+                step(model, number)
+        return tables(model) | state(model)
+
+    expected, bounds = plain_of(plain)
     for model in (first, second):
-        assert_alike(state(model), state(reference))
-        assert_alike(tables(model), tables(reference))
+        assert_alike(tables(model) | state(model), expected, bounds)
 
 
 @pytest.mark.parametrize(
@@ -211,18 +219,20 @@ def retier_under_way() -> None:
     def batches() -> Iterator[Batch]:
         return iter([batch(number) for number in range(20)])
 
-    models = build(DRAWN), build(BySharding("row_wise"))
-    for model in models:
+    def train(behind: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        model = build(behind)
         optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         stream = batches()
-        for number in range(20):
-            if model is models[0] and number in (4, 5, 12):
-                drawn = dataclasses.replace(DRAWN, seed=number)
-                cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
-            pipeline.progress(stream)
-    assert_alike(*map(tables, models))
-    assert_alike(*map(state, models))
+        with rounding:
+            for number in range(20):
+                if behind is DRAWN and number in (4, 5, 12):
+                    drawn = dataclasses.replace(DRAWN, seed=number)
+                    cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
+                pipeline.progress(stream)
+        return tables(model) | state(model)
+
+    assert_alike(train(DRAWN, nullcontext()), *plain_of(partial(train, BySharding("row_wise"))))
 
 
 def test_rows_move_between_tiers_while_batches_are_in_flight(gloo_pool: GlooPool) -> None:
@@ -231,25 +241,28 @@ def test_rows_move_between_tiers_while_batches_are_in_flight(gloo_pool: GlooPool
 
 def evaluate_under_way() -> None:
     """On a rank: a new plan, and an evaluation by it before the batches in flight by the old."""
-    models = build(DRAWN), build(BySharding("row_wise"))
-    for model in models:
+
+    def train(behind: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        model = build(behind)
         optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         stream = iter([batch(number) for number in range(12)])
-        for number in range(12):
-            if number in (4, 8):
-                if model is models[0]:
-                    drawn = dataclasses.replace(DRAWN, seed=number)
-                    cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
-                pipeline.detach()
-                model.eval()
-                with torch.no_grad():
-                    model(batch(99))
-                model.train()
-                pipeline.attach(sparse_dist=False)
-            pipeline.progress(stream)
-    assert_alike(*map(tables, models))
-    assert_alike(*map(state, models))
+        with rounding:
+            for number in range(12):
+                if number in (4, 8):
+                    if behind is DRAWN:
+                        drawn = dataclasses.replace(DRAWN, seed=number)
+                        cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
+                    pipeline.detach()
+                    model.eval()
+                    with torch.no_grad():
+                        model(batch(99))
+                    model.train()
+                    pipeline.attach(sparse_dist=False)
+                pipeline.progress(stream)
+        return tables(model) | state(model)
+
+    assert_alike(train(DRAWN, nullcontext()), *plain_of(partial(train, BySharding("row_wise"))))
 
 
 def test_rows_go_back_to_batches_in_flight_after_an_evaluation(gloo_pool: GlooPool) -> None:

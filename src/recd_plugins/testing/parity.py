@@ -34,6 +34,7 @@ __all__ = [
     "TABLE_OPTIMIZERS",
     "Bounds",
     "Reference",
+    "assert_alike",
     "assert_parity",
     "check_parity",
     "reference_of",
@@ -226,6 +227,13 @@ def assert_parity(
                 f"table {name!r} is where it started, so parity says nothing about it: "
                 "train on batches that touch it, or name it in `unmoved`."
             )
+
+
+def assert_alike(left: Mapping[str, Tensor], right: Mapping[str, Tensor], bounds: Bounds) -> None:
+    """Tensors of the same names and shapes, equal within `bounds`; the last two from `plain_of`."""
+    __tracebackhide__ = True
+    if found := _differences(left, right, bounds):
+        raise AssertionError("\n".join(found))
 
 
 def _differences(
