@@ -1,4 +1,4 @@
-"""Writes docs/slots.md and docs/train.md from the docstrings: `python docs/reference.py`.
+"""Writes slots.md, train.md and the names of api.md from docstrings: `python docs/reference.py`.
 
 tests/docs/test_reference.py holds the files to what this prints.
 """
@@ -9,10 +9,12 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
-from recd_plugins import slots
+from recd_plugins import api, slots
 from recd_plugins.cli.new_plugin import SLOTS_WITH_TEMPLATE, example
 from recd_plugins.cli.plugins import FORM
 from recd_plugins.data.columns import Columns
@@ -23,6 +25,8 @@ from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.trainer.training import Training
 
 HERE = Path(__file__).parent
+NAMES = "## Names"
+"""The heading in api.md under which all is generated."""
 BUILDS: dict[str, tuple[type, ...]] = {
     "log": (slots.LogStore,),
     "dataset": (slots.Dataset,),
@@ -50,6 +54,29 @@ def slots_page() -> str:
 
 def train_page() -> str:
     return "\n".join(["# The `train` key", "", *_options(TrainSettings)]) + "\n"
+
+
+def api_page() -> str:
+    """The page as it is, its names anew."""
+    written, _, _ = (HERE / "api.md").read_text().partition(f"{NAMES}\n")
+    return "\n".join([written + NAMES, *_names()]) + "\n"
+
+
+def _names() -> Iterator[str]:
+    """Each public name with the first sentence of its docstring; constants have none."""
+    yield "\nWritten by `python docs/reference.py`."
+    modules = [
+        api,
+        *(import_module(f"{api.__name__}.{one.name}") for one in iter_modules(api.__path__)),
+    ]
+    for module in modules:
+        yield f"\n### {module.__name__}\n"
+        yield f"{(module.__doc__ or '').splitlines()[0]}\n"
+        for name in module.__all__:
+            thing = getattr(module, name)
+            documented = inspect.isclass(thing) or inspect.isfunction(thing)
+            sentence = re.match(r".*?[.](?= |$)", _text(thing)) if documented else None
+            yield f"- `{name}`" + (f": {sentence[0]}" if sentence else "")
 
 
 def _slots_page(catalog: Catalog) -> Iterator[str]:
@@ -140,3 +167,4 @@ def _options(config: type[Any]) -> Iterator[str]:
 if __name__ == "__main__":
     (HERE / "slots.md").write_text(slots_page())
     (HERE / "train.md").write_text(train_page())
+    (HERE / "api.md").write_text(api_page())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
-from recd_plugins.api import Context, fitting
+from recd_plugins.api import Context, Topology, fitting
 from recd_plugins.api.planning import (
     GB,
     PAPER_K,
@@ -19,7 +19,6 @@ from recd_plugins.api.planning import (
     PlanReport,
     SequenceTable,
     TierPlanner,
-    Topology,
     check_collections,
     model_tables,
     priced,

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from recd_plugins.api.planning import GB, Topology, model_tables, state_bytes
+from recd_plugins.api import Topology
+from recd_plugins.api.planning import GB, model_tables, state_bytes
 from recd_scars.uvm.kernel_bytes import row_wise_state
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from recd_plugins.api import CapabilityError
-from recd_plugins.api.planning import Topology
+from recd_plugins.api import CapabilityError, Topology
 
 __all__ = ["Home", "check_home", "seen_from"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recd_plugins.api import CapabilityError, Context, Loader
+from recd_plugins.api import CapabilityError, Context, Loader, Topology
 from recd_plugins.api.planning import (
     GB,
     ChosenSizes,
@@ -26,7 +26,6 @@ from recd_plugins.api.planning import (
     TableConstraint,
     TierPlan,
     TierPlanner,
-    Topology,
     check_collections,
     model_tables,
     profile_batches,

@@ -238,7 +238,7 @@ class Pooling(Protocol):
         a model then has one for it, or fails to build. `needs_query = False` says that the
         query is ignored: rows that samples share are then pooled once, whatever they ask. So
         they are, with a query for each sample, by a method `pool_unique`, if the module has
-        one (`recd_plugins.embedding.pooling.PoolsUnique`).
+        one (`recd_plugins.api.embedding.PoolsUnique`).
         """
 
 

@@ -30,7 +30,7 @@ def reference() -> object:
     return reference
 
 
-@pytest.mark.parametrize("page", ["slots", "train"])
+@pytest.mark.parametrize("page", ["slots", "train", "api"])
 def test_the_reference_is_written_anew_when_docstrings_change(page: str, reference: object) -> None:
     written = (ROOT / f"docs/{page}.md").read_text()
     assert written == getattr(reference, f"{page}_page")(), "run: python docs/reference.py"

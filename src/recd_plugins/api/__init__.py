@@ -17,6 +17,7 @@ from recd_plugins.errors import (
 )
 from recd_plugins.hooks.markers import hookimpl
 from recd_plugins.naming.patterns import check_patterns, fitting, matching
+from recd_plugins.planning.topology import Topology
 from recd_plugins.slots import (
     CacheRecord,
     Callback,
@@ -80,6 +81,7 @@ __all__ = [
     "ShardingRecord",
     "StatsRecord",
     "TableStats",
+    "Topology",
     "VersionError",
     "check_patterns",
     "fitting",

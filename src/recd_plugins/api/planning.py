@@ -24,10 +24,11 @@ from recd_plugins.planning.planner_bases import (
     Proposes,
     Retiers,
     Tiered,
+    from_rank_0,
 )
 from recd_plugins.planning.table_sizes import MergedRows, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
-from recd_plugins.planning.topology import GB, Cluster, Topology
+from recd_plugins.planning.topology import GB, Cluster, Link
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.tiers.tier_planner import ChosenSizes, TierPlanner
 
@@ -44,6 +45,7 @@ __all__ = [
     "HoldsRowWise",
     "Integers",
     "Ledger",
+    "Link",
     "MergedRows",
     "ModelTable",
     "OrdersBatches",
@@ -61,13 +63,13 @@ __all__ = [
     "TierPlan",
     "TierPlanner",
     "Tiered",
-    "Topology",
     "TorchRecPlannerConfig",
     "aligned",
     "appears",
     "build_torchrec_planner",
     "check_collections",
     "exponential",
+    "from_rank_0",
     "half_normal",
     "marginal_ms",
     "model_tables",

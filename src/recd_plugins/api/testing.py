@@ -1,6 +1,12 @@
 """The kit that plugin authors test with; its pytest fixture `gloo_pool` is always there."""
 
-from recd_plugins.testing.batches import random_batch, random_batches, random_table
+from recd_plugins.testing.batches import (
+    from_lists,
+    random_batch,
+    random_batches,
+    random_table,
+    to_lists,
+)
 from recd_plugins.testing.conformance import ContractBroken, check_record
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import check_parity
@@ -14,8 +20,10 @@ __all__ = [
     "check_parity",
     "check_record",
     "check_resume",
+    "from_lists",
     "random_batch",
     "random_batches",
     "random_table",
+    "to_lists",
     "train_quietly",
 ]

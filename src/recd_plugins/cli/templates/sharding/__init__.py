@@ -9,8 +9,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-from recd_plugins.api import Config, Context, ShardingRecord, hookimpl
-from recd_plugins.api.planning import Proposes, Topology
+from recd_plugins.api import Config, Context, ShardingRecord, Topology, hookimpl
+from recd_plugins.api.planning import Proposes
 
 
 class NewPlugin(Proposes):
