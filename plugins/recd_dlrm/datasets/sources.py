@@ -26,7 +26,7 @@ BLOCK_BYTES = 8 << 20
 def check_sources(option: str, *paths: Path, folders: bool = False) -> None:
     """Every path can be read: a file, or with `folders` one or a folder.
 
-    `DataError` names the path and the option that said it.
+    `DataError` names the path and the option that gave it.
     """
     for path in paths:
         try:

@@ -66,7 +66,7 @@ class Transformer(nn.Module):
             for of_chunk, chunk in zip(buckets.values(values), buckets.chunks, strict=True)
         ]
         if not outputs:
-            # Not a value in the batch; but DDP, told that the graph is static, wants gradients.
+            # Not a value in the batch; but DDP, for which the graph is static, wants gradients.
             (one,) = Buckets.of(lengths.new_ones(1)).chunks
             outputs = [0.0 * self._encode(values.new_zeros(1, values.shape[1]), one)]
         return buckets.rows(outputs)

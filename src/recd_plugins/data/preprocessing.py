@@ -1,4 +1,4 @@
-"""What a `preprocess` transform makes of a schema and of feature groups, told before any batch."""
+"""What a `preprocess` transform makes of a schema and of feature groups, known before any batch."""
 
 from __future__ import annotations
 

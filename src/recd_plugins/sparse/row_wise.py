@@ -50,7 +50,7 @@ class RowWise:
         self.transform = transform
         self._makes = makes
         self._known: dict[tuple[str, ...], list[str]] = {}
-        """What `makes` said: it is asked once, not for each batch."""
+        """What `makes` answered: it is asked once, not for each batch."""
         self.name = _name_of(transform)
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)
