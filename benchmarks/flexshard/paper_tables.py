@@ -108,7 +108,7 @@ def _off(name: str, found: int, printed: int, target: float) -> Figure:
 
 
 def _covered(ledger: Ledger) -> float:
-    return 1 - ledger.tables["table"].entries["row_wise"].share
+    return 1 - ledger.tables["table"].entries["home"].share
 
 
 def _rows(ledger: Ledger) -> str:

@@ -139,7 +139,7 @@ def test_costs_add_up_over_rows_and_tables() -> None:
     assert [entry.rows for entry in entries.values()] == [16, 64, 920]
     assert sum(entry.share for entry in entries.values()) == pytest.approx(1)
     assert entries["replicated"].share == pytest.approx(rows.coverage(16))
-    assert ledger.tables["b"].entries["row_wise"].rows == 1000
+    assert ledger.tables["b"].entries["home"].rows == 1000
     assert ledger.cost.memory == pytest.approx(
         sum(e.cost.memory for t in ledger.tables.values() for e in t.entries.values())
     )

@@ -20,7 +20,7 @@ __all__ = [
     "home_cost",
 ]
 
-TierName = Literal["replicated", "per_node", "row_wise"]
+TierName = Literal["replicated", "per_node", "home"]
 REPLICAS: tuple[TierName, ...] = ("replicated", "per_node")
 TINY = 1e-300
 """Instead of 0, where nothing is looked up and so nothing is a share of it."""
@@ -101,7 +101,7 @@ class Ledger:
         by_node = {
             one.table.width
             for one in self.tables.values()
-            if one.sizes.coalesce == "node" and one.entries["row_wise"].rows
+            if one.sizes.coalesce == "node" and one.entries["home"].rows
         }
         summed = [_is_summed(one.table, one.sizes) for one in self.tables.values()]
         calls = {
@@ -124,7 +124,7 @@ class Ledger:
             (tier, one.table.width, one.sizes.coalesce)
             for one in self.tables.values()
             for tier, entry in one.entries.items()
-            if entry.rows and tier != "row_wise"
+            if entry.rows and tier != "home"
         }
         for tier, _, _ in tiers:
             if dense and tier == "replicated":
@@ -155,7 +155,7 @@ class Ledger:
     def ms(self) -> float:
         """Expected milliseconds of a step's exchange and lookups."""
         cluster, entries = self.prices.cluster, [one.entries for one in self.tables.values()]
-        home = sum((each["row_wise"].cost for each in entries), Cost())
+        home = sum((each["home"].cost for each in entries), Cost())
         copied = (each[tier].cost for each in entries for tier in REPLICAS)
         return overlapped(
             self.ms_by_collective,
@@ -191,7 +191,7 @@ def _table(table: SequenceTable, sizes: TableSizes, prices: Prices) -> TableLedg
     rows, width = table.rows, table.width
     hot, warm, every = sizes.replicated, sizes.replicated + sizes.per_node, rows.num_rows
     replicated, per_node = rows.part(0, hot), rows.part(hot, warm)
-    row_wise = rows.part(warm, every)
+    home = rows.part(warm, every)
     parts: dict[TierName, tuple[RowDistribution, Cost]] = {
         "replicated": (
             replicated,
@@ -201,7 +201,7 @@ def _table(table: SequenceTable, sizes: TableSizes, prices: Prices) -> TableLedg
             per_node,
             prices.per_node(per_node, width, sizes.coalesce).total(per_node.counts),
         ),
-        "row_wise": (row_wise, home_cost(table, sizes, row_wise, prices)),
+        "home": (home, home_cost(table, sizes, home, prices)),
     }
     entries = {
         tier: Entry(

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Frontier", "PlanReport", "TierReport", "why_not_more"]
 
-CALLED = {"replicated": "DP", "per_node": "Flex", "row_wise": "RW"}
+CALLED = {"replicated": "DP", "per_node": "Flex", "home": "RW"}
+FILED: Mapping[str, str] = {"home": "row_wise"}
+"""What `recd plan --json` calls a tier, where scripts that read it know another name."""
 LINKS = {
     "a2a_global": "global all-to-all",
     "a2a_intra": "intra-node all-to-all",
@@ -108,7 +110,10 @@ class PlanReport:
                     "coalesce": table.sizes.coalesce,
                     "ms": self._ms(name),
                     "why_not_more": why_not_more(table, self.ledger, self.budget),
-                    **{tier: report._asdict() for tier, report in self.tiers(name).items()},
+                    **{
+                        FILED.get(tier, tier): report._asdict()
+                        for tier, report in self.tiers(name).items()
+                    },
                 }
                 for name, table in self.ledger.tables.items()
             },
@@ -125,7 +130,7 @@ class PlanReport:
         rows: list[tuple[str, ...]] = [("table", "tier", "rows", "lookups", "memory", "ms")]
         for name, table in self.ledger.tables.items():
             for tier, report in self.tiers(name).items():
-                if report.rows or tier == "row_wise":
+                if report.rows or tier == "home":
                     rows.append((name, *_row(tier, table, report)))
         yield from aligned(rows)
         yield from self._totals()
