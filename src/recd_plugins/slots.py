@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
+    from torch.optim import Optimizer
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -61,6 +62,8 @@ __all__ = [
     "LogRecord",
     "LogStore",
     "ModelRecord",
+    "OptimizerFactory",
+    "OptimizerRecord",
     "Planner",
     "Pooling",
     "PoolingFactory",
@@ -244,6 +247,9 @@ class Pooling(Protocol):
 
 PoolingFactory = Callable[[int], "nn.Module"]
 """Embedding dimension D to a `Pooling` module."""
+
+OptimizerFactory = Callable[["list[nn.Parameter]"], "Optimizer"]
+"""The dense parameters to the torch optimizer that steps them once a step."""
 
 
 EVENTS = ("at_", "before_", "after_", "on_")
@@ -515,6 +521,15 @@ class ModelRecord(Record[C, "nn.Module"]):
     slot = "model"
 
 
+class OptimizerRecord(Record[C, OptimizerFactory]):
+    """What steps the dense parameters, in place of `train.optimizer.dense`.
+
+    Its learning rate is an option of its own. Tables keep their fused optimizer.
+    """
+
+    slot = "optimizer"
+
+
 class CallbackRecord(Record[C, Callback]):
     """What a run does beside training: before and after its steps, on metrics, on checkpoints."""
 
@@ -549,6 +564,7 @@ SLOTS: dict[str, type[Record[Any, Any]]] = {
         CacheRecord,
         PoolingRecord,
         ModelRecord,
+        OptimizerRecord,
         CallbackRecord,
     )
 }
@@ -564,6 +580,7 @@ HOST_USES: tuple[str, ...] = (
     "sharding",
     "cache",
     "model",
+    "optimizer",
     "callbacks",
 )
 """Slots that the host itself reads; the others must be in some chosen record's `uses`."""

@@ -32,6 +32,7 @@ from recd_plugins.slots import (
     DedupConverter,
     Explains,
     Loader,
+    OptimizerFactory,
     Planner,
     Reader,
     check_callback,
@@ -122,6 +123,20 @@ class Stack:
         """The registry's own model, its tables on the meta device."""
         model: nn.Module = self.registry.one("model").build(self._contexts.of("model", self.schema))
         return model
+
+    def optimizer(self) -> OptimizerFactory | None:
+        """What makes the dense parameters' optimizer; none where `train.optimizer` says it."""
+        choices = self.registry.chosen("optimizer")
+        if not choices:
+            return None
+        said = (self.registry.source.values.get("train") or {}).get("optimizer") or {}
+        if twice := [name for name in said if name.startswith("dense")]:
+            raise RegistryError(
+                f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both say how dense "
+                "parameters are stepped. Keep one of them."
+            )
+        factory: OptimizerFactory = choices[0].build(self._contexts.of("optimizer"))
+        return factory
 
     def callbacks(self) -> list[tuple[Callback, Choice]]:
         """The callbacks of a run, each with its choice, in the order of registry.yaml."""

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from recd_plugins import hookimpl
-from recd_plugins.api import Callback, CallbackRecord, Config, Context
+from recd_plugins.api import (
+    Callback,
+    CallbackRecord,
+    Config,
+    Context,
+    OptimizerFactory,
+    OptimizerRecord,
+)
 from recd_plugins.api.training import Training
 
 
@@ -107,6 +116,26 @@ DIARY = CallbackRecord(name="diary", summary="Writes.", config=DiaryConfig, buil
 MISSPELT = CallbackRecord(
     name="misspelt", summary="Writes nothing.", config=DiaryConfig, build=build_misspelt
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainConfig(Config):
+    """Gradient descent."""
+
+    lr: float = 0.1
+    """Its learning rate."""
+
+
+def build_plain(config: PlainConfig, context: Context) -> OptimizerFactory:
+    return lambda params: torch.optim.SGD(params, lr=config.lr)
+
+
+PLAIN = OptimizerRecord(name="plain", summary="Descends.", config=PlainConfig, build=build_plain)
+
+
+@hookimpl
+def recd_optimizer() -> list[OptimizerRecord[Any]]:
+    return [PLAIN]
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from typing import Any
 import callback_plugin
 import pytest
 import torch
-from callback_plugin import DIARY, MISSPELT
+from callback_plugin import DIARY, MISSPELT, PLAIN
 from probe_plugin import probe_registry
 
 from recd_plugins.errors import PluginError, RegistryError
@@ -337,3 +337,16 @@ def test_a_callback_inherits_what_it_does_not_write() -> None:
     training: Any = None
     batch: Any = object()
     assert Silent().on_batch(training, batch, "train") is batch
+
+
+def test_an_optimizer_of_a_plugins_steps_the_dense_part(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    check_record(PLAIN)
+    torchs = gloo_pool.run(trained, registry(tmp_path / "torchs", steps=3))
+    tables = {name: value for name, value in OPTIMIZERS.items() if name.startswith("tables")}
+    own = registry(tmp_path / "own", steps=3, optimizer=tables) | {"optimizer": "plain"}
+    same(gloo_pool.run(trained, own), torchs)
+    both = registry(tmp_path / "both") | {"optimizer": "plain"}
+    with pytest.raises(RegistryError, match=r"train.optimizer \(dense, dense_lr\) both say"):
+        load(both).optimizer()

@@ -22,6 +22,7 @@ from recd_plugins.slots import (
     EtlRecord,
     LogRecord,
     ModelRecord,
+    OptimizerRecord,
     PoolingRecord,
     PreprocessRecord,
     ReaderRecord,
@@ -94,6 +95,10 @@ class ModelSpecs:
 
 class RunSpecs:
     """While a model is trained."""
+
+    @hookspec
+    def recd_optimizer(self) -> Iterable[OptimizerRecord[Any]]:  # type: ignore[empty-body]
+        """Optimizers of the dense parameters."""
 
     @hookspec
     def recd_callbacks(self) -> Iterable[CallbackRecord[Any]]:  # type: ignore[empty-body]

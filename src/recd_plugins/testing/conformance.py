@@ -28,6 +28,7 @@ from recd_plugins.testing.contracts.dedup import check_dedup
 from recd_plugins.testing.contracts.etl import check_etl
 from recd_plugins.testing.contracts.log import check_log
 from recd_plugins.testing.contracts.model import check_model
+from recd_plugins.testing.contracts.optimizer import check_optimizer
 from recd_plugins.testing.contracts.pooling import check_pooling
 from recd_plugins.testing.contracts.preprocess import check_preprocess
 from recd_plugins.testing.contracts.reader import check_reader
@@ -56,6 +57,7 @@ CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
     "cache": check_sharding,
     "pooling": check_pooling,
     "model": check_model,
+    "optimizer": check_optimizer,
     "callbacks": check_callbacks,
 }
 """How a slot's record is tried: a `cache` as the `sharding` in whose place it plans."""

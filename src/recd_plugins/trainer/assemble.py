@@ -47,11 +47,12 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     plan = stack.plan(model)
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
     initialise_tables(sharded, initialisers, settings.seed)
+    factory = stack.optimizer()
     dense: list[torch.optim.Optimizer] = []
     parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
 
     def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        dense.append(_dense_optimizer(params, settings.optimizer))
+        dense.append(factory(params) if factory else _dense_optimizer(params, settings.optimizer))
         return dense[0]
 
     optimizer = CombinedOptimizer(

@@ -29,7 +29,7 @@ from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 
 __all__ = ["Checkpoints", "read_job", "read_rank", "write_json"]
 
-SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling")
+SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "optimizer")
 """Registry keys that a resumed job may not change."""
 
 
