@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from snippets import Reader
+
+pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -63,6 +63,7 @@ def test_a_plugin_is_written_under_its_own_name(tmp_path: Path) -> None:
     assert "class MySums(nn.Module)" in (folder / "src/my_sums/__init__.py").read_text()
 
 
+@pytest.mark.slow
 def test_the_tests_of_every_slots_plugin_pass_as_written(tmp_path: Path) -> None:
     folders = [write_plugin(f"my_{slot}", slot, tmp_path) for slot in SLOTS_WITH_TEMPLATE]
     sources = ":".join(str(folder / "src") for folder in folders)
@@ -76,7 +77,7 @@ def test_the_registry_that_is_written_uses_the_plugin(
 ) -> None:
     folder = write_plugin(f"my_{slot}", slot, tmp_path)
     registry = Registry.load(folder / "registry.yaml")
-    (chosen,) = registry.chosen(slot)
+    (chosen,) = registry.chosen(slot)  # its options are parsed, and what it needs is there
     assert isinstance(chosen.record, SLOTS[slot])
     assert chosen.record.name == f"my_{slot}"
 
