@@ -86,6 +86,9 @@ class InMemory:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.step = state["epoch"], state["step"]
 
+    def close(self) -> None:
+        """Nothing is held open."""
+
     def batch(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Batch:
         """The samples of these rows; -1 stands for padding, a row of weight 0."""
         part = self.rows.take(pa.array(np.maximum(rows, 0)))
