@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from torch import nn
 
-from recd_plugins.api import CacheRecord, Config, Context, Range, hookimpl
+from recd_plugins.api import CacheRecord, Config, Context, Range, Topology, hookimpl
 from recd_plugins.api.planning import (
     ChosenSizes,
     Cluster,
@@ -20,7 +20,6 @@ from recd_plugins.api.planning import (
     SequenceTable,
     TableSizes,
     TierPlanner,
-    Topology,
     check_collections,
     model_tables,
     replica_factor,

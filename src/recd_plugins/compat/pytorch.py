@@ -21,8 +21,8 @@ __all__ = [
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",
     "narrow_tensor_by_index",
-    "operator_name",
     "pytree",
+    "schema_of",
     "tensor_without_memory",
     "was_written_to",
     "written_arguments",
@@ -56,19 +56,19 @@ def tensor_without_memory(
     return Tensor._make_wrapper_subclass(kind, shape, dtype=dtype, device=device)
 
 
-def operator_name(operator: Any) -> str:
-    """An operator's name, as `c10d::allreduce_`."""
-    name: str = operator._schema.name
-    return name
+def schema_of(operator: Any) -> torch.FunctionSchema:
+    """An operator's name, as `c10d::allreduce_`, its arguments and what it returns."""
+    schema: torch.FunctionSchema = operator._schema
+    return schema
 
 
 def argument_names(operator: Any) -> list[str]:
     """The names of an operator's arguments, in order."""
-    return [argument.name for argument in operator._schema.arguments]
+    return [argument.name for argument in schema_of(operator).arguments]
 
 
 def written_arguments(operator: Any) -> Iterator[str]:
     """The names of those arguments that an operator changes in place."""
-    for argument in operator._schema.arguments:
+    for argument in schema_of(operator).arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield argument.name

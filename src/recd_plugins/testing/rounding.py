@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from recd_plugins.compat.pytorch import TorchDispatchMode, schema_of
 
 __all__ = ["FACTOR", "RUNS", "Rounding", "bounds_of", "plain_of", "spreads_of"]
 
@@ -61,7 +62,7 @@ class Rounding(TorchDispatchMode):
         self._factors: dict[torch.dtype, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = func._schema
+        schema: Any = schema_of(func)
         first = schema.arguments[0].alias_info if schema.arguments else None
         in_place = first is not None and first.is_write and args and isinstance(args[0], Tensor)
         in_place = in_place and schema.name not in EXACT and _rounds(args[0])

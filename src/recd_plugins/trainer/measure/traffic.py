@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.module_tracker import ModuleTracker
 
-from recd_plugins.compat.pytorch import TorchDispatchMode, argument_names, operator_name
+from recd_plugins.compat.pytorch import TorchDispatchMode, argument_names, schema_of
 
 __all__ = ["COLLECTIVES", "PHASES", "Traffic", "TrafficCounter"]
 
@@ -76,7 +76,7 @@ class TrafficCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, func: Any, args: Sequence[Any]) -> None:
-        name = operator_name(func).partition("::")[2].lstrip("_")
+        name = schema_of(func).name.partition("::")[2].lstrip("_")
         collective = next((to for start, to in COLLECTIVES.items() if name.startswith(start)), None)
         if collective is None:  # a barrier, a wait, the receiver of what another sends
             return
