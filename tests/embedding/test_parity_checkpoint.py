@@ -49,13 +49,12 @@ def job(arrange: Sharded, seed: int) -> Job:
         arranged.model, device=CPU, plan=arranged.plan, sharders=arranged.sharders
     )
     initialise_tables(sharded, tables, seed)
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(sharded.named_parameters())),
-        lambda parameters: torch.optim.Adagrad(parameters, lr=ADAGRAD.dense_lr),
-    )
-    optimizer = CombinedOptimizer([sharded.fused_optimizer, dense])
+    parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    dense = torch.optim.Adagrad(parameters.values(), lr=ADAGRAD.dense_lr)
+    keyed = KeyedOptimizerWrapper(parameters, lambda _: dense)
+    optimizer = CombinedOptimizer([sharded.fused_optimizer, keyed])
     pipeline = TrainPipelineSparseDist(sharded, optimizer, CPU)
-    return Job(sharded, optimizer, pipeline, arranged.plan, CPU)
+    return Job(sharded, optimizer, dense, pipeline, arranged.plan, CPU)
 
 
 def names(of: Job) -> tuple[list[str], list[str], set[str]]:
