@@ -204,6 +204,17 @@ def test_a_state_before_the_first_batch_starts_no_worker(table):
     assert multiprocessing.active_children() == before
 
 
+def test_a_closed_loader_leaves_no_worker_in_the_middle_of_an_epoch(table):
+    before = set(multiprocessing.active_children())
+    loader = open_loader(table, workers=2)
+    batches = iter(loader)
+    next(batches)
+    assert set(multiprocessing.active_children()) > before
+    loader.close()
+    assert set(multiprocessing.active_children()) == before
+    loader.close()  # once more, to no effect
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -124,7 +124,7 @@ class LocalLoader:
         self._batch = 0
         self._within: dict[str, Any] | None = None
         """torchdata's state within the epoch; nothing at its start."""
-        self._opened: StatefulDataLoader[Batch | RecdError] | None = None
+        self._reading: Generator[Batch, None, None] | None = None
         if workers:
             # The server that workers are forked from has imported this module, but runs no
             # thread, as the trainer's process does: forking that one could deadlock.
@@ -136,8 +136,12 @@ class LocalLoader:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
+        self._reading = self._read()
+        return self._reading
+
+    def _read(self) -> Generator[Batch, None, None]:
         self._batches.epoch = self._epoch
-        torchdata = self._opened = self._open()
+        torchdata = self._open()
         torchdata.load_state_dict(self._within or {})
         try:
             for batch in torchdata:
@@ -154,9 +158,8 @@ class LocalLoader:
 
     def close(self) -> None:
         """End the workers, though an epoch is under way."""
-        if self._opened is not None:
-            self._opened.load_state_dict({})
-            self._opened = None
+        if self._reading is not None:
+            self._reading.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in numbers and texts alone."""
