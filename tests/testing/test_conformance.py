@@ -121,6 +121,9 @@ NEEDED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "movielens": movielens,
     "yoochoose": yoochoose,
     "sessions": lambda folder: {"samples": 500},
+    "schedule": lambda folder: {"warmup": 5},
+    "clipping": lambda folder: {"norm": 1.0},
+    "extra_metrics": lambda folder: {"names": ["mse"]},
     "synthetic_trace": lambda folder: {
         "samples": 500,
         "test_samples": 100,
