@@ -35,8 +35,9 @@ MOVIELENS = Path(__file__).parents[2] / "shared" / "data" / "ml100k" / "ml-100k.
 DEADLINE = 1800.0
 
 TOLERANCE = 1e-3
-"""Of the loss. A step's losses agree within 1e-6: sums over unique samples add floats in another
-order. Training carries such differences on, and they grow with every step."""
+"""How far losses may differ. A step's losses agree within 1e-6: sums over unique
+samples add floats in another order. Training carries such differences on, and they grow with every
+step."""
 
 ORDERS: dict[str, dict[str, Any]] = {
     "by time": {},
@@ -72,23 +73,27 @@ class Run:
     seed: int
 
     def registry(self, folder: Path, steps: int | None) -> dict[str, Any]:
-        said = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": str(folder / "data")}
-        said |= DATASETS[self.dataset] | ORDERS[self.order]
+        registry = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": str(folder / "data")}
+        registry |= DATASETS[self.dataset] | ORDERS[self.order]
         name = f"{self.dataset}-{self.order}-{'ikjt' if self.dedup else 'kjt'}-{self.seed}"
         train = {"ranks": 2, "device": "cpu", "seed": self.seed, "run": str(folder / name)}
         train |= {"log_every": 5, "checkpoint_every": 0}
-        said |= {
-            "train": said["train"] | train,
+        registry |= {
+            "train": registry["train"] | train,
             "sharding": {"use": "torchrec", "search": "greedy"},
         }
         if steps is not None:
-            said["train"] |= {"steps": steps, "eval_every": max(1, steps // 4), "eval_batches": 8}
-            if said["dataset"]["use"] == "sessions":
-                samples = 3 * steps * said["train"]["batch_size"]
-                said["dataset"] = said["dataset"] | {"samples": samples}
+            registry["train"] |= {
+                "steps": steps,
+                "eval_every": max(1, steps // 4),
+                "eval_batches": 8,
+            }
+            if registry["dataset"]["use"] == "sessions":
+                samples = 3 * steps * registry["train"]["batch_size"]
+                registry["dataset"] = registry["dataset"] | {"samples": samples}
         if self.dedup:
-            said["dedup"] = {"use": "exact"}
-        return said
+            registry["dedup"] = {"use": "exact"}
+        return registry
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class AccuracyCurve:
 
 
 Curves = Mapping[Run, tuple[AccuracyCurve, AccuracyCurve]]
-"""Of each run what it said in training and on the test split."""
+"""Each run's curves in training and on the test split."""
 
 
 def measure(quick: bool, figure: Path | None = None) -> Report:
@@ -130,7 +135,7 @@ def measure(quick: bool, figure: Path | None = None) -> Report:
 def trained(
     folder: Path, pool: GlooPool, datasets: Sequence[str], seeds: Sequence[int], steps: int | None
 ) -> Curves:
-    """Of every order of these datasets, deduplicated and not; by default all their steps."""
+    """The curves of every order of these datasets, deduplicated and not; by default all steps."""
     curves = {}
     for dataset, order, seed, dedup in product(datasets, ORDERS, seeds, (False, True)):
         run = Run(dataset, order, dedup, seed)
@@ -233,5 +238,5 @@ def draw(curves: Curves, path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--figure", type=Path, default=None)
-    said, rest = parser.parse_known_args()
-    main("accuracy", partial(measure, figure=said.figure), rest)
+    arguments, rest = parser.parse_known_args()
+    main("accuracy", partial(measure, figure=arguments.figure), rest)

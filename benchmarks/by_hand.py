@@ -103,14 +103,14 @@ def main(registry: str, result: str) -> None:
             window.add(*model(batch)[1])
     test = window.metrics()
     if dist.get_rank() == 0:
-        said = {
+        summary = {
             "train": dataclasses.asdict(metrics),
             "test": dataclasses.asdict(test),
             "samples_per_second": statistics.median(rates),
             "cost": {"traffic": counter.traffic},
             "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
-        Path(result).write_text(json.dumps(said))
+        Path(result).write_text(json.dumps(summary))
     dist.destroy_process_group()
 
 

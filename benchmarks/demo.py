@@ -74,12 +74,12 @@ RM1_SCALE, RM1_STEPS = 1 / 6, 30
 
 def rm1(folder: Path) -> list[DemoSide]:
     """RM1 without RecD and with it, on one table."""
-    said = models.registry("rm1", RM1_SCALE)
-    said["folder"] = "data"
-    said["dataset"]["samples"] = 24_000
-    said["train"] |= {"ranks": 2, "steps": RM1_STEPS, "log_every": 10, "eval_batches": 4}
+    registry = models.registry("rm1", RM1_SCALE)
+    registry["folder"] = "data"
+    registry["dataset"]["samples"] = 24_000
+    registry["train"] |= {"ranks": 2, "steps": RM1_STEPS, "log_every": 10, "eval_batches": 4}
     path = folder / "rm1.yaml"
-    path.write_text(yaml.safe_dump(said))
+    path.write_text(yaml.safe_dump(registry))
     return [
         DemoSide(name="RM1, plain", overrides=("dedup=none", "train.run=runs/rm1"), registry=path),
         DemoSide(name="RM1, RecD", overrides=("train.run=runs/rm1_recd",), registry=path),
@@ -97,8 +97,8 @@ def by_hand(folder: Path, quiet: bool) -> dict[str, Any]:
     )
     if failure is not None:
         raise SystemExit(f"error: {failure}")
-    said: dict[str, Any] = json.loads(result.read_text())
-    return said
+    summary: dict[str, Any] = json.loads(result.read_text())
+    return summary
 
 
 def by_registry(side: DemoSide, quiet: bool) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def by_registry(side: DemoSide, quiet: bool) -> dict[str, Any]:
         check=True,
         stdout=subprocess.DEVNULL if quiet else None,
     )
-    said: dict[str, Any] = json.loads(side.summary().read_text())
-    return said
+    summary: dict[str, Any] = json.loads(side.summary().read_text())
+    return summary
 
 
 def main() -> None:
@@ -145,15 +145,15 @@ def shown(rows: Mapping[str, Mapping[str, Any]]) -> Table:
     table.add_column("", no_wrap=True)
     for column in ("samples/s", "sent", "MiB", "loss", "test NE", "AUC"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, said in rows.items():
+    for name, summary in rows.items():
         table.add_row(
             name,
-            f"{said['samples_per_second']:,.0f}",
-            f"{sum(said['cost']['traffic']['all_to_all'].values()) / 1e6:.2f}",
-            f"{said['peak_memory_mib']:,.0f}",
-            f"{said['train']['loss']:.4f}",
-            f"{said['test']['ne']:.4f}",
-            f"{said['test']['auc']:.4f}",
+            f"{summary['samples_per_second']:,.0f}",
+            f"{sum(summary['cost']['traffic']['all_to_all'].values()) / 1e6:.2f}",
+            f"{summary['peak_memory_mib']:,.0f}",
+            f"{summary['train']['loss']:.4f}",
+            f"{summary['test']['ne']:.4f}",
+            f"{summary['test']['auc']:.4f}",
             end_section=name == SIDES[-1].name,
         )
     return table

@@ -120,7 +120,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def main(suite: str, measure: Callable[[bool], Report], argv: Sequence[str] | None = None) -> None:
-    """The command line of a suite; `measure` is told whether to be quick."""
+    """The command line of a suite; `measure` gets whether to be quick."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}")
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")

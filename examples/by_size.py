@@ -18,7 +18,7 @@ LARGE = 10_000
 
 class BySize(Proposes):
     def __init__(self, context):
-        self.context, self.said = context, "No plan has been made yet."
+        self.context, self.explanation = context, "No plan has been made yet."
 
     def plan(self, model, topology, group):
         return self.propose(model, topology, group.size())
@@ -43,7 +43,9 @@ class BySize(Proposes):
             rank = held.index(min(held))  # the one with the least, for the largest of the rest
             held[rank] += weight.numel()
             ways[path][table] = table_wise(rank=rank, compute_kernel="fused")
-        self.said = f"by_size: {', '.join(f'{size:,}' for size in held)} numbers in whole tables"
+        self.explanation = (
+            f"by_size: {', '.join(f'{size:,}' for size in held)} numbers in whole tables"
+        )
         plans = {
             path: construct_module_sharding_plan(
                 module,
@@ -62,7 +64,7 @@ class BySize(Proposes):
         return [kind(fused_params=dict(self.context.fused)) for kind in kinds]
 
     def explain(self):
-        return self.said
+        return self.explanation
 
 
 @hookimpl

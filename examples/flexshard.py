@@ -42,10 +42,10 @@ if __name__ == "__main__":
             stack = rp.load(registry)
             planner = stack.planned_for(stack.model(), world_size=4)  # as `recd plan` does
             print(side, stack.explain(), "", sep="\n")
-            said, *_ = ranks.run(train_quietly, registry, world_size=4)
-            losses = [f"{said[split]['loss']:.6f}" for split in ("train", "test")]
-            sent = {to: sum(of.values()) / 1e6 for to, of in said["cost"]["traffic"].items()}
-            shown = [said["cost"]["step_ms"], sent.pop("all_to_all"), sum(sent.values())]
+            summary, *_ = ranks.run(train_quietly, registry, world_size=4)
+            losses = [f"{summary[split]['loss']:.6f}" for split in ("train", "test")]
+            sent = {to: sum(of.values()) / 1e6 for to, of in summary["cost"]["traffic"].items()}
+            shown = [summary["cost"]["step_ms"], sent.pop("all_to_all"), sum(sent.values())]
             table.add_row(side, *(f"{number:.2f}" for number in shown), *losses)
     share = planner.profile["t_items"].coverage
     print("lookups of the hottest rows:", {n: f"{share(n):.0%}" for n in (100, 1_000, 10_000)})

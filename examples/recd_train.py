@@ -38,10 +38,10 @@ if __name__ == "__main__":
         for side, dedup in SIDES.items():
             run = {"train": REGISTRY["train"] | {"run": f"{folder}/{side}"}, "folder": folder}
             with GlooPool(deadline=300) as ranks:
-                said, _ = ranks.run(train_quietly, REGISTRY | dedup | run, world_size=2)
-            cost, losses = said["cost"], [said[split]["loss"] for split in ("train", "test")]
+                summary, _ = ranks.run(train_quietly, REGISTRY | dedup | run, world_size=2)
+            cost, losses = summary["cost"], [summary[split]["loss"] for split in ("train", "test")]
             sent = sum(cost["traffic"]["all_to_all"].values()) / 1e6
             shown = [f"{cost['step_ms']:,.0f}", f"{sent:.1f}", f"{cost['peak_memory_mib']:,.0f}"]
-            shown += [f"{loss:.5f}" for loss in losses] + [f"{said['test']['auc']:.4f}"]
+            shown += [f"{loss:.5f}" for loss in losses] + [f"{summary['test']['auc']:.4f}"]
             table.add_row(side, *shown)
     Console().print(table)

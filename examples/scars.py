@@ -24,8 +24,8 @@ def made_up(path):
     draw = np.random.default_rng(0)
     ids = draw.zipf(1.2, (30_000, 26)) % 20_000
     labels = draw.random(30_000) < 0.1 + 0.5 * (ids[:, :4] % 2).mean(1)
-    said = np.column_stack([labels, draw.integers(0, 99, (30_000, 13)), ids])
-    np.savetxt(path, said, fmt="\t".join(["%d"] * 14 + ["%08x"] * 26))
+    rows = np.column_stack([labels, draw.integers(0, 99, (30_000, 13)), ids])
+    np.savetxt(path, rows, fmt="\t".join(["%d"] * 14 + ["%08x"] * 26))
     return path
 
 
@@ -41,10 +41,10 @@ if __name__ == "__main__":
         for side, cache in SIDES.items():
             run = {"steps": int(steps), "run": f"{folder}/{side}"}
             registry |= {"cache": cache, "train": TRAIN | run}
-            said, *_ = ranks.run(train_quietly, registry, world_size=2)
-            sent = {to: sum(of.values()) / 1e6 for to, of in said["cost"]["traffic"].items()}
-            shown = [said["cost"]["step_ms"], sent.pop("all_to_all", 0), sum(sent.values())]
-            losses = [f"{said[split]['loss']:.6f}" for split in ("train", "test")]
+            summary, *_ = ranks.run(train_quietly, registry, world_size=2)
+            sent = {to: sum(of.values()) / 1e6 for to, of in summary["cost"]["traffic"].items()}
+            shown = [summary["cost"]["step_ms"], sent.pop("all_to_all", 0), sum(sent.values())]
+            losses = [f"{summary[split]['loss']:.6f}" for split in ("train", "test")]
             table.add_row(side, *(f"{number:.2f}" for number in shown), *losses)
         stack = rp.load(registry)
         planner = stack.planned_for(stack.model(), world_size=2)  # as `recd plan` does

@@ -87,5 +87,5 @@ def _shape(setting: Setting) -> tuple[int, int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--figure", type=Path, default=None)
-    said, rest = parser.parse_known_args()
-    main("flexshard", partial(measure, figure=said.figure), rest)
+    arguments, rest = parser.parse_known_args()
+    main("flexshard", partial(measure, figure=arguments.figure), rest)

@@ -30,7 +30,7 @@ class Measured:
     ranks: Sequence[Mapping[str, SideSteps]]
 
     def seconds(self, side: Side) -> float:
-        """Of a step, from barrier to barrier."""
+        """The time of a step, from barrier to barrier."""
         return statistics.median(self.ranks[0][side.name].seconds)
 
     def gains(self, side: Side, base: Side) -> list[float]:
@@ -44,7 +44,7 @@ class Measured:
         return statistics.median(gains), spread(gains)
 
     def computed(self, side: Side) -> float:
-        """Seconds that a step's ranks computed, all together."""
+        """Seconds that a step's ranks computed, summed."""
         return sum(statistics.median(rank[side.name].cpu) for rank in self.ranks)
 
     def node_bytes(self, side: Side) -> float:
@@ -54,7 +54,7 @@ class Measured:
 
     @cached_property
     def observed(self) -> list[Observed]:
-        """Of each side the bytes, by the ledger and by the counters."""
+        """The bytes of each side, by the ledger and by the counters."""
         n_nodes = self.prices.cluster.n_nodes
         return [
             Observed(
@@ -90,7 +90,7 @@ class EmulatedCluster:
         self._network.__exit__(*error)
 
     def cluster(self, mbit: int) -> Cluster:
-        """At so many megabits a second between nodes, as measured; they are so from now on."""
+        """Set the links between nodes to so many megabits a second; the cluster as measured."""
         ranks = self._running(mbit)
         if mbit not in self._clusters:
             found = ranks.run(topology, self._ranks_per_node)[0]

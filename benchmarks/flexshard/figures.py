@@ -24,10 +24,10 @@ class Bench:
     """Measures settings, and remembers of every plan the bytes predicted and observed."""
 
     k: float
-    """Of our replicas, which plans are made with."""
+    """The k of our replicas, which plans are made with."""
     rounds: int
     observed: dict[str, list[Observed]] = field(default_factory=dict)
-    """By setting."""
+    """What each setting's sides sent."""
 
     def saturated(self, cluster: EmulatedCluster, setting: Setting) -> Iterator[Figure]:
         measured, choice = self._chosen(cluster, setting, [ROW_WISE, COALESCED])
@@ -52,9 +52,11 @@ class Bench:
     def no_skew(self, cluster: EmulatedCluster, setting: Setting) -> Iterator[Figure]:
         measured, choice = self._chosen(cluster, setting, [ROW_WISE], ALIKE * self.rounds)
         same = choice.sizes == ROW_WISE.sizes
-        said = f"{setting}; {ALIKE * self.rounds} rounds{', of one plan twice' if same else ''}"
+        conditions = (
+            f"{setting}; {ALIKE * self.rounds} rounds{', of one plan twice' if same else ''}"
+        )
         yield self._faster(
-            "no skew, step against plain row-wise", measured, choice, ROW_WISE, 0.95, said
+            "no skew, step against plain row-wise", measured, choice, ROW_WISE, 0.95, conditions
         )
 
     def regret(self, cluster: EmulatedCluster, setting: Setting) -> Iterator[Figure]:
@@ -116,7 +118,7 @@ class Bench:
         gain, spread = measured.faster(choice, base)
         times = [1e3 * measured.seconds(side) for side in (base, choice)]
         computed = [1e3 * measured.computed(side) for side in (base, choice)]
-        said = [
+        notes = [
             f"{times[0]:,.0f} and {times[1]:,.0f} ms, of which all ranks together computed "
             f"{computed[0]:,.0f} and {computed[1]:,.0f}",
             _shown(choice),
@@ -128,7 +130,7 @@ class Bench:
             baseline=1.0,
             target=target,
             spread=spread,
-            note="; ".join([*said, note] if note else said),
+            note="; ".join([*notes, note] if note else notes),
         )
 
     def _prices(self, cluster: EmulatedCluster, setting: Setting) -> Prices:

@@ -101,7 +101,7 @@ NO_SKEW = dataclasses.replace(SATURATED, hot=None, batch_size=128)
 
 
 def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
-    """By `goal: auto`, at no more than `budget` bytes a rank over row-wise."""
+    """The plan of `goal: auto`, at no more than `budget` bytes a rank over row-wise."""
     ledger = choose(tables(workload), prices, goal="auto", budget=budget)
     return Side(name="goal: auto", sizes=ledger.tables[TABLE].sizes)
 
@@ -135,7 +135,7 @@ def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
 
 
 def _effective(side: Side, workload: Workload) -> TableSizes:
-    """Where every row has a replica, coalescing changes nothing."""
+    """The sizes without coalescing where every row has a replica: it changes nothing there."""
     sizes = side.sizes
     every = sizes.replicated + sizes.per_node == workload.num_rows
     return dataclasses.replace(sizes, coalesce="none") if every else sizes

@@ -31,7 +31,7 @@ RANKS, RANKS_PER_NODE = 4, 2
 
 
 def k_of_replicas(runs: int) -> Figure:
-    """Of runs in processes of their own, which have done nothing else."""
+    """The k of runs in processes of their own, which have done nothing else."""
     found = []
     for _ in range(runs):
         with GlooPool() as fresh:
@@ -54,7 +54,7 @@ def k_of_replicas(runs: int) -> Figure:
 
 
 def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: int) -> float:
-    """On a rank: peak bytes of replica, router and an update of every row, over the rows' bytes.
+    """The peak bytes of replica, router and an update of every row on a rank, over the rows'.
 
     As the system counts the process: gloo's and numpy's buffers too.
 

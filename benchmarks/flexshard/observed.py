@@ -25,7 +25,7 @@ class Observed:
 
     @property
     def error(self) -> float:
-        """Of what was observed, the share by which the prediction is off."""
+        """The share of what was observed by which the prediction is off."""
         return abs(self.predicted / self.observed - 1)
 
 

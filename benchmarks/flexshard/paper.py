@@ -15,7 +15,7 @@ __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]
 PRICES = priced(
     "paper", cluster=Cluster.of(PRESETS["flexshard_a100"], 32), batch_size=4096, k=PAPER_K
 )
-"""Those of section 5: U = 32, W = 8, B = 4096."""
+"""The prices of section 5: U = 32, W = 8, B = 4096."""
 DESIGNS = ("row-wise", "2-tier", "3-tier")
 
 
@@ -29,9 +29,9 @@ class PaperModel:
     two_tier: tuple[int, float]
     """DP rows and what they cover."""
     replicated: tuple[int, float]
-    """Of three tiers, likewise."""
+    """DP rows of three tiers, and what they cover."""
     per_node: tuple[int, float]
-    """Of three tiers: Flex rows and what they cover."""
+    """Flex rows of three tiers, and what they cover."""
     reduction: Mapping[str, float]
     """Measured, of the global all-to-all, by design."""
     ms: Mapping[str, Mapping[str, float]]
@@ -44,7 +44,7 @@ class PaperModel:
         return {"table": SequenceTable(name="table", rows=rows, dim=256)}
 
     def sizes(self) -> dict[str, TableSizes]:
-        """Those published, by design."""
+        """The published sizes, by design."""
         three = TableSizes(replicated=self.replicated[0], per_node=self.per_node[0])
         two = TableSizes(replicated=self.two_tier[0])
         return dict(zip(DESIGNS, (TableSizes(), two, three), strict=True))

@@ -13,9 +13,9 @@ from recd_plugins.tiers.router import Router, Segments
 __all__ = ["router"]
 
 HOT_SHARE = 0.85
-"""Of lookups: RM-2's DP and Flex rows together."""
+"""The share of lookups of RM-2's DP and Flex rows."""
 REPLICATED = 0.05
-"""Of the hot rows."""
+"""The share of the hot rows that is replicated."""
 
 
 def router(rounds: int, num_rows: int, hot: int, ids: int) -> Iterator[Figure]:

@@ -20,7 +20,7 @@ class Side:
 
     name: str
     sizes: TableSizes = field(default_factory=TableSizes)
-    """By default TorchRec alone."""
+    """The sizes of its tiers; by default TorchRec alone."""
 
     def plan(self, workload: Workload, cluster: Cluster) -> TierPlan | None:
         if self.sizes == TableSizes():

@@ -35,10 +35,10 @@ LARGEST = 1 << 24
 
 @dataclass(frozen=True)
 class SideSteps:
-    """Of one side, on one rank."""
+    """The steps of one side, on one rank."""
 
     seconds: list[float]
-    """Of each step, from barrier to barrier."""
+    """The time of each step, from barrier to barrier."""
     cpu: list[float]
     """Seconds that this rank's process computed meanwhile."""
     node_bytes: list[int]

@@ -27,11 +27,11 @@ class Workload:
     num_rows: int
     dim: int
     exponent: float
-    """Of the Zipf law that lookups follow; 0 where all rows are alike."""
+    """The exponent of the Zipf law of lookups; 0 where all rows are alike."""
     batch_size: int
     """Samples per rank."""
     lookups: int
-    """Of each sample."""
+    """Lookups of each sample."""
     hot: tuple[int, float] | None = None
     """So many rows alike take such a share of lookups, and the others alike the rest; instead of
     Zipf's law."""

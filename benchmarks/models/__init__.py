@@ -27,35 +27,35 @@ Registry = dict[str, Any]
 
 def registry(name: str, scale: float = 1.0) -> Registry:
     """What `recd_plugins.load` takes: a model with all its sizes times `scale`."""
-    said: Registry = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text())
+    values: Registry = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text())
     if scale == 1:
-        return said
-    dataset, model, train = said["dataset"], said["model"], said["train"]
+        return values
+    dataset, model, train = values["dataset"], values["model"], values["train"]
     dataset["dense"] = _times(dataset["dense"], scale)
     dataset["features"] = list(_features(dataset["features"], scale))
     model["embedding_dim"] = _times(model["embedding_dim"], scale, multiple=8)  # of 2 heads, too
     for layers in ("bottom", "top"):
         model[layers] = [_times(width, scale) for width in model[layers]]
     train["batch_size"] = _times(train["batch_size"], scale)
-    return said
+    return values
 
 
 def sessions(
     name: str, scale: float, *, samples: int, seed: int = 0, **options: Any
 ) -> SessionsConfig:
     """A model's table, as the `sessions` dataset's config."""
-    said = registry(name, scale)["dataset"] | {"samples": samples, "seed": seed, **options}
-    del said["use"]
-    return parse(SessionsConfig, said, f"{name}: dataset")
+    settings = registry(name, scale)["dataset"] | {"samples": samples, "seed": seed, **options}
+    del settings["use"]
+    return parse(SessionsConfig, settings, f"{name}: dataset")
 
 
-def groups(said: Registry) -> tuple[tuple[str, ...], ...]:
+def groups(values: Registry) -> tuple[tuple[str, ...], ...]:
     """The feature groups that are deduplicated: user features, those that change together as one.
 
     What `groups: auto` finds at the registry's own S; fixed, for other S.
     """
     found: dict[str, list[str]] = {}
-    for feature in said["dataset"]["features"]:
+    for feature in values["dataset"]["features"]:
         if feature["kind"] == "user":
             found.setdefault(feature.get("group", feature["name"]), []).append(feature["name"])
     return tuple(map(tuple, found.values()))

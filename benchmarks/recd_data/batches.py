@@ -121,7 +121,7 @@ def _against_unique(inputs: Sequence[Columns], groups: Groups, rounds: int) -> l
 
 
 def _partial(inputs: Sequence[Columns], groups: Groups, rounds: int) -> list[Figure]:
-    """Of the groups whose lists shift where they change."""
+    """The figures of the groups whose lists shift where they change."""
     shift = {one.name for one in sessions("rm1", SMALL, samples=1).features if one.shift}
     shifted = tuple(group for group in groups if group[0] in shift)
     kjts = [_concatenate({key: columns[key] for key in chain(*shifted)}) for columns in inputs]

@@ -28,11 +28,11 @@ class Compression:
     blocks: int
     messages: int
     bytes_in: int
-    """Of the messages, with 16 each for session id and timestamp."""
+    """Bytes of the messages, with 16 each for session id and timestamp."""
     bytes_out: int
-    """Of the files."""
+    """Bytes of the files."""
     bytes_torn: int
-    """Of the files, in torn tails: written when a writer was killed, or being written now."""
+    """Bytes in torn tails of the files: written when a writer was killed, or being written now."""
 
     @property
     def ratio(self) -> float:
@@ -50,7 +50,7 @@ class Compression:
 
 
 def compression_of(folder: Path) -> Compression:
-    """That of a log on disk; checks every block, so damage raises `DataError`."""
+    """The compression of a log on disk; checks every block, so damage raises `DataError`."""
     manifest = Manifest.of(folder)
     if manifest is None:
         raise DataError(f"{folder}: holds no log (no manifest). Check the path.")

@@ -23,7 +23,7 @@ def quotient(
     """The median of above / below, of the wall times of each round; the times in the note."""
     values = [one.wall / other.wall for one, other in zip(above, below, strict=True)]
     times = [statistics.median(one.wall for one in side) * 1e3 for side in (above, below)]
-    said = f"{times[0]:,.1f} over {times[1]:,.1f} ms"
+    walls = f"{times[0]:,.1f} over {times[1]:,.1f} ms"
     return Figure(
         name=name,
         value=statistics.median(values),
@@ -32,5 +32,5 @@ def quotient(
         target=target,
         at_most=at_most,
         spread=spread(values),
-        note=f"{said}; {note}" if note else said,
+        note=f"{walls}; {note}" if note else walls,
     )

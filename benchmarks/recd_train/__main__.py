@@ -53,5 +53,5 @@ def compare(bench: TrainBench, ablation: MeasuredTraining) -> Report:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--figure", type=Path, default=None)
-    said, rest = parser.parse_known_args()
-    main("recd_train", partial(measure, figure=said.figure), rest)
+    arguments, rest = parser.parse_known_args()
+    main("recd_train", partial(measure, figure=arguments.figure), rest)

@@ -96,7 +96,7 @@ class TrainBench:
         ]
 
     def memory(self, ablation: MeasuredTraining) -> list[Figure]:
-        """Of tensors, which is exact; beside it what is resident, in processes of a side's own."""
+        """The memory of tensors, which is exact; and what is resident, in processes of its own."""
         plain, ours = (megabytes(self._resident(side)) for side in PAIR.values())
         note = f"resident {plain} and {ours} MB"
         return [ablation.lighter("step memory, RM1-like", "+ O7", target=15, note=note)]
@@ -120,7 +120,7 @@ class TrainBench:
         ]
 
     def bytes(self) -> list[Figure]:
-        """Of RM1 without its item features: all that goes through is deduplicated."""
+        """The bytes of RM1 without its item features: all that is sent is deduplicated."""
         workload = self.workload("rm1", items=False)
         workload.prepare()
         ranks = run(
@@ -213,6 +213,6 @@ class TrainBench:
 
 
 def run(pool: GlooPool, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
-    """On the pool's ranks; what they print goes to stderr, as stdout may be JSON."""
+    """Run it on the pool's ranks; what they print goes to stderr, as stdout may be JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         return pool.run(function, *args, deadline=DEADLINE, **kwargs)

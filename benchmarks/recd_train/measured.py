@@ -40,7 +40,7 @@ class MeasuredTraining:
     ) -> Figure:
         ours, theirs = self.sides[side], self.sides[BASELINE]
         times = [1e3 * statistics.median(one.seconds) for one in (theirs, ours)]
-        said = [
+        notes = [
             f"{times[0]:,.0f} and {times[1]:,.0f} ms, processor time "
             f"{statistics.median(self.gains(side, 'cpu')):.2f}x",
             f"S {self.samples_per_session:.1f} in the table"
@@ -53,13 +53,13 @@ class MeasuredTraining:
             baseline=1.0,
             target=target,
             spread=spread(self.gains(side)),
-            note="; ".join([*said, note] if note else said),
+            note="; ".join([*notes, note] if note else notes),
         )
 
     def lighter(self, name: str, side: str, *, target: float, note: str = "") -> Figure:
         shares = self.memory_shares(side)
         peaks = [statistics.mean(self.sides[one].memory) for one in (BASELINE, side)]
-        said = f"{megabytes(peaks[0])} and {megabytes(peaks[1])} MB of tensors held at once"
+        held = f"{megabytes(peaks[0])} and {megabytes(peaks[1])} MB of tensors held at once"
         return Figure(
             name=name,
             value=statistics.mean(shares),
@@ -68,7 +68,7 @@ class MeasuredTraining:
             target=target,
             at_most=True,
             spread=spread(shares),
-            note=f"{said}; {note}" if note else said,
+            note=f"{held}; {note}" if note else held,
         )
 
 

@@ -30,10 +30,10 @@ WARM_UP = 2
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSteps:
-    """Of one side, on one rank."""
+    """The steps of one side, on one rank."""
 
     seconds: list[float]
-    """Of each step, from barrier to barrier."""
+    """The time of each step, from barrier to barrier."""
     cpu: list[float]
     """Seconds that this rank's process computed meanwhile."""
     samples: int
@@ -43,9 +43,9 @@ class TrainSteps:
     traffic: Traffic
     """Bytes to collectives in a step; mean over those counted."""
     ids: float
-    """Of deduplicated features, in the batches as they were."""
+    """Ids of deduplicated features, in the batches as they were."""
     ids_kept: int
-    """Of them, in the batches."""
+    """Ids of them that the batches keep."""
     memory: list[int]
     """Bytes of tensors that a step holds at once, at most; of each of those weighed."""
 

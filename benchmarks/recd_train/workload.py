@@ -52,21 +52,21 @@ class TrainWorkload:
     seed: int = 0
 
     def registry(self, side: TrainSide) -> dict[str, Any]:
-        said = models.registry(self.model, self.scale)
-        dataset, train = said["dataset"], said["train"]
+        values = models.registry(self.model, self.scale)
+        dataset, train = values["dataset"], values["train"]
         dataset |= {"samples": self.samples, "test_fraction": 1e-3, "seed": self.seed}
         if self.samples_per_session is not None:
             dataset["samples_per_session"] = self.samples_per_session
         if not self.items:
             dataset["features"] = [f for f in dataset["features"] if f["kind"] == "user"]
-        said["folder"] = str(self.folder)
-        said["dedup"] = {"use": "exact", "groups": models.groups(said)}
+        values["folder"] = str(self.folder)
+        values["dedup"] = {"use": "exact", "groups": models.groups(values)}
         if not side.dedup:
-            del said["dedup"]
+            del values["dedup"]
         if not side.clustered:
-            del said["etl"], said["reader"]
+            del values["etl"], values["reader"]
         train |= {"ranks": RANKS, "batch_size": side.batch * train["batch_size"]}
-        return said
+        return values
 
     @property
     def batch_size(self) -> int:

@@ -85,5 +85,5 @@ def formulas(columns: CriteoColumns | None, num_rows: int, rounds: int) -> Itera
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--criteo", type=Path, default=CRITEO)
-    said, rest = parser.parse_known_args()
-    main("scars", partial(measure, folder=said.criteo), rest)
+    arguments, rest = parser.parse_known_args()
+    main("scars", partial(measure, folder=arguments.criteo), rest)

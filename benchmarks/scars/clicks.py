@@ -28,13 +28,13 @@ class Clicks:
 
     law: str
     num_rows: int
-    """Of each table."""
+    """Rows of each table."""
     tables: int
     lookups: int
-    """Of a sample, in each table."""
+    """Lookups of a sample, in each table."""
     dim: int
     signal: float = 2.0
-    """The deviation of a sample's logit: how much of its label its rows tell."""
+    """The deviation of a sample's logit: how much of its label its rows decide."""
     pooled: bool
     """Bags, summed by TorchRec, as of Criteo's categories; or sequences, summed by the model."""
 
@@ -56,7 +56,7 @@ class Clicks:
         return math.log(2) - float(entropy)
 
     def batches(self, count: int, batch_size: int, rank: int) -> Iterator[Batch]:
-        """Of a rank, one by one."""
+        """The batches of a rank, one by one."""
         law, ids = Law(self.law, self.num_rows, self.lookups), self._ids()
         votes = torch.randn(self.tables, self.num_rows, generator=_seeded(2))
         votes /= (self.tables * self.lookups) ** 0.5
@@ -93,8 +93,8 @@ class Clicks:
 class Model(nn.Module):
     """A logistic regression on summed embeddings: a step is lookups, exchanges and updates.
 
-    It tells how far its loss is above that of the logits that labels are drawn by: what is left to
-    learn, without the noise of labels. These lie in `dense`, at which it does not look otherwise.
+    It reports how far its loss is above that of the logits that labels are drawn by: what is left
+    to learn, without the noise of labels. These lie in `dense`, which it does not read otherwise.
     """
 
     def __init__(self, clicks: Clicks) -> None:
@@ -147,7 +147,7 @@ class ClickSums(nn.Module):
 
 
 class Held:
-    """A loader of batches that are made when it is; as many as it was told."""
+    """A loader of so many batches, which are made when it is."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = list(batches)

@@ -118,7 +118,7 @@ WIDTH = 64
 
 
 def _numbers(law: Law, batch_size: int, batches: int) -> float:
-    """Of a sample: its index, and its part of the batch's different rows."""
+    """The numbers of a sample: its index, and its part of the batch's different rows."""
     unique = statistics.mean(_unique(law, batch_size, seed) for seed in range(batches))
     return law.lookups + unique * WIDTH / batch_size
 

@@ -24,7 +24,7 @@ CRITEO_LIKE = {"use": "random", "lookups": 1, "num_ids": [NUM_IDS] * FEATURES}
 CACHED = 20_000
 """Rows of each table; they lie anywhere in it."""
 HALF_CACHED = 97_220
-"""With so many, about half of the samples have no row that is not cached."""
+"""So many cached rows that about half of the samples have no other."""
 WINDOW = 16
 
 

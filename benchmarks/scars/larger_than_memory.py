@@ -53,7 +53,7 @@ class LargeWorkload:
         return self.num_rows * DIM * 4
 
     def ids(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of the rows of these ranks, the hottest being 0."""
+        """The ids of the rows of these ranks, the hottest being 0."""
         return rank * STRIDE % self.num_rows
 
     def batches(self) -> list[Tensor]:
@@ -72,13 +72,13 @@ class TrainedLarge:
 
     losses: list[float]
     seconds: list[float]
-    """Of each step, by the clock: waiting for the disk takes no processor time."""
+    """The time of each step, by the clock: waiting for the disk takes no processor time."""
     started: float
     """Seconds until the first step: sharding and initialisation."""
 
     @property
     def late(self) -> list[float]:
-        """Of the steps after a quarter: caches are warm."""
+        """The times of the steps after a quarter: caches are warm."""
         return self.seconds[len(self.seconds) // 4 :]
 
 
@@ -150,7 +150,7 @@ def figures(work: LargeWorkload, folder: Path) -> list[Figure]:
 def on_a_rank(
     work: LargeWorkload, batches: list[Tensor], folder: Path | None, cap: MemoryCap | None
 ) -> TrainedLarge | None:
-    """In a process of its own; None if the system killed it."""
+    """Train in a process of its own; None if the system killed it."""
     with GlooPool(deadline=600) as pool:
         try:
             return pool.run(train, work, batches, folder, cap, world_size=1)[0]
@@ -163,7 +163,7 @@ def on_a_rank(
 def train(
     work: LargeWorkload, batches: list[Tensor], folder: Path | None, cap: MemoryCap | None
 ) -> TrainedLarge:
-    """On a rank: with the table in `folder`, or in memory."""
+    """Train on a rank, with the table in `folder`, or in memory."""
     if cap is not None:
         cap.enter()
     begin = time.perf_counter()

@@ -21,7 +21,7 @@ RANKS, MBIT = 4, 200
 WARM_UP = 3
 """Steps in which pipelines fill and kernels compile."""
 SHARE = 0.8
-"""Of what there is to learn."""
+"""The share of what there is to learn."""
 PLAIN = ScarsSide(name="plain row-wise")
 TABLE_WISE = ScarsSide(name="plain table-wise", kind="table_wise")
 COALESCED = ScarsSide(name="coalesced", coalesce="rank")
@@ -112,7 +112,7 @@ class EmulatedLink:
     def epoch(
         self, clicks: Clicks, sizes: Sequence[int], samples: int, share: float, target: float
     ) -> Figure:
-        """To one loss, each side at the batch size at which it is there soonest."""
+        """The time to one loss, each side at the batch size at which it is there soonest."""
         ours = ScarsSide(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
         found = {
             side: {size: self._learned(clicks, side, size, samples) for size in sizes}

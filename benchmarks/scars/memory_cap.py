@@ -40,7 +40,7 @@ class MemoryCap:
 
 @contextlib.contextmanager
 def memory_cap(num_bytes: int) -> Iterator[MemoryCap]:
-    """At most `num_bytes` for those who enter, without swap; who needs more is killed."""
+    """Allow at most `num_bytes` to those who enter, without swap; who needs more is killed."""
     version_1 = V1.is_dir()
     folder = (V1 if version_1 else V2) / f"recd-{os.getpid()}"
     limits = (

@@ -30,12 +30,12 @@ __all__ = ["ScarsSide", "Steps", "trained"]
 CPU = torch.device("cpu")
 WINDOW = 8
 TABLES_LR = 0.01
-"""Of 0.005 to 1 the one at which batches of 1,024 and of 4,096 samples learn soonest."""
+"""The rate of 0.005 to 1 at which batches of 1,024 and of 4,096 samples learn soonest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScarsSide:
-    """How tables are held; plain TorchRec, row-wise, unless more is said."""
+    """How tables are held; by default plain TorchRec, row-wise."""
 
     name: str
     coalesce: Coalesce = "none"
@@ -67,7 +67,7 @@ class Steps:
     """What each step took, and whether its batch was hot."""
 
     seconds: list[float]
-    """From barrier to barrier."""
+    """The time of each step, from barrier to barrier."""
     sent: list[int]
     """Bytes that left this rank's node."""
     losses: list[float]

@@ -33,11 +33,11 @@ class TableLookups(Protocol):
 
     @property
     def rows(self) -> Mapping[str, RowDistribution]:
-        """Of each table; the ids of its rows are their ranks or `ids`."""
+        """The rows of each table; their ids are their ranks or `ids`."""
 
     @property
     def lookups(self) -> int:
-        """Of a sample, in each table."""
+        """Lookups of a sample, in each table."""
 
     def draw(self, batch_size: int, seed: int) -> Mapping[str, Tensor]:
         """[batch_size * lookups] ids of each table."""
@@ -72,7 +72,7 @@ class CriteoColumns:
     """A table for each column of a log, of which samples are drawn, again and again."""
 
     ids: Sequence[Integers]
-    """Of each column, one of every sample, from 0 on."""
+    """The ids of each column, one of every sample, from 0 on."""
     lookups: int = field(default=1, init=False)
 
     @cached_property

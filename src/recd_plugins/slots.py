@@ -451,7 +451,7 @@ class EtlRecord(Record[C, Etl]):
 
 
 class StatsRecord(Record[C, TableStats]):
-    """What a table tells of itself: `recd data stats` asks those chosen, or else all there are."""
+    """What is measured of a table: `recd data stats` asks those chosen, or else all there are."""
 
     slot = "stats"
     fills = "many"

@@ -129,8 +129,8 @@ class Stack:
         choices = self.registry.chosen("optimizer")
         if not choices:
             return None
-        said = (self.registry.source.values.get("train") or {}).get("optimizer") or {}
-        if twice := [name for name in said if name.startswith("dense")]:
+        settings = (self.registry.source.values.get("train") or {}).get("optimizer") or {}
+        if twice := [name for name in settings if name.startswith("dense")]:
             raise RegistryError(
                 f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both say how dense "
                 "parameters are stepped. Keep one of them."
@@ -147,7 +147,7 @@ class Stack:
         return found
 
     def check(self) -> None:
-        """What the registry alone cannot tell: whether features exist, what its planner can."""
+        """Check what registry.yaml does not show: whether features exist, what its planner can."""
         if self.registry.train.retier_every:
             self.retiering_planner()
         if self._planning.others is not None:
@@ -249,8 +249,8 @@ class Stack:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
         converter = self._converter
         deduplicated = converter.explain() if isinstance(converter, Explains) else ""
-        said = filter(None, [deduplicated, self._adapted])
-        return "\n".join([*said, self.planner().explain()])
+        explanations = filter(None, [deduplicated, self._adapted])
+        return "\n".join([*explanations, self.planner().explain()])
 
     @cached_property
     def _contexts(self) -> Contexts:
@@ -312,7 +312,7 @@ class Stack:
 
     @property
     def _unique_shares(self) -> Sequence[float] | None:
-        """Of each group, its unique samples over the batch size, where the converter can tell."""
+        """Each group's unique samples over the batch size, where the converter knows them."""
         shares: Sequence[float] | None = getattr(self._converter, "unique_shares", None)
         return shares
 

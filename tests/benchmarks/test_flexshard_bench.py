@@ -66,7 +66,7 @@ def test_candidates_are_each_way_once_and_the_choice_last() -> None:
     assert chosen(NO_SKEW.workload, PRICES).sizes == TableSizes()
 
 
-def test_what_was_measured_is_told_by_round_and_node() -> None:
+def test_what_was_measured_is_reported_by_round_and_node() -> None:
     ranks = [
         {
             "row-wise": SideSteps([2.0, 4.0], [0.5, 0.5], [80, 120]),
@@ -83,7 +83,7 @@ def test_what_was_measured_is_told_by_round_and_node() -> None:
     assert [one.observed for one in measured.observed] == [100, 25]
 
 
-def test_the_router_is_told_by_id_and_row() -> None:
+def test_the_router_is_explained_by_id_and_row() -> None:
     time, memory = router(1, num_rows=64_000, hot=5_000, ids=10_000)
     assert time.value > 0
     assert memory.met
@@ -101,8 +101,8 @@ def test_the_suite_on_a_tiny_cluster(tmp_path: Path) -> None:
         figures += bench.no_skew(cluster, dataclasses.replace(NO_SKEW, **small))
         figures += bench.regret(cluster, dataclasses.replace(GRID[0], **small))
     figures.append(bench.bytes())
-    said = {figure.name: (figure.target, figure.at_most) for figure in figures}
-    assert said == {
+    targets = {figure.name: (figure.target, figure.at_most) for figure in figures}
+    assert targets == {
         "saturated hot rows, bytes against plain row-wise": (5, False),
         "saturated hot rows, step against plain row-wise": (5, False),
         "saturated hot rows, bytes against row-wise coalesced per rank": (1.3, False),

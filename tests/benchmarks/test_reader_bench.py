@@ -72,8 +72,8 @@ def test_json_is_one_object_and_nothing_else():
 
 def test_without_json_a_table_with_its_conditions():
     printed = run("-c", TOY).stdout
-    for said in ("half", "0.5 s", "no", "33.3%", "MALLOC_MMAP_THRESHOLD_", "seed: 3"):
-        assert said in printed
+    for part in ("half", "0.5 s", "no", "33.3%", "MALLOC_MMAP_THRESHOLD_", "seed: 3"):
+        assert part in printed
 
 
 READER = """

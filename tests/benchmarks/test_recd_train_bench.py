@@ -42,17 +42,17 @@ PAPER = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_the_papers(name: str) -> None:
-    said = registry(name)
-    features = said["dataset"]["features"]
+    values = registry(name)
+    features = values["dataset"]["features"]
     sequences, batch_size = PAPER[name]
     assert Counter(f["group"] for f in features if f.get("sequence")) == sequences
     others = Counter(f["kind"] for f in features if not f.get("sequence"))
     assert others == {"user": 96, "item": 48}  # about 100 are deduplicated
-    assert {key: len(group) for key, group in zip(sequences, groups(said), strict=False)} == (
+    assert {key: len(group) for key, group in zip(sequences, groups(values), strict=False)} == (
         sequences
     )
-    assert said["train"]["batch_size"] == batch_size
-    assert load(said).registry.chosen("dedup")
+    assert values["train"]["batch_size"] == batch_size
+    assert load(values).registry.chosen("dedup")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -67,7 +67,7 @@ def test_one_knob_scales_every_size(name: str) -> None:
     assert count[("user", True)] == sum(PAPER[name][0].values())
     assert small["model"]["embedding_dim"] == full["model"]["embedding_dim"] // 4
     assert small["train"]["batch_size"] == full["train"]["batch_size"] // 4
-    before, after = (said["dataset"]["features"][0] for said in (full, small))
+    before, after = (values["dataset"]["features"][0] for values in (full, small))
     for size in ("length", "max_length", "num_ids"):
         assert after[size] == before[size] / 4
     assert sessions(name, 1 / 4, samples=10, seed=3).samples == 10

@@ -122,15 +122,15 @@ BORDERS = [
 @pytest.mark.parametrize("options", BORDERS, ids=str)
 @pytest.mark.parametrize("groups", [GROUPS, (("times",), ("item", "history"))], ids=["one", "all"])
 @pytest.mark.parametrize("batch_size", [BATCH_SIZE, 44])
-def test_what_is_kept_apart_is_what_comes_of_joining_it_first(
+def test_what_is_not_joined_is_what_comes_of_joining_it_first(
     clustered, by_time, options, groups, batch_size
 ):
     """Bit by bit, whatever windows a batch has its samples from."""
     exact = BatchTransform([], Exact(groups))
     for table in (clustered, by_time):
         plain = open_loader(table, None, batch_size=batch_size, **options)
-        apart = open_loader(table, exact, batch_size=batch_size, **options)
-        for batch, found in zip(plain, apart, strict=True):
+        separate = open_loader(table, exact, batch_size=batch_size, **options)
+        for batch, found in zip(plain, separate, strict=True):
             assert_same_batch(exact(batch), found)
 
 

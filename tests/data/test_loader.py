@@ -216,7 +216,7 @@ def test_a_closed_loader_leaves_no_worker_in_the_middle_of_an_epoch(table):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         ({"seed": 7}, "made for seed 0, but here is seed 7. Resume with"),
         ({"window": 3}, "window 2, but here is window 3"),
@@ -228,9 +228,9 @@ def test_a_closed_loader_leaves_no_worker_in_the_middle_of_an_epoch(table):
         ({"split": "test"}, "split train, .*but here is split test"),
     ],
 )
-def test_a_state_made_for_something_else_is_refused(table, options, said):
+def test_a_state_made_for_something_else_is_refused(table, options, reason):
     state = saved(open_loader(table))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=reason):
         open_loader(table, **options).load_state_dict(state)
 
 

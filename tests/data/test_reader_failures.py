@@ -56,7 +56,7 @@ def test_any_damage_within_the_pages_is_noticed_or_does_no_harm(tmp_path):
     columns = pq.read_metadata(file).row_group(0)
     column = columns.column(columns.num_columns - 1)
     pages = range(column.data_page_offset, column.data_page_offset + column.total_compressed_size)
-    said = []
+    messages = []
     for position in pages[::4]:
         content = bytearray(whole)
         content[position] ^= 0xFF
@@ -64,9 +64,9 @@ def test_any_damage_within_the_pages_is_noticed_or_does_no_harm(tmp_path):
         try:
             assert len(epoch(open_loader(table, batch_size=4, prefetch=False))) == 6
         except DataError as error:
-            said.append(str(error))
-    assert len(said) > len(pages) // 8
-    assert all(message.startswith(f"{file}, row group 0: cannot be read") for message in said)
+            messages.append(str(error))
+    assert len(messages) > len(pages) // 8
+    assert all(message.startswith(f"{file}, row group 0: cannot be read") for message in messages)
 
 
 @pytest.mark.parametrize("kept", [0.9, 0.5, 0.0])

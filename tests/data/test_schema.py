@@ -125,7 +125,7 @@ def test_json_keeps_all_of_it(schema: Schema) -> None:
 
 
 def test_yaml_says_it_like_json() -> None:
-    said = {
+    values = {
         "label": "clicked",
         "session_id": "session",
         "timestamp": None,
@@ -136,11 +136,11 @@ def test_yaml_says_it_like_json() -> None:
             {"name": "shop", "num_ids": 7},
         ],
     }
-    assert parse(Schema, said, "dataset.schema") == SCHEMA
+    assert parse(Schema, values, "dataset.schema") == SCHEMA
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("values", "says"),
     [
         ({"sparse": [{"name": "x"}]}, r"dataset.schema.sparse\[0\]: option 'num_ids' is required"),
         ({"sparse": [{"name": "x", "num_ids": 0}]}, r"sparse\[0\].num_ids: must be >= 1, but is 0"),
@@ -150,9 +150,9 @@ def test_yaml_says_it_like_json() -> None:
         ({"dense": "age"}, "dataset.schema.dense: expected a list"),
     ],
 )
-def test_a_mistake_in_yaml_is_named(said: dict[str, object], says: str) -> None:
+def test_a_mistake_in_yaml_is_named(values: dict[str, object], says: str) -> None:
     with pytest.raises(RegistryError, match=says):
-        parse(Schema, said, "dataset.schema")
+        parse(Schema, values, "dataset.schema")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_footer_that_makes_no_schema_names_its_file(text: str | bytes) -> None
         Schema.from_json(text, "part.parquet")
 
 
-def test_what_a_later_version_adds_is_told() -> None:
-    said = {**json.loads(SCHEMA.to_json()), "weights": "w"}
+def test_what_a_later_version_adds_is_reported() -> None:
+    values = {**json.loads(SCHEMA.to_json()), "weights": "w"}
     with pytest.raises(DataError, match="unknown option 'weights'"):
-        Schema.from_json(json.dumps(said), "part.parquet")
+        Schema.from_json(json.dumps(values), "part.parquet")

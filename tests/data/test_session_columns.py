@@ -33,7 +33,7 @@ ROWS, SAMPLES = 96, 4
 class BySession:
     """Samples are one where their session and their features are the same.
 
-    Two sessions of equal features are kept apart, so that each may be told by its unique sample.
+    Two sessions of equal features are kept apart, so that each has a unique sample of its own.
     """
 
     groups: Groups = (("history",),)
@@ -104,8 +104,8 @@ def test_sessions_and_times_come_with_their_rows(tmp_path: Path, options: dict) 
     table, seen = write(tmp_path / "table"), 0
     for batch in open_loader(table, Timed(), **options):
         rows = [row for (row,) in to_lists(batch.features)["row"]]
-        told = to_lists(batch.dedup.to_kjt())["history"]
-        assert told == [[row // SAMPLES, 10 * row] for row in rows]
+        found = to_lists(batch.dedup.to_kjt())["history"]
+        assert found == [[row // SAMPLES, 10 * row] for row in rows]
         seen += len(rows)
     assert seen >= ROWS - 32
 

@@ -79,7 +79,7 @@ def test_a_table_replaces_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "reason"),
     [
         ({"item": [[1], [100]]}, r"feature 'item' holds id 100, outside \[0, 100\)"),
         ({"item": [[-1], [2]]}, r"feature 'item' holds id -1, outside \[0, 100\)"),
@@ -90,8 +90,8 @@ def test_a_table_replaces_the_one_before(tmp_path):
         ({"price": ["1", "2"]}, "column 'price' is string, but must be a number"),
     ],
 )
-def test_rows_that_do_not_fit_are_named_and_not_written(tmp_path, columns, said):
-    with pytest.raises(DataError, match=said):
+def test_rows_that_do_not_fit_are_named_and_not_written(tmp_path, columns, reason):
+    with pytest.raises(DataError, match=reason):
         written(tmp_path / "t", chunk(5), chunk(2, **columns))
     assert list(tmp_path.iterdir()) == []
 
@@ -143,13 +143,13 @@ def test_a_path_that_is_no_table(tmp_path):
         Table.open(tmp_path)
 
 
-def test_progress_is_told_in_rows(tmp_path):
-    told = []
+def test_progress_is_reported_in_rows(tmp_path):
+    calls = []
     write_table(
         tmp_path / "t",
         SCHEMA,
         [chunk(3), chunk(4)],
-        progress=lambda *step: told.append(step),
+        progress=lambda *step: calls.append(step),
         total=7,
     )
-    assert told == [("writing t", done, 7) for done in (0, 3, 7, 7)]
+    assert calls == [("writing t", done, 7) for done in (0, 3, 7, 7)]

@@ -173,10 +173,10 @@ def test_what_is_deduplicated_is_transformed_too() -> None:
     assert to_lists(done.dedup) == {"b": [[14, 15, 14, 15], [16, 16], []]}
 
 
-def test_what_a_reader_keeps_apart_is_deduplicated_too() -> None:
+def test_what_a_reader_has_not_joined_is_deduplicated_too() -> None:
     lists = {key: LISTS[key] for key in "ac"}
-    apart = JoinedColumns(from_lists({"b": LISTS["b"]}))
-    done = BatchTransform([(["a", "b"], plus(10))], Aside("b"))(batch_of(lists), apart)
+    beside = JoinedColumns(from_lists({"b": LISTS["b"]}))
+    done = BatchTransform([(["a", "b"], plus(10))], Aside("b"))(batch_of(lists), beside)
     assert to_lists(done.features) == {"a": [[11], [], [12, 13]], "c": LISTS["c"]}
     assert to_lists(done.dedup) == {"b": [[14, 15], [16], []]}
 

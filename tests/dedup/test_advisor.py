@@ -143,18 +143,18 @@ def test_unique_shares_that_cannot_be_measured(tmp_path, tables) -> None:
 def test_it_says_why_for_each_feature(advice: Advice) -> None:
     first, *lines = advice.lines()
     assert first == "46 batches of 512 samples, 7.88 samples of a session in each: 4 groups"
-    said = dict(line.split(": ", 1) for line in lines)
-    assert list(said) == [config.name for config in FEATURES]
+    reasons = dict(line.split(": ", 1) for line in lines)
+    assert list(reasons) == [config.name for config in FEATURES]
     measured = by_name(advice)
     for name, start in {
         "fresh": "left as it is, factor {:.2f} < 1.5 (l ",
         "topics": "deduplicated with brands, factor {:.2f}, alone ",
         "user": "deduplicated alone, factor {:.2f}; saves {:.1f} bytes a sample, its lookup",
     }.items():
-        assert said[name].startswith(start.format(measured[name].factor, measured[name].saved))
-    assert "; changes most like " in said["user"]
-    assert ", in 0% of cases where 90% are asked for (l 1.0, d 1.00, by the " in said["user"]
-    assert "bytes a sample, one lookup for all costs 2 (l 6.0" in said["topics"]
+        assert reasons[name].startswith(start.format(measured[name].factor, measured[name].saved))
+    assert "; changes most like " in reasons["user"]
+    assert ", in 0% of cases where 90% are asked for (l 1.0, d 1.00, by the " in reasons["user"]
+    assert "bytes a sample, one lookup for all costs 2 (l 6.0" in reasons["topics"]
 
 
 def test_few_samples_of_a_session_in_a_batch_are_not_worth_it(tables) -> None:
@@ -182,7 +182,7 @@ def test_the_least_factor_decides(tables) -> None:
 def test_bytes_of_ids_are_weighed_against_those_of_the_lookup(tables) -> None:
     """`fresh` saves 8 * 6 * (1 - 1 / 1.1) bytes, `item` none; 512 samples make lookups of 2."""
     found = advise(tables["clustered"], batch_size=512, min_factor=1)
-    said = dict(line.split(": ", 1) for line in found.lines())
+    reasons = dict(line.split(": ", 1) for line in found.lines())
     for feature in found.features:
         factor = feature.group_factor or feature.factor
         assert feature.saved == pytest.approx(8 * feature.length * (1 - 1 / factor))
@@ -192,7 +192,7 @@ def test_bytes_of_ids_are_weighed_against_those_of_the_lookup(tables) -> None:
     item = by_name(found)["item"]
     assert item.group == ()
     assert item.saved < item.lookup
-    assert said["item"].startswith(
+    assert reasons["item"].startswith(
         f"left as it is, factor {item.factor:.2f}: saves {item.saved:.1f} bytes a sample, and a "
         "lookup of its own costs 4"
     )
@@ -240,7 +240,7 @@ def table_of_lists(folder: Path, sessions: list[int], **columns: list[list[int]]
     return write(folder, schema, rows)
 
 
-def test_features_that_agree_but_lose_stay_apart(tmp_path) -> None:
+def test_features_that_agree_but_lose_stay_in_groups_of_their_own(tmp_path) -> None:
     """Sessions share one category, so it repeats across them, where their items differ."""
     sessions = [row // 2 for row in range(64)]
     table = table_of_lists(

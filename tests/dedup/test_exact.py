@@ -84,24 +84,24 @@ def test_what_is_not_in_a_group_stays_a_kjt():
 
 def test_groups_are_held_against_the_schema():
     context = Context(schema=SCHEMA)
-    for groups, said in (
+    for groups, reason in (
         ((("histry",),), "dedup.groups: .*no feature 'histry'; did you mean 'history'"),
         ((("shop",), ("shop",)), "dedup.groups: .*'shop' is named twice"),
         ((), "dedup.groups: .*Name one key at least"),
     ):
-        with pytest.raises(RegistryError, match=said):
+        with pytest.raises(RegistryError, match=reason):
             build_exact(GroupsConfig(groups=groups), context)
 
 
 def test_options_of_a_registry():
     assert parse(GroupsConfig, {}, "dedup").groups == "auto"
     assert parse(GroupsConfig, {"groups": [["a", "b"]]}, "dedup").groups == (("a", "b"),)
-    for options, said in (
+    for options, reason in (
         ({"groups": "every"}, "dedup.groups: expected"),
         ({"groups": ["a"]}, "dedup.groups: expected"),
         ({"min_factor": 0.5}, "dedup.min_factor: must be >= 1"),
     ):
-        with pytest.raises(RegistryError, match=said):
+        with pytest.raises(RegistryError, match=reason):
             parse(GroupsConfig, options, "dedup")
 
 

@@ -83,12 +83,12 @@ class Reader:
             text=True,
             timeout=180,
         )
-        said = done.stdout + done.stderr
+        output = done.stdout + done.stderr
         fails = any(line.startswith("error:") for line in shown)
-        assert done.returncode == (2 if fails else 0), f"{command}:\n{said}"
-        flat = " ".join(said.split())
+        assert done.returncode == (2 if fails else 0), f"{command}:\n{output}"
+        flat = " ".join(output.split())
         for line in shown:
-            assert " ".join(line.split()) in flat, f"{command} does not print {line!r}:\n{said}"
+            assert " ".join(line.split()) in flat, f"{command} does not print {line!r}:\n{output}"
 
 
 def _commands(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -170,9 +170,9 @@ class Whole(nn.Module):
 
 def pipelined(kind: type[nn.Module]) -> tuple[int, list[str], list[float]]:
     """Train three steps; sharded modules that run ahead, warnings, losses."""
-    said: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("torchrec").addHandler(handler)
     torch.manual_seed(0)
     arranged = Sharded("row_wise")(kind(), SGD)
@@ -190,7 +190,7 @@ def pipelined(kind: type[nn.Module]) -> tuple[int, list[str], list[float]]:
     sharded = sum(isinstance(module, ShardedModule) for module in model.modules())
     logging.getLogger("torchrec").removeHandler(handler)
     assert len(pipeline._pipelined_modules) == sharded
-    return sharded, [text for text in said if "NOT be pipelined" in text], losses
+    return sharded, [text for text in warnings if "NOT be pipelined" in text], losses
 
 
 @pytest.mark.parametrize("kind", [Mixed, Whole])
@@ -240,19 +240,19 @@ def in_stages() -> tuple[dict[str, Tensor], dict[str, Tensor], list[bool]]:
     context = bags.create_context()
     received = bags.input_dist(context, features).wait().wait()
     bags.prefetch(received, ctx=context)
-    apart = bags.output_dist(context, bags.compute(context, received)).wait()
+    staged = bags.output_dist(context, bags.compute(context, received)).wait()
     model.eval()
     modes = [lookup.training for part in bags.parts for lookup in part._lookups]
     return (
         {name: tensor + 0 for name, tensor in bags(features).to_dict().items()},
-        {name: tensor + 0 for name, tensor in apart.to_dict().items()},
+        {name: tensor + 0 for name, tensor in staged.to_dict().items()},
         modes,
     )
 
 
-def test_lookup_and_exchange_apart(gloo_pool: GlooPool) -> None:
-    for whole, apart, modes in gloo_pool.run(in_stages):
-        torch.testing.assert_close(apart, whole, rtol=0, atol=0)
+def test_lookup_and_exchange_in_stages(gloo_pool: GlooPool) -> None:
+    for whole, staged, modes in gloo_pool.run(in_stages):
+        torch.testing.assert_close(staged, whole, rtol=0, atol=0)
         assert modes == [False] * 3
 
 

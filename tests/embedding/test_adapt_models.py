@@ -42,12 +42,12 @@ def registry(folder: Path, model: str, **dedup: str) -> dict[str, Any]:
     }
 
 
-def model_of(said: dict[str, Any]) -> nn.Module:
-    return load(said).model()
+def model_of(values: dict[str, Any]) -> nn.Module:
+    return load(values).model()
 
 
-def batches_of(said: dict[str, Any]) -> list[list[Batch]]:
-    loaders = [load(said).loader(rank, 2) for rank in range(2)]
+def batches_of(values: dict[str, Any]) -> list[list[Batch]]:
+    loaders = [load(values).loader(rank, 2) for rank in range(2)]
     return [list(step) for step in islice(zip(*loaders, strict=True), STEPS)]
 
 
@@ -59,11 +59,11 @@ def test_a_model_trains_adapted_as_it_trains_without(
     gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory, model: str, dedup: str
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "tables"
-    said = registry(folder, model)
-    plain = gloo_pool.run(train_registry, said, STEPS)[0]
+    values = registry(folder, model)
+    plain = gloo_pool.run(train_registry, values, STEPS)[0]
     adapted = gloo_pool.run(train_registry, registry(folder, model, dedup=dedup), STEPS)[0]
     optimizer = OptimizerSettings(**OPTIMIZER)
-    bounds = reference_of(partial(model_of, said), batches_of(said), optimizer=optimizer).bounds
+    bounds = reference_of(partial(model_of, values), batches_of(values), optimizer=optimizer).bounds
     assert_parity(adapted.trained, plain.trained, bounds)
     assert adapted.pipelined == adapted.sharded == plain.sharded
     assert adapted.names == plain.names

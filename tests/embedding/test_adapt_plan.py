@@ -38,8 +38,8 @@ def test_the_plan_is_that_of_the_model_as_it_was(
 
 def test_features_count_the_samples_that_are_looked_up() -> None:
     model = adapt(Mixed(), GROUPS, unique_shares=SHARES)
-    said = {"t_item": TableConstraint(pooling_factors=(20, 1))}
-    found = parameter_constraints(model, said, planner().sharders(), "cpu", 100)
+    given = {"t_item": TableConstraint(pooling_factors=(20, 1))}
+    found = parameter_constraints(model, given, planner().sharders(), "cpu", 100)
     assert {name: one.batch_sizes for name, one in found.items()} == {
         "t_profile": [20],
         "t_again": [20],
@@ -53,7 +53,7 @@ def test_features_count_the_samples_that_are_looked_up() -> None:
     }
     plain = parameter_constraints(Mixed(), {}, planner().sharders(), "cpu", 100)
     assert {one.batch_sizes for one in plain.values()} == {None}
-    assert planner(constraints=said).propose(model, Topology(), 2).plan.keys() == {
+    assert planner(constraints=given).propose(model, Topology(), 2).plan.keys() == {
         "bags",
         "sequences",
     }

@@ -20,7 +20,7 @@ def configs(tables: Mapping[str, Sequence[str]], dim: int = 8) -> list[Embedding
     ]
 
 
-def test_tables_by_size_and_the_others_apart() -> None:
+def test_tables_by_size_and_the_others_separately() -> None:
     parts = bag_parts(configs(BAGS), GROUPS, SHARES)
     assert [part.tables for part in parts] == [
         ("t_region",),

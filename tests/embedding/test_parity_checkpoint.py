@@ -71,11 +71,11 @@ def save_and_go_on(
 ) -> tuple[Trained, list[object]]:
     """Train on `early`, save; load into another model that starts otherwise, train on `late`."""
     rank = dist.get_rank()
-    losses, told = [], []
+    losses, parameters = [], []
     checkpoints = Checkpoints(folder, keep=1, registry={})
     for seed, arrange, steps in ((0, first, early), (1, then, late)):
         now = job(arrange, seed)
-        told.append(names(now))
+        parameters.append(names(now))
         if seed:
             checkpoints.load(now, checkpoints.latest())
         else:
@@ -91,7 +91,7 @@ def save_and_go_on(
         losses=[list(each) for each in zip(*everyones, strict=True)],
         start=start.tables,
     )
-    return after, told
+    return after, parameters
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,8 @@ def test_training_goes_on(
     plain = batches()
     unique = [[deduplicated(batch) for batch in step] for step in plain]
     early, late = (unique if one.adapted else plain for one in (first, then))
-    trained, told = gloo_pool.run(save_and_go_on, tmp_path, first, then, early[:2], late[2:])[0]
+    trained, parameters = gloo_pool.run(save_and_go_on, tmp_path, first, then, early[:2], late[2:])[
+        0
+    ]
     assert_parity(trained, *reference_of(Mixed, plain, optimizer=ADAGRAD))
-    assert told[0] == told[1]
+    assert parameters[0] == parameters[1]

@@ -201,10 +201,10 @@ def test_explained_beforehand() -> None:
         "attention": "Attention reads unique samples, and weighs them for each sample's query",
         "silent": "Silent runs on unique samples if it has no query; else on all: each sample",
     }
-    for name, said in wanted.items():
+    for name, reason in wanted.items():
         pooling = build(name)
-        assert explain_pooling(pooling).startswith(said)
-        assert explain_pooling(DedupPooling(pooling)).startswith(said)
+        assert explain_pooling(pooling).startswith(reason)
+        assert explain_pooling(DedupPooling(pooling)).startswith(reason)
 
 
 def under_ddp(names: list[str]) -> dict[str, Tensor]:

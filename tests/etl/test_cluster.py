@@ -101,7 +101,7 @@ def test_a_table_without_sessions(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_foreign_types_are_read_and_nulls_are_told(tmp_path):
+def test_foreign_types_are_read_and_nulls_are_reported(tmp_path):
     rows = mixed_rows(300)
     foreign = rows.set_column(4, "history", rows["history"].cast(pa.large_list(pa.int32())))
     (tmp_path / "source").mkdir()
@@ -117,12 +117,12 @@ def test_foreign_types_are_read_and_nulls_are_told(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"source", "clustered"}
 
 
-def test_progress_is_told_in_rows(tmp_path):
-    told = []
+def test_progress_is_reported_in_rows(tmp_path):
+    calls = []
     source = table_of(tmp_path / "source", mixed_rows())
-    cluster(source, tmp_path / "c", progress=lambda *step: told.append(step))
+    cluster(source, tmp_path / "c", progress=lambda *step: calls.append(step))
     for what in ("bucketing c", "sorting c"):
-        steps = [done for name, done, total in told if name == what and total == 1_000]
+        steps = [done for name, done, total in calls if name == what and total == 1_000]
         assert steps[0] == 0
         assert steps[-1] == 1_000
         assert steps == sorted(steps)
@@ -171,13 +171,15 @@ def drop_batch_rows(path, bucket):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "reason"),
     [
         (damage_batch, r"part-00000 should hold the source's [\d,]+ rows with sum \w+, but holds"),
         (drop_batch_rows, r"spill-00001\.arrow: this spill of the bucket pass was damaged"),
     ],
 )
-def test_a_bucket_that_was_tampered_with_is_told_and_nothing_published(tmp_path, damage, said):
+def test_a_bucket_that_was_tampered_with_is_reported_and_nothing_published(
+    tmp_path, damage, reason
+):
     rows = mixed_rows()
     source = table_of(tmp_path / "source", rows)
 
@@ -185,7 +187,7 @@ def test_a_bucket_that_was_tampered_with_is_told_and_nothing_published(tmp_path,
         if what == "sorting clustered" and done == 0:
             damage(tmp_path / "clustered.clustering" / "spills" / "spill-00001.arrow", 0)
 
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=reason):
         cluster(source, tmp_path / "clustered", 1e-4, tamper)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
     assert read(cluster(source, tmp_path / "clustered")).equals(expected(rows))

@@ -60,10 +60,10 @@ def test_killed_in_either_pass_it_goes_on(tmp_path):
     ):
         (workspace / torn).parent.mkdir(parents=True, exist_ok=True)
         (workspace / torn).write_bytes(b"torn")
-    told = []
+    calls = []
     step = build_cluster(ClusterConfig(memory_gb=MEMORY_GB), Context())
-    table = step.run(source, folder, lambda *progress: told.append(progress))
+    table = step.run(source, folder, lambda *progress: calls.append(progress))
     assert read(table).equals(expected(rows))
-    assert told[0] == ("bucketing clustered", rows.num_rows, rows.num_rows)
+    assert calls[0] == ("bucketing clustered", rows.num_rows, rows.num_rows)
     assert {name: (folder / name).stat().st_ino for name in parts} == parts
     assert {path.name for path in tmp_path.iterdir()} == {"source", "clustered"}

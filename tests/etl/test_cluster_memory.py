@@ -42,8 +42,8 @@ def test_arrow_never_holds_more_than_was_allowed(tmp_path):
         sources.append(str(source))
     size, allowed = 2 * 60_000 * (2 * 4 * 8 + 32), 5e6
     args = [str(allowed / 1e9), *sources]
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", PEAK, *args], capture_output=True, text=True, check=True, timeout=60
     )
     assert size > 2 * allowed
-    assert int(said.stdout) < allowed
+    assert int(done.stdout) < allowed

@@ -98,18 +98,18 @@ def test_rows_that_spark_lost_are_missed(tmp_path):
 def test_the_spark_pass_is_not_run_twice(tmp_path):
     rows = mixed_rows()
     source = table_of(tmp_path / "source", rows)
-    told = []
+    calls = []
 
     def die(what, done, total):
-        told.append(what)
+        calls.append(what)
         if what == "writing clustered" and done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         build().run(source, tmp_path / "clustered", die)
-    told.clear()
-    table = build().run(source, tmp_path / "clustered", lambda *step: told.append(step[0]))
-    assert set(told) == {"writing clustered"}
+    calls.clear()
+    table = build().run(source, tmp_path / "clustered", lambda *step: calls.append(step[0]))
+    assert set(calls) == {"writing clustered"}
     assert read(table).equals(expected(rows))
 
 

@@ -61,11 +61,11 @@ def test_a_script_is_bash(script: str) -> None:
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     saved = tmp_path / "topology.yaml"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    said = {"NODES": "1", "RANKS_PER_NODE": "2", "HEAD": "localhost", "PORT": "0"}
+    variables = {"NODES": "1", "RANKS_PER_NODE": "2", "HEAD": "localhost", "PORT": "0"}
     command = [str(CLUSTER / "torchrun.sh"), "topology", "measure", "--device", "cpu"]
     done = subprocess.run(
         [*command, "--save", str(saved)],
-        env=os.environ | said | {"PATH": path},
+        env=os.environ | variables | {"PATH": path},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -67,23 +67,23 @@ def test_both_packages_come_from_their_wheels(binaries: Path, tmp_path: Path) ->
 
 def test_its_records_are_listed_with_their_distribution(binaries: Path, tmp_path: Path) -> None:
     registry = EXAMPLE / "registry.yaml"
-    said = run(binaries / "recd", "plugins", "--registry", registry, "--json", folder=tmp_path)
-    mine = {row["name"] for row in json.loads(said) if row["provider"] == "my-recd-plugin 0.1.0"}
+    printed = run(binaries / "recd", "plugins", "--registry", registry, "--json", folder=tmp_path)
+    mine = {row["name"] for row in json.loads(printed) if row["provider"] == "my-recd-plugin 0.1.0"}
     assert mine == {"decay", "tastes"}
 
 
 def test_it_trains(binaries: Path, tmp_path: Path) -> None:
     """Well below the NE of a constant guess: its pooling finds out what a user likes now."""
     registry = EXAMPLE / "registry.yaml"
-    said = run(binaries / "recd", "train", "--registry", registry, "--json", folder=tmp_path)
-    summary = json.loads(said)
+    printed = run(binaries / "recd", "train", "--registry", registry, "--json", folder=tmp_path)
+    summary = json.loads(printed)
     assert summary["finished"]
     assert summary["world_size"] == 2
     assert summary["test"]["ne"] < 0.5
 
 
 def test_its_own_tests_pass_with_the_kit_as_installed(binaries: Path, tmp_path: Path) -> None:
-    said = run(
+    printed = run(
         binaries / "python",
         "-m",
         "pytest",
@@ -93,4 +93,4 @@ def test_its_own_tests_pass_with_the_kit_as_installed(binaries: Path, tmp_path: 
         EXAMPLE,
         folder=tmp_path,
     )
-    assert "4 passed" in said
+    assert "4 passed" in printed

@@ -50,7 +50,7 @@ def run(example: str, folder: str, overrides: list[str]) -> dict[str, Any]:
     return train(stack, torch.device("cpu"))
 
 
-def said(folder: Path, kind: str) -> list[dict[str, Any]]:
+def metrics_lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The lines of metrics of a kind."""
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["kind"] == kind]
@@ -79,9 +79,9 @@ def test_an_example_trains_on_two_ranks(
     one, other = gloo_pool.run(run, example, str(tmp_path), overrides)
     assert one["train"] == other["train"]  # metrics are those of all ranks
     assert one["finished"]
-    steps = said(tmp_path, "train")
+    steps = metrics_lines(tmp_path, "train")
     assert [line["step"] for line in steps] == [1, 2]
-    assert all(math.isfinite(line["loss"]) for line in [*steps, *said(tmp_path, "test")])
+    assert all(math.isfinite(line["loss"]) for line in [*steps, *metrics_lines(tmp_path, "test")])
     assert steps[1]["loss"] != steps[0]["loss"]
 
 
@@ -90,7 +90,7 @@ def test_real_histories_are_learnt(
     example: str, real_data: RealData, gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
     gloo_pool.run(run, example, str(tmp_path), sources(example, real_data))
-    (test,) = said(tmp_path, "test")
+    (test,) = metrics_lines(tmp_path, "test")
     assert test["ne"] < 0.95  # of later sessions; the base rate alone is 1
     assert test["auc"] > 0.68
 
@@ -104,7 +104,7 @@ def test_criteo_is_learnt_alike_on_one_rank_and_two(
     for ranks in (1, 2):
         batch_size = f"train.batch_size={256 // ranks}"
         gloo_pool.run(run, "criteo.yaml", str(tmp_path), [*overrides, batch_size], world_size=ranks)
-        lines.append([*said(tmp_path, "train"), *said(tmp_path, "test")])
+        lines.append([*metrics_lines(tmp_path, "train"), *metrics_lines(tmp_path, "test")])
     alone, together = lines
     assert alone[-1]["samples"] == 2000
     assert alone[-1]["ne"] < 1

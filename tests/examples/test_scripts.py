@@ -18,9 +18,9 @@ def test_a_trainer_with_recd_plugins_dropped_in_learns(launcher: list[str], tmp_
     command = [sys.executable, *launcher, str(EXAMPLES / "drop_in.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    said = re.search(r"loss (\d\.\d+) -> (\d\.\d+)", done.stdout)
-    assert said is not None, done.stdout
-    first, last = map(float, said.groups())
+    losses_line = re.search(r"loss (\d\.\d+) -> (\d\.\d+)", done.stdout)
+    assert losses_line is not None, done.stdout
+    first, last = map(float, losses_line.groups())
     assert last < first - 0.02
 
 
@@ -37,24 +37,29 @@ def test_a_pooling_in_one_file_trains(tmp_path: Path) -> None:
 
 
 def test_a_sharding_in_one_file_plans_and_trains(tmp_path: Path) -> None:
-    said = ["--registry", str(EXAMPLES.parent / "registry.yaml"), "--ranks=2", "train.steps=20"]
-    said += ["plugins=[recd_dlrm, ./examples/by_size.py]", "sharding=by_size"]
-    said += ["dataset.samples=40000"]
-    told = {}
+    arguments = [
+        "--registry",
+        str(EXAMPLES.parent / "registry.yaml"),
+        "--ranks=2",
+        "train.steps=20",
+    ]
+    arguments += ["plugins=[recd_dlrm, ./examples/by_size.py]", "sharding=by_size"]
+    arguments += ["dataset.samples=40000"]
+    printed = {}
     for command in ("plan", "train"):
         done = subprocess.run(
-            [sys.executable, "-m", "recd_plugins", command, *said],
+            [sys.executable, "-m", "recd_plugins", command, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=120,
         )
         assert done.returncode == 0, done.stderr
-        told[command] = done.stdout
-    held = re.search(r"by_size: ([\d,]+), ([\d,]+) numbers", told["plan"])
+        printed[command] = done.stdout
+    held = re.search(r"by_size: ([\d,]+), ([\d,]+) numbers", printed["plan"])
     assert held is not None
     assert all(int(size.replace(",", "")) > 0 for size in held.groups())
-    assert re.search(r"train step 20/20  loss \d\.\d+", told["train"])
+    assert re.search(r"train step 20/20  loss \d\.\d+", printed["train"])
 
 
 def test_the_last_of_a_sequence() -> None:

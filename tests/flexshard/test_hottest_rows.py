@@ -82,7 +82,7 @@ def test_a_decayed_ranking_is_slower_to_forget_in_planning_and_in_retiering(
     assert set(kept) != set(moved)
 
 
-def test_a_ranking_that_names_too_few_rows_is_told() -> None:
+def test_a_ranking_that_names_too_few_rows_is_reported() -> None:
     class Few(FlexShardPlanner):
         def hottest_rows(self, table: str, rows: RowDistribution, count: int) -> Integers:
             return rows.hottest(count)[:-1]

@@ -173,7 +173,7 @@ def test_k_and_budgets_size_the_tiers() -> None:
         ({"k": "inf"}, "sharding.k: must be a finite number, but is inf"),
     ],
 )
-def test_options_that_clash_or_are_no_numbers_are_told_at_once(
+def test_options_that_clash_or_are_no_numbers_are_reported_at_once(
     options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(RegistryError, match=says):
@@ -228,9 +228,9 @@ def test_a_saved_profile_takes_the_place_of_batches(tmp_path: Path) -> None:
 
 
 def test_constraints_of_the_others_are_named_by_their_path() -> None:
-    said = {"constraints": {"t9": {"sharding_types": ["row_wise"]}}}
+    options = {"constraints": {"t9": {"sharding_types": ["row_wise"]}}}
     with pytest.raises(RegistryError, match=r"^sharding\.others\.constraints: no table .*'t9'"):
-        planner(others=said).propose(Histories(), SLOW, 4)
+        planner(others=options).propose(Histories(), SLOW, 4)
 
 
 def test_a_saved_plan_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ def registry(folder: Path, run: str, sharding: Any, **train: Any) -> dict[str, A
     return {**REGISTRY, "folder": str(folder / "data"), "sharding": sharding, "train": train}
 
 
-def hot_rows(said: dict[str, Any]) -> dict[str, list[int]]:
+def hot_rows(values: dict[str, Any]) -> dict[str, list[int]]:
     """On a rank: train; the rows that had replicas at the end."""
     from recd_plugins.trainer.run import train
 
-    stack = load(said)
+    stack = load(values)
     train(stack, torch.device("cpu"))
     planner = stack.planner()
     if not isinstance(planner, Tiered) or planner.tier_plan is None:
@@ -85,7 +85,7 @@ from recd_plugins.slots import ModelRecord
 
 def build(config, context):
     model = build_sequence_dlrm(config, context)
-    model.register_forward_hook(lambda module, inputs, said: (said[0], (said[0], *said[1][1:])))
+    model.register_forward_hook(lambda module, inputs, out: (out[0], (out[0], *out[1][1:])))
     return model
 
 @hookimpl
@@ -101,17 +101,17 @@ def test_unique_samples_and_kept_outputs_do_not_hinder(gloo_pool: GlooPool, tmp_
     plugins = [*REGISTRY["plugins"], "recd_dedup", str(tmp_path / "keeper.py")]
     losses_of = {}
     for run, sharding, every in (("moved", FLEXSHARD, 3), ("plain", TORCHREC, 0)):
-        said = registry(tmp_path, run, sharding, retier_every=every, log_every=12)
-        said |= {"plugins": plugins, "model": REGISTRY["model"] | {"use": "keeper"}}
+        values = registry(tmp_path, run, sharding, retier_every=every, log_every=12)
+        values |= {"plugins": plugins, "model": REGISTRY["model"] | {"use": "keeper"}}
         if every:
-            said["dedup"] = {"use": "exact", "groups": [["history", "history_category"]]}
-        hot = gloo_pool.run(hot_rows, said)
+            values["dedup"] = {"use": "exact", "groups": [["history", "history_category"]]}
+        hot = gloo_pool.run(hot_rows, values)
         assert (hot[0] != {}) == (every > 0)
         losses_of[run] = losses(tmp_path / run)
     # As above; unique samples are pooled in another order too.
     assert losses_of["moved"] == pytest.approx(losses_of["plain"], abs=1e-6)
 
 
-def test_a_planner_that_cannot_is_told_at_once(tmp_path: Path) -> None:
+def test_a_planner_that_cannot_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match=r"retier_every: the planner of 'torchrec'"):
         load(registry(tmp_path, "run", TORCHREC, retier_every=3)).check()

@@ -21,7 +21,7 @@ class Options(Config):
     """The new feature's name."""
     num_ids: int = 97
     """Its ids."""
-    told: str | None = None
+    announced: str | None = None
     """The name that the schema says, if another."""
 
 
@@ -43,13 +43,13 @@ class Cross:
     def schema(self, schema: Schema) -> Schema:
         one, other, *_ = schema.sparse
         kind = "user" if one.kind == other.kind == "user" else "item"
-        name = self.config.told or self.config.name
+        name = self.config.announced or self.config.name
         return schema.add([SparseFeature(name=name, num_ids=self.config.num_ids, kind=kind)])
 
 
 @dataclass
 class Rename:
-    """A feature by another name: `told` and the feature's own."""
+    """A feature by another name: `announced` and the feature's own."""
 
     config: Options
 

@@ -143,7 +143,7 @@ class Moves:
         return features.to_kjt()
 
 
-class Told(nn.Module):
+class Keeper(nn.Module):
     """Keeps what it was built with."""
 
     def __init__(self, config: Config, context: Context) -> None:
@@ -203,11 +203,11 @@ def recd_pooling() -> Iterator[PoolingRecord[Any]]:
 
 @hookimpl
 def recd_model() -> Iterator[ModelRecord[Any]]:
-    yield ModelRecord(name="told", summary="Told.", config=Options, build=Told)
+    yield ModelRecord(name="keeper", summary="Keeps its config.", config=Options, build=Keeper)
     yield ModelRecord(
         name="uses",
         summary="Uses neighbours.",
         config=Options,
-        build=Told,
+        build=Keeper,
         uses=("pooling", "stats", "cache"),
     )

@@ -31,7 +31,7 @@ def test_what_loads_is_fit(found: Build, target: str) -> None:
     check_build(found, target, load=loads)
 
 
-def test_a_build_without_its_libraries_is_told_with_the_wheel_to_get() -> None:
+def test_a_build_without_its_libraries_is_reported_with_the_wheel_to_get() -> None:
     with pytest.raises(VersionError) as caught:
         check_build(CUDA, "cpu", load=no_cudnn)
     where = "{}.{}".format(*sys.version_info)
@@ -73,7 +73,7 @@ def test_a_build_is_read_where_torch_does_not_load(
     assert "Traceback" not in found.stderr
 
 
-def test_doctor_tells_a_torch_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_a_torch_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "installed_build", lambda: CUDA)
     monkeypatch.setattr(build.check_build, "__kwdefaults__", {"load": no_cudnn})
     found = CliRunner().invoke(app, ["doctor", "--ranks", "1"])

@@ -1,4 +1,4 @@
-"""Value tests: plugins are found where registry.yaml says, believed when checked, told apart."""
+"""Value tests: plugins are found where registry.yaml says, believed when checked, distinguished."""
 
 from __future__ import annotations
 
@@ -135,30 +135,30 @@ def test_a_folder_and_a_file_are_found_from_the_registry(site: Path, tmp_path: P
 
 
 def test_a_path_without_a_plugin_is_named(tmp_path: Path) -> None:
-    said = refused(["./nowhere"], tmp_path)
-    assert said.startswith(f"plugin './nowhere': {tmp_path / 'nowhere'} does not exist")
+    message = refused(["./nowhere"], tmp_path)
+    assert message.startswith(f"plugin './nowhere': {tmp_path / 'nowhere'} does not exist")
     (tmp_path / "empty").mkdir()
-    said = refused(["./empty"], tmp_path)
-    assert f"{tmp_path / 'empty' / '__init__.py'} does not exist" in said
+    message = refused(["./empty"], tmp_path)
+    assert f"{tmp_path / 'empty' / '__init__.py'} does not exist" in message
 
 
 def test_a_path_whose_name_is_taken_is_named(site: Path, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         write_module(tmp_path / folder, "twin_plugin")
     write_module(tmp_path, "json")
-    said = refused(["./one/twin_plugin", "./two/twin_plugin"], tmp_path)
-    assert "'./two/twin_plugin': the name 'twin_plugin' is taken by" in said
-    assert str(tmp_path / "one") in said
-    assert "Rename the folder or file." in said
+    message = refused(["./one/twin_plugin", "./two/twin_plugin"], tmp_path)
+    assert "'./two/twin_plugin': the name 'twin_plugin' is taken by" in message
+    assert str(tmp_path / "one") in message
+    assert "Rename the folder or file." in message
     assert "the name 'json' is taken by" in refused(["./json"], tmp_path)
 
 
 def test_a_plugin_named_twice_is_refused(site: Path, tmp_path: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "named_twice")
-    said = refused(["named_twice", "named_twice"], tmp_path, RegistryError)
-    assert said == "plugin 'named_twice' is named twice under `plugins`."
-    said = refused(["named_twice", "./site/named_twice"], tmp_path)
-    assert "'./site/named_twice' is the same module as another one under `plugins`" in said
+    message = refused(["named_twice", "named_twice"], tmp_path, RegistryError)
+    assert message == "plugin 'named_twice' is named twice under `plugins`."
+    message = refused(["named_twice", "./site/named_twice"], tmp_path)
+    assert "'./site/named_twice' is the same module as another one under `plugins`" in message
 
 
 def test_a_distribution_that_is_listed_twice_counts_once(
@@ -177,15 +177,15 @@ def test_a_distribution_that_is_listed_twice_counts_once(
 def test_two_distributions_with_one_entry_point_are_both_named(site: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "module_a", pooling("of_a"), entry="shared_name")
     write_distribution(site, "pkg-b", "0.2", "module_b", pooling("of_b"), entry="shared_name")
-    said = refused(["shared_name"], Path())
-    assert "plugin 'shared_name' is an entry point of" in said
+    message = refused(["shared_name"], Path())
+    assert "plugin 'shared_name' is an entry point of" in message
     for part in ("pkg-a 1.0", "pkg-b 0.2", "module_a", "module_b", "uninstall one, or name"):
-        assert part in said
+        assert part in message
     # As it says: the modules can be named, one or both.
     assert names(Catalog(["module_b", "module_a"], Path())) == ["of_b", "of_a"]
 
 
-def test_a_name_that_two_claim_is_told_apart_by_its_provider(site: Path, tmp_path: Path) -> None:
+def test_a_name_that_two_claim_is_distinguished_by_its_provider(site: Path, tmp_path: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "claim_a", entry="a")
     write_distribution(site, "pkg-b", "0.2", "claim_b", entry="b")
     write_module(tmp_path, "claim_local")
@@ -209,7 +209,7 @@ def test_a_name_that_two_claim_is_told_apart_by_its_provider(site: Path, tmp_pat
         catalog.find("pooling", "pkg-a:exat")
 
 
-def test_two_plugins_of_one_distribution_are_told_apart_by_their_names(site: Path) -> None:
+def test_two_plugins_of_one_distribution_are_distinguished_by_their_names(site: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "first_of_two")
     write_module(site, "second_of_two")
     points = site / "pkg_a-1.0.dist-info/entry_points.txt"
@@ -275,9 +275,9 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
 )
 def test_a_plugin_is_not_believed_unchecked(body: str, says: str, site: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "broken_plugin", body)
-    said = refused(["broken_plugin"], Path())
-    assert "broken_plugin" in said
-    assert says in said
+    message = refused(["broken_plugin"], Path())
+    assert "broken_plugin" in message
+    assert says in message
 
 
 def test_a_hook_that_has_nothing_to_give_gives_nothing(site: Path) -> None:
@@ -287,8 +287,8 @@ def test_a_hook_that_has_nothing_to_give_gives_nothing(site: Path) -> None:
 
 @pytest.mark.parametrize("name", ["recd_dlrn", "no.such.module", "no such module"])
 def test_an_unknown_plugin_is_named_with_the_nearest(name: str, tmp_path: Path) -> None:
-    said = refused([name], tmp_path)
-    assert said.startswith(f"plugin {name!r} is no installed entry point, module or path; ")
-    assert "recd_dlrm" in said
-    assert ("did you mean 'recd_dlrm'?" in said) == (name == "recd_dlrn")
-    assert "./my_plugin" in said
+    message = refused([name], tmp_path)
+    assert message.startswith(f"plugin {name!r} is no installed entry point, module or path; ")
+    assert "recd_dlrm" in message
+    assert ("did you mean 'recd_dlrm'?" in message) == (name == "recd_dlrn")
+    assert "./my_plugin" in message

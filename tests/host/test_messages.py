@@ -117,9 +117,9 @@ REGISTRIES = {
 @pytest.mark.parametrize("mistake", REGISTRIES)
 def test_a_mistake_in_the_registry(mistake: str, folder: Path) -> None:
     registry, says = REGISTRIES[mistake]
-    said = message(train(registry))
+    printed = message(train(registry))
     for part in says:
-        assert part in said
+        assert part in printed
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_two_distributions_claim_one_name(
     registry = GOOD.replace("[recd_dlrm]", "[recd_dlrm, claims_a, claims_b]").replace(
         "use: dlrm", "use: sequence_dlrm"
     )
-    said = message(train(registry + "pooling: {a: {use: exact}}\n"))
-    assert "`pooling: exact` is provided by pkg-a 1.2 and pkg-b 0.3" in said
-    assert "name one as pkg-a:exact in registry.yaml" in said
+    printed = message(train(registry + "pooling: {a: {use: exact}}\n"))
+    assert "`pooling: exact` is provided by pkg-a 1.2 and pkg-b 0.3" in printed
+    assert "name one as pkg-a:exact in registry.yaml" in printed
     # Named so, it is found; what is wrong then is the feature's name.
-    said = message(train(registry + "pooling: {a: {use: pkg-b:exactt}}\n"))
-    assert "provides pooling 'pkg-b:exactt'; did you mean 'exact'?" in said
+    printed = message(train(registry + "pooling: {a: {use: pkg-b:exactt}}\n"))
+    assert "provides pooling 'pkg-b:exactt'; did you mean 'exact'?" in printed
 
 
 BROKEN_PLUGINS: dict[str, tuple[str, list[str]]] = {
@@ -202,9 +202,9 @@ def test_a_broken_plugin_is_named(name: str, folder: Path) -> None:
     registry = GOOD.replace("[recd_dlrm]", f"[recd_dlrm, ./{name}]")
     if name == "unknown_need":
         registry = registry.replace("use: dlrm", "use: m")
-    said = message(train(registry))
+    printed = message(train(registry))
     for part in says:
-        assert part in said
+        assert part in printed
 
 
 def test_debug_shows_the_plugins_traceback(folder: Path) -> None:
@@ -226,8 +226,8 @@ def recd_dataset():
 """
     write_module(folder, "raises_in_build", body)
     registry = GOOD.replace("[recd_dlrm]", "[recd_dlrm, ./raises_in_build]")
-    said = message(train(registry.replace("use: random, samples: 64", "use: mine")))
-    assert "dataset 'mine' of ./raises_in_build raised ZeroDivisionError when built" in said
+    printed = message(train(registry.replace("use: random, samples: 64", "use: mine")))
+    assert "dataset 'mine' of ./raises_in_build raised ZeroDivisionError when built" in printed
 
 
 def test_a_plugin_that_builds_nothing_is_named(folder: Path) -> None:
@@ -241,8 +241,8 @@ def recd_dataset():
 """
     write_module(folder, "builds_nothing", body)
     registry = GOOD.replace("[recd_dlrm]", "[recd_dlrm, ./builds_nothing]")
-    said = message(train(registry.replace("use: random, samples: 64", "use: mine")))
-    assert "dataset 'mine' of ./builds_nothing built nothing: its `build` returned None" in said
+    printed = message(train(registry.replace("use: random, samples: 64", "use: mine")))
+    assert "dataset 'mine' of ./builds_nothing built nothing: its `build` returned None" in printed
 
 
 @pytest.mark.parametrize(
@@ -263,9 +263,9 @@ def recd_cache():
 """
     write_module(folder, name, body)
     registry = GOOD.replace("[recd_dlrm]", f"[recd_dlrm, ./{name}]") + "cache: {use: hot}\n"
-    said = message(train(registry, "train.device=cpu"))
-    assert f"cache: cache 'hot' of ./{name} " in said
-    assert says in said
+    printed = message(train(registry, "train.device=cpu"))
+    assert f"cache: cache 'hot' of ./{name} " in printed
+    assert says in printed
 
 
 SCHEMA = Schema(
@@ -298,16 +298,16 @@ def test_ids_out_of_the_tables_range(worst: int, folder: Path) -> None:
     Path("t").mkdir()
     write_parquet(Path("t/train"), [1, worst, 2])
     write_parquet(Path("t/test"), [1])
-    said = message(train(PARQUET))
-    assert f"t/train/part.parquet, row group 0: feature 'item' holds id {worst}" in said
-    assert "outside [0, 10). Raise its num_ids in the schema" in said
+    printed = message(train(PARQUET))
+    assert f"t/train/part.parquet, row group 0: feature 'item' holds id {worst}" in printed
+    assert "outside [0, 10). Raise its num_ids in the schema" in printed
 
 
 def test_a_column_that_is_missing(folder: Path) -> None:
     Path("t").mkdir()
     write_parquet(Path("t/train"), [1], item=None)
-    said = message(train(PARQUET))
-    assert "t/train/part.parquet: lacks column 'item', which the schema names; Known: d" in said
+    printed = message(train(PARQUET))
+    assert "t/train/part.parquet: lacks column 'item', which the schema names; Known: d" in printed
 
 
 def test_a_table_that_is_missing(folder: Path) -> None:
@@ -319,9 +319,9 @@ def test_a_file_cut_short(folder: Path) -> None:
     write_parquet(Path("t/train"), [1, 2, 3])
     file = Path("t/train/part.parquet")
     file.write_bytes(file.read_bytes()[:-20])
-    said = message(train(PARQUET))
-    assert "t/train/part.parquet: not a whole Parquet file" in said
-    assert "write it again, or take it out of the table" in said
+    printed = message(train(PARQUET))
+    assert "t/train/part.parquet: not a whole Parquet file" in printed
+    assert "write it again, or take it out of the table" in printed
 
 
 @pytest.mark.parametrize(
@@ -344,9 +344,9 @@ def test_versions_that_do_not_fit(
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     monkeypatch.syspath_prepend(site)
-    said = message(train(GOOD))
-    assert says in said
-    assert "pip install --no-deps -r requirements/cpu.txt" in said
+    printed = message(train(GOOD))
+    assert says in printed
+    assert "pip install --no-deps -r requirements/cpu.txt" in printed
     doctor = CliRunner().invoke(app, ["doctor"])
     assert doctor.exit_code == 2
     assert says in doctor.output

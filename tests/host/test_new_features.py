@@ -30,7 +30,7 @@ def registry(tmp_path: Path) -> dict[str, Any]:
         "folder": str(tmp_path / "data"),
         "dataset": {"use": "counting", "log": str(tmp_path / "log")},
         "reader": {"use": "local", "shuffle": False, "prefetch": False},
-        "model": "told",
+        "model": "keeper",
         "train": {"batch_size": 4, "device": "cpu"},
     }
 
@@ -119,9 +119,9 @@ def test_a_later_transform_takes_what_an_earlier_one_made(registry: dict[str, An
         (
             CROSS,
             [["user_a"], ["user_b"]],
-            r"'cross' .* dedup takes them apart: user_a \| user_b\. Deduplicate them together",
+            r"'cross' .* different groups: user_a \| user_b\. Deduplicate them as one group",
         ),
-        (CROSS, [["user_a"]], r"apart: user_b \| user_a\. .* or leave all of them"),
+        (CROSS, [["user_a"]], r"groups: user_b \| user_a\. .* or leave all of them"),
         (CROSS, [["crossed"]], "'crossed'"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_refused_before_a_batch_is_read(
 def test_a_schema_that_says_what_is_not_made_is_named(
     registry: dict[str, Any], dedup: list[list[str]] | None
 ) -> None:
-    registry["preprocess"] = [CROSS | {"told": "crosed"}]
+    registry["preprocess"] = [CROSS | {"announced": "crosed"}]
     if dedup:
         registry["dedup"] = {"use": "exact", "groups": dedup}
     with pytest.raises(
@@ -180,4 +180,4 @@ def test_the_kit_takes_new_features_that_a_schema_says(record: Any) -> None:
     check_record(record)
     if record.name == "cross":
         with pytest.raises(ContractBroken, match=r"of the keys that its `schema` says, .*'crosed'"):
-            check_record(record, options={"told": "crosed"})
+            check_record(record, options={"announced": "crosed"})

@@ -67,8 +67,8 @@ def test_a_plugin_is_written_under_its_own_name(tmp_path: Path) -> None:
 def test_the_tests_of_every_slots_plugin_pass_as_written(tmp_path: Path) -> None:
     folders = [write_plugin(f"my_{slot}", slot, tmp_path) for slot in SLOTS_WITH_TEMPLATE]
     sources = ":".join(str(folder / "src") for folder in folders)
-    said = run_tests(tmp_path, "-W", "error", "-W", "ignore::DeprecationWarning", path=sources)
-    assert int(said.split(" passed")[0].split()[-1]) >= 2 * len(folders) - 1  # a planner has one
+    output = run_tests(tmp_path, "-W", "error", "-W", "ignore::DeprecationWarning", path=sources)
+    assert int(output.split(" passed")[0].split()[-1]) >= 2 * len(folders) - 1  # a planner has one
 
 
 @pytest.mark.parametrize("slot", SLOTS_WITH_TEMPLATE)

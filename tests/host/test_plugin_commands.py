@@ -38,8 +38,8 @@ def bring(site: Path, distribution: str, commands: str, module: str = "", body: 
         (site / f"{module}.py").write_text(body)
     info = site / f"{distribution.replace('-', '_')}-1.5.dist-info"
     info.mkdir()
-    said = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n"
-    (info / "METADATA").write_text(said)
+    metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n"
+    (info / "METADATA").write_text(metadata)
     (info / "entry_points.txt").write_text(f"[recd_plugins.commands]\n{commands}\n")
 
 

@@ -86,7 +86,7 @@ def test_a_broken_plugin_blanks_nothing(site: Path, registry: Path) -> None:
     assert "size" in plugins(registry, "pooling:exact").stdout
 
 
-def test_a_broken_plugin_that_is_off_is_told_where_a_record_is_not_found(
+def test_a_broken_plugin_that_is_off_is_reported_where_a_record_is_not_found(
     site: Path, registry: Path
 ) -> None:
     write_distribution(site, "pkg-a", "1.0", "broken", "raise RuntimeError('on import')")

@@ -20,8 +20,8 @@ from recd_plugins.slots import SLOTS, Context
 PLUGIN = """
 from recd_plugins.slots import DedupRecord, EtlRecord, LogRecord, PreprocessRecord
 
-def record(kind, name, build=build, **said):
-    return kind(name=name, summary="A record.", config=Options, build=build, **said)
+def record(kind, name, build=build, **fields):
+    return kind(name=name, summary="A record.", config=Options, build=build, **fields)
 
 def broken(config, context):
     raise ArithmeticError("cannot count")
@@ -154,7 +154,7 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("values", "says"),
     [
         ({"model": "plian"}, "model.use: no enabled plugin provides model 'plian'; did you mean"),
         (
@@ -195,8 +195,8 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         ({"sharding": {"reserve": 1}}, "sharding.reserve: must be >= 0 and < 1, but is 1.0."),
     ],
 )
-def test_what_does_not_fit_is_named(said: dict[str, Any], says: str, plugin: str) -> None:
-    assert refused({"plugins": [plugin], **said}).startswith(says)
+def test_what_does_not_fit_is_named(values: dict[str, Any], says: str, plugin: str) -> None:
+    assert refused({"plugins": [plugin], **values}).startswith(says)
 
 
 def test_a_slot_is_used_by_any_chosen_record(plugin: str) -> None:
@@ -241,7 +241,7 @@ def test_every_slot_has_its_key() -> None:
     assert ("plugins", "folder", *SLOTS, "topology", "train") == KEYS
 
 
-def test_a_mistake_of_a_file_is_told_by_its_line(tmp_path: Path, plugin: str) -> None:
+def test_a_mistake_of_a_file_is_reported_by_its_line(tmp_path: Path, plugin: str) -> None:
     file = tmp_path / "registry.yaml"
     file.write_text(f"plugins: [{plugin}]\nmodel:\n  use: plain\n  size: 3\n")
     assert (

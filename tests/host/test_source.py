@@ -88,7 +88,7 @@ def test_a_place_is_located_by_its_line_or_what_holds_it(
     assert read(tmp_path, TEXT).locate(where) == f"{tmp_path / 'registry.yaml'}{located}"
 
 
-def test_a_place_that_an_override_said_is_located_there(tmp_path: Path) -> None:
+def test_a_place_that_an_override_set_is_located_there(tmp_path: Path) -> None:
     source = read(
         tmp_path, TEXT, "model.use=x", "preprocess.0={use: y}", "new.deep.er=1", "model.use=z"
     )

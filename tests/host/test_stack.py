@@ -31,7 +31,7 @@ def registry(tmp_path: Path) -> dict[str, Any]:
         "folder": str(tmp_path / "data"),
         "dataset": {"use": "counting", "log": str(tmp_path / "log")},
         "reader": {"use": "local", "shuffle": False, "prefetch": False},
-        "model": "told",
+        "model": "keeper",
         "train": {"batch_size": 4, "device": "cpu", "seed": 7},
     }
 
@@ -70,11 +70,11 @@ def test_tables_are_made_once_and_reused(registry: dict[str, Any]) -> None:
     assert written(registry) == ["train", "test"]
 
 
-def test_progress_is_told_while_tables_are_made(registry: dict[str, Any]) -> None:
-    said: list[tuple[str, int, int | None]] = []
-    rp.load(registry).prepare(lambda *what: said.append(what))
-    assert ("writing train", 40, 40) in said
-    assert ("writing test", 8, 8) in said
+def test_progress_is_reported_while_tables_are_made(registry: dict[str, Any]) -> None:
+    calls: list[tuple[str, int, int | None]] = []
+    rp.load(registry).prepare(lambda *what: calls.append(what))
+    assert ("writing train", 40, 40) in calls
+    assert ("writing test", 8, 8) in calls
 
 
 def test_other_options_make_other_tables_and_leave_the_first(registry: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ def test_an_error_in_writing_tables_names_the_plugin(
         rp.load(registry).prepare()
 
 
-def prepare_together(registry: dict[str, Any]) -> str:
+def prepare_at_once(registry: dict[str, Any]) -> str:
     """On a rank, at the same time as the others: where the train split is."""
     stack = rp.load(registry)
     dist.barrier()
@@ -129,7 +129,7 @@ def test_processes_that_prepare_together_make_a_table_once(
     registry: dict[str, Any], tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
     chosen = etl(registry, 2)
-    paths = gloo_pool.run(prepare_together, chosen)
+    paths = gloo_pool.run(prepare_at_once, chosen)
     assert paths[0] == paths[1]
     assert written(registry) == ["train", "test", "every 2", "every 2"]
     assert not list(tmp_path.rglob("*.part"))
@@ -145,13 +145,13 @@ def test_etl_steps_run_in_order_once_each(registry: dict[str, Any]) -> None:
     tables = rp.load(chosen).prepare()
     assert ids(tables.train, "user_a") == list(range(0, 40, 6))
     assert tables.test.num_rows == 2  # rows 0 and 6 of 8
-    said = ["train", "test", "every 2", "every 2", "every 3", "every 3"]
-    assert written(registry) == said
+    lines = ["train", "test", "every 2", "every 2", "every 3", "every 3"]
+    assert written(registry) == lines
     assert (Path(registry["dataset"]["log"]).read_text()).count("every 3 20\n") == 1  # of 40 / 2
     before = files(registry)
     assert rp.load(chosen).prepare() == tables
     assert files(registry) == before
-    assert written(registry) == said
+    assert written(registry) == lines
 
 
 def test_etl_is_run_again_from_what_changed_on(registry: dict[str, Any]) -> None:
@@ -267,11 +267,11 @@ def test_a_feature_that_is_not_there_is_named_with_its_line(
     stack = rp.load(file)
     with pytest.raises(RegistryError) as caught:
         call(stack)
-    said = str(caught.value)
-    assert said.startswith(f"{file}:{line}: ")
-    assert "no feature matches" in said
-    assert "Known: item, user_a, user_b." in said
-    assert ("did you mean 'item'?" in said) == ("itm" in key)
+    message = str(caught.value)
+    assert message.startswith(f"{file}:{line}: ")
+    assert "no feature matches" in message
+    assert "Known: item, user_a, user_b." in message
+    assert ("did you mean 'item'?" in message) == ("itm" in key)
 
 
 def test_a_converter_without_groups_is_refused(registry: dict[str, Any]) -> None:
@@ -362,7 +362,7 @@ def test_sharders_carry_the_fused_optimizer_each_its_own(registry: dict[str, Any
     assert params[0] is not params[1]
 
 
-def test_a_mistake_in_a_mapping_is_told_by_its_place(registry: dict[str, Any]) -> None:
+def test_a_mistake_in_a_mapping_is_reported_by_its_place(registry: dict[str, Any]) -> None:
     with pytest.raises(RecdError, match=r"^dataset.nn: unknown option 'nn'; did you mean 'n'\?"):
         rp.load({**registry, "dataset": {"use": "counting", "nn": 1}})
     with pytest.raises(RecdError, match=r"^override 'dataset.nn=1': dataset.nn: unknown option"):

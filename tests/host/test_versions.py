@@ -92,7 +92,7 @@ def test_versions_that_do_not_are_named_with_those_that_would(
     assert str(caught.value).endswith(fix)
 
 
-def test_what_is_installed_is_told_and_fits() -> None:
+def test_what_is_installed_is_reported_and_fits() -> None:
     found = installed_versions()
     assert found.keys() in (
         {"torch", kind, "torchrec"} for kind in ("fbgemm-gpu", "fbgemm-gpu-cpu")

@@ -27,8 +27,8 @@ def test_what_cannot_is_refused(tmp_path: Path) -> None:
         (Path("/proc/none/plan.png"), "cannot be written, for /proc takes no files"),
         (tmp_path / "plan.xyz", "must end in one of .png"),
     ):
-        with pytest.raises(RegistryError, match=says) as told:
+        with pytest.raises(RegistryError, match=says) as caught:
             check_writable(path, "--figure", (".png",))
-        assert str(told.value).startswith(f"--figure: {path}")
+        assert str(caught.value).startswith(f"--figure: {path}")
     with pytest.raises(RegistryError, match="is a file, not a folder"):
         set_aside(tmp_path / "file")

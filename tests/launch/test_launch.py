@@ -52,12 +52,12 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return write
 
 
-def told(rank: int) -> dict[str, object]:
-    """What a rank told, once it has."""
+def written_by(rank: int) -> dict[str, object]:
+    """What a rank wrote, once it has."""
     file = Path(f"rank-{rank}.json")
     wait_until(file.exists)
-    said: dict[str, object] = json.loads(file.read_text())
-    return said
+    content: dict[str, object] = json.loads(file.read_text())
+    return content
 
 
 def wait_until(done: Callable[[], bool]) -> None:
@@ -87,9 +87,9 @@ def test_each_rank_knows_its_place(
     assert launch(command, 3, threads=2) is None
     ports = set()
     for rank in range(3):
-        said = told(rank)
-        assert said["argv"] == ["an", "argument"]
-        env = said["env"]
+        content = written_by(rank)
+        assert content["argv"] == ["an", "argument"]
+        env = content["env"]
         assert isinstance(env, dict)
         expected = {
             "RANK": str(rank),
@@ -116,7 +116,7 @@ def test_what_is_typed_is_for_the_launcher(program: Callable[[str], list[str]]) 
     finally:
         os.dup2(before, 0)
         os.close(before)
-    assert told(0) == {"read": ""}
+    assert written_by(0) == {"read": ""}
 
 
 def test_an_interface_of_the_users_choice_stays(
@@ -124,7 +124,7 @@ def test_an_interface_of_the_users_choice_stays(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert launch(program("tell(face=os.environ['GLOO_SOCKET_IFNAME'])"), 1, threads=1) is None
-    assert told(0) == {"face": "eth7"}
+    assert written_by(0) == {"face": "eth7"}
 
 
 def test_rank_0_speaks_and_the_others_are_kept(
@@ -159,12 +159,12 @@ time.sleep(60)
     assert sorted(failure.output.splitlines()) == ["and why", "what went wrong"]
     assert str(failure).startswith("rank 1 ended with exit code 3; it said:\n")
     for rank in (0, 2):
-        pid = told(rank)["pid"]
+        pid = written_by(rank)["pid"]
         assert isinstance(pid, int)
         assert gone(pid)
 
 
-def test_a_rank_that_dies_of_a_signal_is_told(program: Callable[[str], list[str]]) -> None:
+def test_a_rank_that_dies_of_a_signal_is_reported(program: Callable[[str], list[str]]) -> None:
     command = program("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
     failure = failed(launch(command, 2, threads=1))
     assert str(failure) == "rank 0 ended with SIGKILL and said nothing"
@@ -198,7 +198,7 @@ time.sleep(60)
     )
     failed(launch(command, 2, threads=1))
     for rank in range(2):
-        pid = told(rank)["child"]
+        pid = written_by(rank)["child"]
         assert isinstance(pid, int)
         wait_until(lambda pid=pid: gone(pid))
 
@@ -246,7 +246,7 @@ def test_the_first_signal_is_passed_on_and_ranks_stop_by_themselves(
     before = signal.getsignal(number)
     send(number, both("ready-{}"))
     assert launch(program(STOPS), 2, threads=1) is None
-    assert told(0) == told(1) == {"got": "SIGINT"}
+    assert written_by(0) == written_by(1) == {"got": "SIGINT"}
     assert "stopping after this step; once more to kill" in capfd.readouterr().err
     assert signal.getsignal(number) is before
 
@@ -267,7 +267,7 @@ while True:
     with pytest.raises(KeyboardInterrupt):
         launch(command, 2, threads=1)
     for rank in range(2):
-        pid = told(rank)["pid"]
+        pid = written_by(rank)["pid"]
         assert isinstance(pid, int)
         assert gone(pid)
 
@@ -366,4 +366,4 @@ dist.destroy_process_group()
     )
     assert launch(command, 2, threads=1) is None
     for rank in range(2):
-        assert told(rank) == {"total": 3.0, "listens": ["127.0.0.1"]}
+        assert written_by(rank) == {"total": 3.0, "listens": ["127.0.0.1"]}

@@ -112,7 +112,7 @@ def test_a_log_needs_sessions_and_times():
         MessageCodec(Schema(timestamp=None))
 
 
-def test_messages_of_other_features_are_told():
+def test_messages_of_other_features_are_reported():
     schema, other = schema_of(1, 1), schema_of(1, 2)
     rows = rows_of(other, [(1, 2, [0.5], [[1], [2]])])
     messages = MessageCodec(other).requests(np.array([1]), rows)
@@ -121,7 +121,7 @@ def test_messages_of_other_features_are_told():
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "reason"),
     [
         (b"", "a log message of 0 bytes is neither"),
         (b"x" * 15, "a log message of 15 bytes is neither"),
@@ -130,12 +130,12 @@ def test_messages_of_other_features_are_told():
         (struct.pack("<BBHIq", 2, 1, 0, 0, 1), "says version 2, kind 1"),
     ],
 )
-def test_what_is_no_message(message, said):
-    with pytest.raises(DataError, match=said):
+def test_what_is_no_message(message, reason):
+    with pytest.raises(DataError, match=reason):
         MessageCodec(schema_of(1, 1)).decode(messages_of([(0, 0, message)]))
 
 
-def test_a_message_cut_anywhere_is_told():
+def test_a_message_cut_anywhere_is_reported():
     schema = schema_of(1, 2)
     codec = MessageCodec(schema)
     rows = rows_of(schema, [(7, 8, [1.5], [[3, 4], [5]])])

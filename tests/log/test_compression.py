@@ -28,7 +28,7 @@ def test_bytes_are_those_of_messages_and_of_files(tmp_path):
     assert "4 shards by session: 100 messages" in str(found)
 
 
-def test_torn_tails_are_told(tmp_path):
+def test_torn_tails_are_reported(tmp_path):
     log = ZstdShards(ZstdShardsConfig(shards=1, block_bytes=1000), tmp_path)
     log.append(messages_of(numbered(30, size=80)))
     log.flush()

@@ -91,10 +91,10 @@ def test_a_byte_flipped_anywhere_in_the_middle_is_named(file):
     second, third = list(frames(file, 0))[1:3]
     for offset in range(second.offset, second.end):
         file.write_bytes(flipped(whole, offset))
-        said = (
+        message = (
             rf"{file.name}, byte {second.offset:,}: .*damaged.*from byte {third.offset:,}\. .*skip"
         )
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             read(file)
         assert read(file, damaged="skip") == joined([0, 2, 3])
 

@@ -68,7 +68,7 @@ def test_the_edges_of_the_window(time, became, first):
     assert getattr(report, became) == report.events == 1
 
 
-def test_every_event_is_told_for_what_it_is():
+def test_every_event_is_reported_for_what_it_is():
     samples, report = joined(
         [request(1, 0), request(1, 0), event(1, 5), event(1, 5), event(1, 6)],
         [event(9, 20), event(1, 101), request(1, 120)],
@@ -128,7 +128,7 @@ def test_missing_features_are_filled_and_counted():
     assert "missing: item in 2, price in 2" in str(join.report)
 
 
-def test_what_is_too_far_out_of_order_is_told():
+def test_what_is_too_far_out_of_order_is_reported():
     _, report = joined([request(1, 1000)], [request(2, 990)], [request(3, 989)])
     assert report.disordered == 1
     assert report.samples == 3

@@ -109,7 +109,7 @@ def test_logs_join_from_kafka_too(servers, tmp_path):
     assert report.positives == report.events == rows["label"].to_numpy().sum()
 
 
-def test_what_cannot_be_sent_is_told(servers):
+def test_what_cannot_be_sent_is_reported(servers):
     log = opened(servers, "large", client={"message.max.bytes": 2000})
     with pytest.raises(DataError, match=r"5,000 bytes .*MSG_SIZE_TOO_LARGE.*`message\.max\.bytes`"):
         log.append(messages_of([(1, 1, b"x" * 5000)]))
@@ -122,10 +122,10 @@ def test_what_cannot_be_sent_is_told(servers):
 def test_brokers_that_are_not_there():
     quiet = {"log_level": 0}
     log = KafkaLog(KafkaConfig(servers="127.0.0.1:1", topic="t", timeout_s=0.2, client=quiet))
-    said = r"Kafka topic 't' at 127\.0\.0\.1:1: .*Check `log\.servers`"
-    with pytest.raises(CapabilityError, match=said):
+    message = r"Kafka topic 't' at 127\.0\.0\.1:1: .*Check `log\.servers`"
+    with pytest.raises(CapabilityError, match=message):
         log.append(messages_of(numbered(1)))
-    with pytest.raises(CapabilityError, match=said):
+    with pytest.raises(CapabilityError, match=message):
         list(log.read(0))
 
 

@@ -77,7 +77,7 @@ def _at(batch, parity):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         ({"breaks": "flush"}, "flushed and opened anew must hold each message once"),
         ({"breaks": "twice"}, "must hold each message once: 102, but has 204"),
@@ -86,12 +86,12 @@ def _at(batch, parity):
         ({"breaks": "route"}, "all messages of one must be in one shard"),
     ],
 )
-def test_a_log_that_breaks_a_rule_is_told(options, said):
+def test_a_log_that_breaks_a_rule_is_reported(options, reason):
     record = LogRecord(
         name="forgetful",
         summary="Breaks one rule.",
         config=Forgetful,
         build=lambda config, context: ForgetfulShards(config, context.folder / "log"),
     )
-    with pytest.raises(ContractBroken, match=said):
+    with pytest.raises(ContractBroken, match=reason):
         check_record(record, options=options)

@@ -64,7 +64,7 @@ def test_the_table_comes_back(tmp_path, table, route, trouble):
     assert report.missing == {}
 
 
-def test_what_was_lost_is_what_is_told(tmp_path, table):
+def test_what_was_lost_is_what_is_reported(tmp_path, table):
     trouble = ReplayConfig(
         delay_ms=1_200_000,
         duplicate_requests=0.1,

@@ -242,7 +242,7 @@ def test_fsync_as_asked(tmp_path, monkeypatch, fsync, synced):
 
 
 @pytest.mark.parametrize("options", [{"shards": 8}, {"route": "message"}])
-def test_a_log_of_other_shards_is_told(tmp_path, options):
+def test_a_log_of_other_shards_is_reported(tmp_path, options):
     written(tmp_path, numbered(5))
     with pytest.raises(DataError, match=r"holds a log of 4 shards, routed by session; asked for"):
         opened(tmp_path, **options)
@@ -267,7 +267,7 @@ def test_a_manifest_that_cannot_be(tmp_path, text):
         opened(tmp_path)
 
 
-def test_a_later_format_is_told(tmp_path):
+def test_a_later_format_is_reported(tmp_path):
     text = '{"shards": 4, "route": "session", "format": 2}'
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=r"reads logs of format 1.*with the version that wrote it"):

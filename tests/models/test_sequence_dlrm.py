@@ -53,10 +53,10 @@ def by_hand(net: nn.Module, batch: Batch, query: str) -> Tensor:
             for keys, q in zip(rows["history"], vectors[query], strict=True)
         ]
     )
-    together = torch.stack([net.bottom(batch.dense), *vectors.values()], dim=1)
+    stacked = torch.stack([net.bottom(batch.dense), *vectors.values()], dim=1)
     upper = torch.triu_indices(7, 7, offset=1)
-    dots = (together @ together.mT)[:, upper[0], upper[1]]
-    logits: Tensor = net.top(torch.cat([together[:, 0], dots], dim=1)).squeeze(1)
+    dots = (stacked @ stacked.mT)[:, upper[0], upper[1]]
+    logits: Tensor = net.top(torch.cat([stacked[:, 0], dots], dim=1)).squeeze(1)
     return logits
 
 

@@ -191,7 +191,7 @@ def test_the_bytes_are_those_that_torchrec_hands_over(home: str, gloo_pool: Gloo
             np.mean([sum(one.get(collective, {}).get(p, 0) for p in phases) for one in found])
         )
 
-    # Splits make the difference: what each rank is sent, told first.
+    # Splits make the difference: what each rank is sent is announced first.
     exchanged_ids = mean("all_to_all", "ids", "forward", "backward")
     assert exchanged_ids == pytest.approx(expected.a2a_global, rel=0.05)
     assert mean("reduce_scatter", "forward") == pytest.approx(expected.ar_global, rel=0.05)

@@ -180,10 +180,10 @@ def test_tiers_cost_operations_whatever_their_size() -> None:
             {"a": TableSizes(replicated=4, per_node=4, coalesce="rank")},
         )
     ]
-    none, one, shared, apart, every = counts
+    none, one, shared, separate, every = counts
     assert none == 0
     assert one == shared
-    assert one < apart < 2 * one
+    assert one < separate < 2 * one
     assert every > one
 
 

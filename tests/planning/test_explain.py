@@ -64,7 +64,7 @@ def test_it_says_in_words_what_it_says_in_numbers() -> None:
     assert f"hot: {hot['plan']:.3g} ms, row-wise {hot['row_wise']:.3g}, coalesced" in text
 
 
-def test_a_frontier_of_many_steps_is_told_by_some() -> None:
+def test_a_frontier_of_many_steps_is_reported_by_some() -> None:
     curve = Frontier(memory=np.arange(1e5), ms=-np.arange(1e5))
     points = curve.points(most=50)
     assert len(points) == 50

@@ -34,7 +34,7 @@ def test_bags_too_which_torchrec_does_not_offer_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "may"),
+    ("constraint", "may"),
     [
         (TableConstraint(), True),
         (TableConstraint(sharding_types=("row_wise", "table_wise")), True),
@@ -42,14 +42,14 @@ def test_bags_too_which_torchrec_does_not_offer_on_the_cpu() -> None:
         (TableConstraint(compute_kernels=("fused_uvm",)), False),
     ],
 )
-def test_constraints_may_rule_it_out(said: TableConstraint, may: bool) -> None:
-    made = planner(**{"sh*": said})
+def test_constraints_may_rule_it_out(constraint: TableConstraint, may: bool) -> None:
+    made = planner(**{"sh*": constraint})
     assert isinstance(made, HoldsRowWise)
     assert made.may_be_row_wise("shop") == may
     assert made.may_be_row_wise("item")
 
 
-def test_with_another_kernel_where_that_is_said() -> None:
+def test_with_another_kernel_where_the_registry_names_it() -> None:
     cached = TableConstraint(
         sharding_types=("row_wise",),
         compute_kernels=("fused_uvm_caching",),

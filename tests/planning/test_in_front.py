@@ -135,7 +135,7 @@ def others_of(front: Any) -> Any:
         ),
     ],
 )
-def test_what_cannot_stand_so_is_told(
+def test_what_cannot_stand_so_is_reported(
     planner: Any, slots: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     with pytest.raises(kind) as caught:

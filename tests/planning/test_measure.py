@@ -49,8 +49,8 @@ def measured(topology: Topology) -> Topology:
 
 
 def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> None:
-    said = Topology(ranks_per_node=2, host_memory_gb=3)
-    results = gloo_pool.run(measured, said, world_size=4, deadline=120)
+    given = Topology(ranks_per_node=2, host_memory_gb=3)
+    results = gloo_pool.run(measured, given, world_size=4, deadline=120)
     found, *others = results
     assert all(other == found for other in others)
     assert (found.device, found.ranks_per_node, found.host_memory_gb) == ("cpu", 2, 3)
@@ -87,7 +87,7 @@ def test_the_command_saves_a_topology(tmp_path: Path) -> None:
     run = ["topology", "measure", "--ranks", "1", "--device", "cpu", "--save", str(save), "--json"]
     result = CliRunner().invoke(app, run)
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)
+    values = json.loads(result.stdout)
     found = load_topology(save, "topology")
-    assert said["gather_gbps"] == found.gather_gbps
+    assert values["gather_gbps"] == found.gather_gbps
     assert found.a2a_global is None  # one rank exchanges nothing

@@ -175,33 +175,33 @@ def test_the_names_are_torchrecs() -> None:
 
 
 def test_more_ids_a_sample_cost_more() -> None:
-    told = []
+    costs = []
     for factors in ([1.0, 1.0], [100.0, 100.0]):
         made = planner(constraints={"item": {"pooling_factors": factors}})
         made.propose(Probe(), Topology(), 2)
         (line,) = [line for line in made.explain().splitlines() if line.startswith("item ")]
-        told.append(float(line.split()[-2]))
-    assert told[1] > 10 * told[0]
+        costs.append(float(line.split()[-2]))
+    assert costs[1] > 10 * costs[0]
 
 
 def test_a_slower_link_costs_more() -> None:
-    told = []
+    costs = []
     for gbps in (1000.0, 0.01):
         made = planner(constraints={"*": {"sharding_types": ["table_wise"]}})
         made.propose(Probe(), Topology(ranks_per_node=1, inter_node_gbps=gbps), 2)
         (line,) = [line for line in made.explain().splitlines() if line.startswith("item ")]
-        told.append(float(line.split()[-1]))
-    assert told[1] > 100 * max(told[0], 1e-3)
+        costs.append(float(line.split()[-1]))
+    assert costs[1] > 100 * max(costs[0], 1e-3)
 
 
 def test_a_larger_batch_costs_more_and_takes_more_memory() -> None:
-    told = []
+    costs = []
     for batch_size in (64, 6400):
         made = planner(batch_size, constraints={"*": {"sharding_types": ["table_wise"]}})
         made.propose(Probe(), Topology(), 2)
         (line,) = [line for line in made.explain().splitlines() if line.startswith("item ")]
-        told.append(float(line.split()[-2]))
-    assert told[1] > 10 * told[0]
+        costs.append(float(line.split()[-2]))
+    assert costs[1] > 10 * costs[0]
     # TorchRec keeps 20 copies of a batch's ids: 512 samples x 3 tables x 8 bytes of them.
     little = Topology(host_memory_gb=20 * 512 * 3 * 8 / 2**30)
     planner(64).propose(Probe(), little, 2)
@@ -235,17 +235,17 @@ def test_the_explanation_has_a_line_for_every_table() -> None:
         ),
     ],
 )
-def test_tables_that_fit_nowhere_are_told_with_sizes_and_a_fix(
+def test_tables_that_fit_nowhere_are_reported_with_sizes_and_a_fix(
     topology: Topology, says: str
 ) -> None:
     with pytest.raises(CapabilityError) as caught:
         propose(topology=topology)
-    said = str(caught.value)
+    message = str(caught.value)
     bytes_ = 4 * 8 * (30 + 7 + 40)
-    assert said.startswith(f"sharding: tables of {bytes_ / 2**30:.3g} GB, ")
-    assert says in said
-    assert "TorchRec's planner says: " in said
-    assert "\n" not in said
+    assert message.startswith(f"sharding: tables of {bytes_ / 2**30:.3g} GB, ")
+    assert says in message
+    assert "TorchRec's planner says: " in message
+    assert "\n" not in message
 
 
 def test_the_reserve_is_kept_free_of_tables() -> None:
@@ -303,13 +303,13 @@ def plan_on_a_rank(registry: dict[str, Any]) -> tuple[str, str]:
 
 
 def test_all_ranks_have_the_plan_of_rank_0(gloo_pool: GlooPool) -> None:
-    (first, why), (second, said) = gloo_pool.run(plan_on_a_rank, REGISTRY)
+    (first, why), (second, other) = gloo_pool.run(plan_on_a_rank, REGISTRY)
     assert first == second
     assert first == str(
         planner(batch_size=512).propose(Probe(), Topology(), 2)
     )  # 512 is train.batch_size
     assert why.startswith("plan: cheapest of ")
-    assert said == "Planned on rank 0, which knows why."
+    assert other == "Planned on rank 0, which knows why."
 
 
 def test_all_ranks_hear_why_there_is_no_plan(gloo_pool: GlooPool) -> None:
@@ -319,9 +319,9 @@ def test_all_ranks_hear_why_there_is_no_plan(gloo_pool: GlooPool) -> None:
     assert found[0][0] == "CapabilityError"
     assert "do not fit on 2 ranks" in found[0][1]
     wrong = {**REGISTRY, "sharding": {"constraints": {"itm": {}}}}
-    for kind, said in gloo_pool.run(plan_on_a_rank, wrong):
+    for kind, message in gloo_pool.run(plan_on_a_rank, wrong):
         assert kind == "RegistryError"
-        assert "no table matches 'itm'; did you mean 'item'?" in said
+        assert "no table matches 'itm'; did you mean 'item'?" in message
 
 
 def plan_of_a_real_model(folder: str, constraints: dict[str, Any]) -> dict[str, str] | str:

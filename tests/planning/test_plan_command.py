@@ -66,8 +66,8 @@ def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
     result = run(folder, "plan", goal, "--drift", str(before))
     assert result.exit_code == 0, result.output
     assert "hottest rows of before took" in result.stdout
-    said = json.loads(run(folder, "plan", goal, "--drift", str(before), "--json").stdout)["drift"]
-    for drift in said.values():
+    values = json.loads(run(folder, "plan", goal, "--drift", str(before), "--json").stdout)["drift"]
+    for drift in values.values():
         assert drift["now"] == pytest.approx(drift["best"])  # the same day
         assert drift["stayed"] == 1
     other = folder / "other.arrow"
@@ -119,9 +119,9 @@ def test_a_planner_that_needs_its_ranks_is_named(folder: Path) -> None:
 def test_plan_is_for_any_number_of_ranks_and_for_machines(folder: Path) -> None:
     result = run(folder, "plan", "--ranks", "8", "--json")
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)["tiers"]
-    assert (said["n_nodes"], said["ranks_per_node"]) == (4, 2)
-    assert said["ms"]["plan"] <= said["ms"]["row_wise"]
+    values = json.loads(result.stdout)["tiers"]
+    assert (values["n_nodes"], values["ranks_per_node"]) == (4, 2)
+    assert values["ms"]["plan"] <= values["ms"]["row_wise"]
 
 
 def test_torchrecs_planner_plans_too_but_has_no_tiers(folder: Path) -> None:
@@ -143,13 +143,13 @@ def test_explain_prices_a_row_with_its_formulas(folder: Path) -> None:
     )
     for formula in ("s (2 r + 8)", "k r / W", "appears(B W) N / 2", "U c f B s"):
         assert formula in result.stdout
-    said = json.loads(run(folder, "explain", "--p", "0.01", "--json").stdout)
-    assert said["RW"]["a2a_global"] == pytest.approx(0.01 * 64 * (2 * 256 + 8))
-    assert said["RW by rank"]["ms"] < said["RW"]["ms"]
+    values = json.loads(run(folder, "explain", "--p", "0.01", "--json").stdout)
+    assert values["RW"]["a2a_global"] == pytest.approx(0.01 * 64 * (2 * 256 + 8))
+    assert values["RW by rank"]["ms"] < values["RW"]["ms"]
     fewer = json.loads(
         run(folder, "explain", "--p", "0.01", "--dedupe-factor", "4", "--json").stdout
     )
-    assert fewer["RW"]["a2a_global"] == pytest.approx(said["RW"]["a2a_global"] / 4)
+    assert fewer["RW"]["a2a_global"] == pytest.approx(values["RW"]["a2a_global"] / 4)
 
 
 def test_explain_has_the_papers_prices_too(folder: Path) -> None:

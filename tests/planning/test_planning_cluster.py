@@ -34,8 +34,8 @@ def test_a_cluster_takes_what_the_topology_measured() -> None:
 def test_ranks_of_one_place_exchange_as_all_do_where_nobody_measured_it() -> None:
     every, own = Link(gbps=0.02), Link(gbps=0.01)
     assert Cluster.of(Topology(ranks_per_node=2, a2a_global=every), 4).a2a_cross == every
-    said = Topology(ranks_per_node=2, a2a_global=every, a2a_cross=own)
-    assert Cluster.of(said, 4).a2a_cross == own
+    topology = Topology(ranks_per_node=2, a2a_global=every, a2a_cross=own)
+    assert Cluster.of(topology, 4).a2a_cross == own
     derived = Cluster.of(Topology(ranks_per_node=2), 4)
     assert derived.a2a_cross == derived.a2a_global
 
@@ -79,12 +79,12 @@ def test_node_sizes_come_from_the_launcher_where_nobody_says(
 
 
 def test_a_topology_comes_back_from_its_file(tmp_path: Path) -> None:
-    said = Topology(ranks_per_node=2, a2a_global=Link(gbps=0.02, latency_ms=1.5), unique_ns=26)
-    save_topology(said, tmp_path / "it.yaml")
-    assert load_topology(tmp_path / "it.yaml", "topology") == said
+    topology = Topology(ranks_per_node=2, a2a_global=Link(gbps=0.02, latency_ms=1.5), unique_ns=26)
+    save_topology(topology, tmp_path / "it.yaml")
+    assert load_topology(tmp_path / "it.yaml", "topology") == topology
     assert "null" not in (tmp_path / "it.yaml").read_text()
     registry = Registry.load({"topology": str(tmp_path / "it.yaml")})
-    assert registry.topology == said
+    assert registry.topology == topology
     over = {"use": str(tmp_path / "it.yaml"), "a2a_intra": {"gbps": 9}}
     assert Registry.load({"topology": over}).topology.a2a_intra == Link(gbps=9)
 

@@ -46,13 +46,13 @@ def test_counts_become_runs_of_rows_alike_hottest_first() -> None:
 
 def test_presence_tells_lookups_that_come_together() -> None:
     spread = counted([0], [0], [0], [], samples=10)
-    together = counted([0, 0, 0], [], [], [], samples=10)
-    assert spread.p[0] == together.p[0] == 3 / 40
+    joint = counted([0, 0, 0], [], [], [], samples=10)
+    assert spread.p[0] == joint.p[0] == 3 / 40
     # By definition: 1 - (1 - q)^10 is the share of batches that hold the row.
     assert spread.appearing(10) == pytest.approx(3 / 4)
-    assert together.appearing(10) == pytest.approx(1 / 4)
+    assert joint.appearing(10) == pytest.approx(1 / 4)
     assert spread.coalesced(10).lookups == pytest.approx(3 / 40)
-    assert together.coalesced(10).lookups == pytest.approx(1 / 40)
+    assert joint.coalesced(10).lookups == pytest.approx(1 / 40)
 
 
 def test_a_row_of_every_batch_is_as_present_as_it_is_looked_up() -> None:
@@ -70,15 +70,15 @@ def test_a_sample_leaves_lookups_to_rows_that_it_lacks() -> None:
         for _ in range(50):
             counter.add(draw.choice(20_000, 400, p=chance / chance.sum()), 100)
     seen, later = (counter.distribution() for counter in halves)
-    told = halves[0].distribution(sample=True)
-    assert told.lookups == pytest.approx(seen.lookups)
+    sampled = halves[0].distribution(sample=True)
+    assert sampled.lookups == pytest.approx(seen.lookups)
     ids = seen.hottest(len(seen.ids))  # type: ignore[arg-type]
     truly = drift(seen, later, len(ids)).now
     assert truly < 0.85
     assert seen.coverage(len(ids)) == 1
     # 20,000 lookups: shares are known to half a percent, and Ney's estimate is one.
-    assert told.coverage(len(ids)) == pytest.approx(truly, abs=0.02)
-    assert told.appearing(100) == pytest.approx(later.appearing(100), rel=0.05)
+    assert sampled.coverage(len(ids)) == pytest.approx(truly, abs=0.02)
+    assert sampled.appearing(100) == pytest.approx(later.appearing(100), rel=0.05)
     assert counted([0, 1, 2], num_rows=3).lookups == 3 / 4  # all are seen: nothing to give
 
 
@@ -87,8 +87,8 @@ def test_rows_seen_once_come_before_those_never_seen() -> None:
     for num_rows, seen in ((5, 1), (9, 2), (9, 4), (12, 5), (13, 1)):
         counter = RowCounter(num_rows)
         counter.add(np.arange(seen), 64)
-        told = counter.distribution(sample=True)
-        assert told.hottest(num_rows).tolist() == list(range(num_rows))
+        sampled = counter.distribution(sample=True)
+        assert sampled.hottest(num_rows).tolist() == list(range(num_rows))
 
 
 def test_dedup_divides_lookups_and_presence() -> None:

@@ -62,6 +62,6 @@ def test_a_column_that_cannot_be_is_named(
     at = table.column_names.index(column)
     changed = table.remove_column(at) if values is None else table.set_column(at, column, [values])
     write_arrow(path, changed.replace_schema_metadata(table.schema.metadata))
-    with pytest.raises(DataError, match=says) as told:
+    with pytest.raises(DataError, match=says) as caught:
         load(of)(path)
-    assert str(path) in str(told.value)
+    assert str(path) in str(caught.value)

@@ -25,7 +25,7 @@ def test_every_preset_is_documented_by_a_name_that_yaml_can_say() -> None:
 
 
 def test_a_topology_from_a_mapping() -> None:
-    said = {
+    values = {
         "device": "cuda",
         "ranks_per_node": 8,
         "device_memory_gb": 80,
@@ -33,7 +33,7 @@ def test_a_topology_from_a_mapping() -> None:
         "intra_node_gbps": 300,
         "inter_node_gbps": 12.5,
     }
-    assert parse(Topology, said, "topology") == Topology(
+    assert parse(Topology, values, "topology") == Topology(
         device="cuda",
         ranks_per_node=8,
         device_memory_gb=80.0,
@@ -44,7 +44,7 @@ def test_a_topology_from_a_mapping() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("values", "says"),
     [
         ({"device": "tpu"}, r"topology.device: unknown value 'tpu'; .*Known: cpu, cuda"),
         ({"ranks_per_node": 0}, "topology.ranks_per_node: must be >= 1, but is 0"),
@@ -56,9 +56,9 @@ def test_a_topology_from_a_mapping() -> None:
         ({"internode_gbps": 1}, "unknown option 'internode_gbps'; did you mean 'inter_node_gbps'"),
     ],
 )
-def test_what_no_cluster_has_is_refused(said: dict[str, object], says: str) -> None:
+def test_what_no_cluster_has_is_refused(values: dict[str, object], says: str) -> None:
     with pytest.raises(RegistryError, match=says):
-        parse(Topology, said, "topology")
+        parse(Topology, values, "topology")
 
 
 def test_a_measured_topology_is_saved_where_there_is_a_folder(tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ def test_a_trace_is_profiled_for_the_models_tables_and_planned_with(folder: Path
     assert all(rows.lookups == pytest.approx(3) for rows in profile.rows.values())
     assert run(folder, "plan", f"sharding.profile={saved}").exit_code == 0
 
-    def refused(*said: str) -> str:
-        result = run(folder, "data", "profile", "--trace", str(folder / "small.npz"), *said)
+    def refused(*arguments: str) -> str:
+        result = run(folder, "data", "profile", "--trace", str(folder / "small.npz"), *arguments)
         assert result.exit_code == 2
         return result.stderr
 

@@ -1,4 +1,4 @@
-"""A table whose samples are told apart by an id that no table looks up, and their hot share."""
+"""A table whose samples are distinguished by an id that no table looks up, and their hot share."""
 
 from __future__ import annotations
 

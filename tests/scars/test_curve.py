@@ -83,14 +83,14 @@ def recd(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["scars", "curve", *arguments])
 
 
-def said(*arguments: str) -> dict[str, Any]:
+def printed(*arguments: str) -> dict[str, Any]:
     result = recd(*arguments, "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 
-def test_a_law_is_drawn_told_and_printed_for_machines(tmp_path: Path) -> None:
+def test_a_law_is_drawn_explained_and_printed_for_machines(tmp_path: Path) -> None:
     figure = tmp_path / "figures" / "curve.png"
     law = ("--law", "zipf:1.05", "--rows", "200000", "--lookups", "26", "--figure", str(figure))
     result = recd(*law)
@@ -98,7 +98,7 @@ def test_a_law_is_drawn_told_and_printed_for_machines(tmp_path: Path) -> None:
     assert "zipf:1.05: 200,000 rows of 64 numbers, 26 lookups a sample" in result.stdout
     assert result.stdout.count("* ") == 2  # the optimum in the table, and what it saves
     assert figure.read_bytes().startswith(b"\x89PNG")
-    found = said(*law, "--memory", "50", "--per-sample", "20000", "--least-batch", "64")
+    found = printed(*law, "--memory", "50", "--per-sample", "20000", "--least-batch", "64")
     assert found["memory_mib"] == 50
     assert found["optimum"] in found["by_cache"]
     assert found["optimum"]["batch_size"] == pytest.approx(
@@ -109,9 +109,9 @@ def test_a_law_is_drawn_told_and_printed_for_machines(tmp_path: Path) -> None:
 def test_a_profile_is_drawn_whole_or_by_table(tmp_path: Path) -> None:
     file = tmp_path / "profile.arrow"
     Profile(rows={"a": zipf(500, 2.0), "b": half_normal(300, 1.0)}).save(file)
-    whole = said("--profile", str(file), "--width", "16")
+    whole = printed("--profile", str(file), "--width", "16")
     assert (whole["rows"], whole["lookups"]) == (800, pytest.approx(3.0))
-    assert said("--profile", str(file), "--table", "b")["rows"] == 300
+    assert printed("--profile", str(file), "--table", "b")["rows"] == 300
     refused = recd("--profile", str(file), "--table", "c")
     assert refused.exit_code == 2
     assert "has no 'c'" in refused.stderr
@@ -130,10 +130,10 @@ def test_a_registrys_tables_are_counted(tmp_path: Path) -> None:
     registry = tmp_path / "registry.yaml"
     registry.write_text(REGISTRY.format(folder=tmp_path / "data"))
     file = ("--registry", str(registry), "--batches", "10")
-    whole = said(*file)
+    whole = printed(*file)
     assert whole["width"] == 16
     names = whole["source"].split(", ")
-    one = said(*file, "--table", names[0])
+    one = printed(*file, "--table", names[0])
     assert one["source"] == names[0]
     assert 0 < one["rows"] < whole["rows"]
     assert one["lookups"] < whole["lookups"]
@@ -152,7 +152,7 @@ def test_a_registrys_tables_are_counted(tmp_path: Path) -> None:
         ("zipf:nan", "'zipf:nan' is no law with"),
     ],
 )
-def test_a_wrong_law_is_told(law: str, why: str) -> None:
+def test_a_wrong_law_is_reported(law: str, why: str) -> None:
     result = recd("--law", law)
     assert result.exit_code == 2
     assert why in result.stderr

@@ -251,5 +251,5 @@ def ranks_of_other_plans(folder: str) -> str:
 
 
 def test_ranks_of_different_plans_are_refused_on_all(gloo_pool: GlooPool, table: Table) -> None:
-    for said in gloo_pool.run(ranks_of_other_plans, str(table.path)):
-        assert "tier plans that differ" in said
+    for message in gloo_pool.run(ranks_of_other_plans, str(table.path)):
+        assert "tier plans that differ" in message

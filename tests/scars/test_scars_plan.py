@@ -135,8 +135,8 @@ def skewed(batches: int = 20, batch_size: int = 64) -> Iterator[Batch]:
 
 def context(batches: Any = skewed, others: Any = None, **constraints: Any) -> Context:
     fused = OptimizerSettings().fused_params()
-    said = parse(TorchRecPlannerConfig, {"search": "greedy", "constraints": constraints}, "x")
-    others = others or TorchRecPlanner(said, device="cpu", batch_size=64, fused=fused)
+    config = parse(TorchRecPlannerConfig, {"search": "greedy", "constraints": constraints}, "x")
+    others = others or TorchRecPlanner(config, device="cpu", batch_size=64, fused=fused)
     return Context(batch_size=64, fused=fused, batches=batches, others=others)
 
 
@@ -187,7 +187,7 @@ def test_it_says_what_is_cached_and_what_that_saves() -> None:
     assert line.split()[5] == "512"  # 64 samples of 8 lookups
 
 
-def test_the_optimum_leaves_room_for_the_batch_and_takes_memory_as_told() -> None:
+def test_the_optimum_leaves_room_for_the_batch_and_takes_the_memory_given() -> None:
     made = planner(memory_gb=1.0)
     made.propose(Probe(), Topology(), 1)
     assert "M = 1 GB (cache.memory_gb) less" in made.explain()
@@ -197,9 +197,9 @@ def test_the_optimum_leaves_room_for_the_batch_and_takes_memory_as_told() -> Non
     for name, table in planned.tables.items():  # all that was ever looked up fits
         rows = made.profile[name]
         assert len(table.replicated) == rows.counts[rows.p > 0].sum()
-    said = planner()
-    said.propose(Probe(), Topology(host_memory_gb=2.0), 1)
-    assert "M = 2 GB (topology.host_memory_gb) less" in said.explain()
+    smaller = planner()
+    smaller.propose(Probe(), Topology(host_memory_gb=2.0), 1)
+    assert "M = 2 GB (topology.host_memory_gb) less" in smaller.explain()
     default = planner()
     default.propose(Probe(), Topology(), 1)
     assert "M = 128 GB (TorchRec's default host_memory_gb) less" in default.explain()
@@ -260,13 +260,13 @@ def test_bags_of_one_collection_are_coalesced_together_or_not() -> None:
         ({"size": "hit_rate", "hit_rate": 1.5}, "cache.hit_rate: must be > 0 and <= 1"),
     ],
 )
-def test_options_that_clash_are_told_at_once(options: dict[str, Any], says: str) -> None:
+def test_options_that_clash_are_reported_at_once(options: dict[str, Any], says: str) -> None:
     with pytest.raises(RegistryError) as caught:
         parse(ScarsConfig, options, "cache")
     assert says in str(caught.value)
 
 
-def test_planners_that_it_cannot_stand_before_are_told() -> None:
+def test_planners_that_it_cannot_stand_before_are_reported() -> None:
     made = planner()
     with pytest.raises(RegistryError, match=r"so does the sharding slot's planner \(ScarsPl"):
         build_scars(ScarsConfig(), context(others=made))

@@ -62,13 +62,13 @@ def registry(folder: Path, model: str, **changed: Any) -> dict[str, Any]:
     return {**REGISTRY, "folder": str(folder / "data"), "model": MODELS[model], **changed}
 
 
-def model_of(said: dict[str, Any]) -> nn.Module:
-    return load(said).model()
+def model_of(values: dict[str, Any]) -> nn.Module:
+    return load(values).model()
 
 
-def batches_of(said: dict[str, Any], steps: int) -> list[list[Batch]]:
+def batches_of(values: dict[str, Any], steps: int) -> list[list[Batch]]:
     def of_rank(rank: int) -> Iterator[Batch]:
-        return islice(load(said).loader(rank, 2), steps)
+        return islice(load(values).loader(rank, 2), steps)
 
     return [list(step) for step in zip(*map(of_rank, range(2)), strict=True)]
 
@@ -80,9 +80,9 @@ def batches_of(said: dict[str, Any], steps: int) -> list[list[Batch]]:
 def test_weights_are_those_of_row_wise_torchrec(
     gloo_pool: GlooPool, tmp_path: Path, model: str, cache: str
 ) -> None:
-    said = registry(tmp_path, model)
-    batches, build = batches_of(said, STEPS), partial(model_of, said)
-    arrange = ByRegistry({**said, "cache": CACHES[cache]})
+    values = registry(tmp_path, model)
+    batches, build = batches_of(values, STEPS), partial(model_of, values)
+    arrange = ByRegistry({**values, "cache": CACHES[cache]})
     for kind in ("sgd", "rowwise_adagrad"):
         optimizer = OptimizerSettings(
             tables=kind, tables_lr=0.1, tables_eps=1e-4, dense="sgd", dense_lr=0.1
@@ -94,9 +94,9 @@ def test_weights_are_those_of_row_wise_torchrec(
         assert_parity(ours, theirs, reference_of(build, batches, optimizer=optimizer).bounds)
 
 
-def replicated(said: dict[str, Any]) -> int:
+def replicated(values: dict[str, Any]) -> int:
     """On a rank: how many rows the plan replicates, of all tables."""
-    stack = load(said)
+    stack = load(values)
     stack.plan(stack.adapt(stack.model()))
     planner = stack.planner()
     assert isinstance(planner, Tiered)
@@ -111,30 +111,30 @@ def test_a_cache_of_rows_that_are_all_alike_trains_alike(
     """Ids without skew: caching gains little, and must cost no accuracy."""
     item = {"name": "item", "num_ids": 500, "table": "items", "distribution": "uniform"}
     history = item | {"name": "history", "kind": "user", "sequence": True, "length": 4}
-    said = registry(
+    values = registry(
         tmp_path,
         "sequences",
         dataset=REGISTRY["dataset"] | {"features": [history, item]},
         cache={"use": "scars", "window": 4, **size},
     )
-    load(said).prepare()
-    some = gloo_pool.run(replicated, said)
+    load(values).prepare()
+    some = gloo_pool.run(replicated, values)
     assert some[0] == some[1] > 0
-    first, second = gloo_pool.run(ordered, said, STEPS)
+    first, second = gloo_pool.run(ordered, values, STEPS)
     assert [batch.hot for batch in first] == [batch.hot for batch in second]
     check_parity(
         gloo_pool,
-        partial(model_of, said),
+        partial(model_of, values),
         list(zip(first, second, strict=True)),
-        arrange=ByRegistry(said),
+        arrange=ByRegistry(values),
         reference=BySharding("row_wise"),
         tables=["sgd"],
     )
 
 
-def ordered(said: dict[str, Any], steps: int) -> list[Batch]:
+def ordered(values: dict[str, Any], steps: int) -> list[Batch]:
     """On a rank: the batches that it trains on, once there is a plan."""
-    stack = load(said)
+    stack = load(values)
     loader = stack.loader(dist.get_rank(), dist.get_world_size())
     stack.plan(stack.adapt(stack.model()))
     return list(islice(loader, steps))
@@ -145,21 +145,21 @@ def test_hot_batches_come_through_the_stack_and_train_alike(
 ) -> None:
     item = {"name": "item", "num_ids": 500, "table": "items", "skew": 1.2}
     history = item | {"name": "history", "kind": "user", "sequence": True, "length": 4}
-    said = registry(
+    values = registry(
         tmp_path,
         "sequences",
         dataset=REGISTRY["dataset"] | {"features": [history, item]},
         cache={"use": "scars", "size": "hit_rate", "hit_rate": 0.9, "window": 4},
     )
-    load(said).prepare()
-    first, second = gloo_pool.run(ordered, said, STEPS)
+    load(values).prepare()
+    first, second = gloo_pool.run(ordered, values, STEPS)
     assert [batch.hot for batch in first] == [batch.hot for batch in second]
     assert {batch.hot for batch in first} == {True, False}
     check_parity(
         gloo_pool,
-        partial(model_of, said),
+        partial(model_of, values),
         list(zip(first, second, strict=True)),
-        arrange=ByRegistry(said),
+        arrange=ByRegistry(values),
         reference=BySharding("row_wise"),
         tables=["sgd"],
     )
@@ -168,23 +168,23 @@ def test_hot_batches_come_through_the_stack_and_train_alike(
 def test_tables_in_mapped_files_train_alike(gloo_pool: GlooPool, tmp_path: Path) -> None:
     if (kind := file_system(tmp_path)) in IN_MEMORY:
         pytest.skip(f"needs a temporary folder on a disk; {tmp_path} lies on {kind}")
-    said = registry(tmp_path, "sequences", topology={"host_memory_gb": 1e-3})
+    values = registry(tmp_path, "sequences", topology={"host_memory_gb": 1e-3})
     check_parity(
         gloo_pool,
-        partial(model_of, said),
-        batches_of(said, STEPS),
-        arrange=ByRegistry({**said, "cache": {**CACHES["rank"], "home": "mapped"}}),
+        partial(model_of, values),
+        batches_of(values, STEPS),
+        arrange=ByRegistry({**values, "cache": {**CACHES["rank"], "home": "mapped"}}),
         reference=BySharding("row_wise"),
         tables=["sgd"],
     )
     assert list((tmp_path / "data" / "mapped").iterdir()) == []
 
 
-def trained(said: dict[str, Any]) -> tuple[dict[str, list[int]], str]:
+def trained(values: dict[str, Any]) -> tuple[dict[str, list[int]], str]:
     """On a rank: train; the rows that were cached at the end, and why."""
     from recd_plugins.trainer.run import train
 
-    stack = load(said)
+    stack = load(values)
     train(stack, torch.device("cpu"))
     planner = stack.planner()
     if not isinstance(planner, Tiered) or planner.tier_plan is None:
@@ -203,8 +203,8 @@ def test_the_cache_follows_the_rows_that_are_hot(gloo_pool: GlooPool, tmp_path: 
 
     def run(name: str, **changed: Any) -> tuple[dict[str, list[int]], str]:
         train = {**REGISTRY["train"], "run": str(tmp_path / name), **changed.pop("train", {})}
-        said = registry(tmp_path, "sequences", train=train, **changed)
-        (rows, why), (same, _) = gloo_pool.run(trained, said)
+        values = registry(tmp_path, "sequences", train=train, **changed)
+        (rows, why), (same, _) = gloo_pool.run(trained, values)
         assert rows == same
         return rows, why
 
@@ -227,7 +227,7 @@ def test_the_cache_follows_the_rows_that_are_hot(gloo_pool: GlooPool, tmp_path: 
     assert losses(tmp_path / "learned") == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_cache_before_flexshard_is_told_at_once(tmp_path: Path) -> None:
-    said = registry(tmp_path, "sequences", cache=CACHES["rank"], sharding={"use": "flexshard"})
+def test_a_cache_before_flexshard_is_reported_at_once(tmp_path: Path) -> None:
+    values = registry(tmp_path, "sequences", cache=CACHES["rank"], sharding={"use": "flexshard"})
     with pytest.raises(RegistryError, match=r"cache: scars gives rows replicas, and so does"):
-        load(said).check()
+        load(values).check()

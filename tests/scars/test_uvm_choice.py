@@ -15,7 +15,7 @@ from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_scars.uvm.hits import HitCurve, TableShards, hit_curve
 from recd_scars.uvm.kernel_bytes import KernelBytes
-from recd_scars.uvm.kernel_choice import CACHE_TAKES, HostTable, KernelChoice, choose, pays
+from recd_scars.uvm.kernel_choice import CACHE_TAKES, HostTable, KernelChoice, beats_chance, choose
 
 ROW_WISE = OptimizerSettings(tables="rowwise_adagrad").fused_params()
 
@@ -209,7 +209,7 @@ def test_a_cache_pays_that_finds_more_than_chance(factor: float, hits: float, do
         device_bytes=0,
         host_bytes=0,
     )
-    assert pays(choice) == does
+    assert beats_chance(choice) == does
 
 
 @pytest.mark.parametrize("algorithm", ["lru", "lfu"])

@@ -76,8 +76,8 @@ def batches(steps: int = 20, batch_size: int = 64, seed: int = 0) -> Iterator[Ba
 
 def planner(optimizer: OptimizerSettings | None = None, **options: Any) -> ScarsPlanner:
     fused = (optimizer or OptimizerSettings(tables="rowwise_adagrad")).fused_params()
-    said = parse(TorchRecPlannerConfig, {"search": "greedy"}, "sharding")
-    others = TorchRecPlanner(said, device="cpu", batch_size=64, fused=fused)
+    config = parse(TorchRecPlannerConfig, {"search": "greedy"}, "sharding")
+    others = TorchRecPlanner(config, device="cpu", batch_size=64, fused=fused)
     context = Context(batch_size=64, fused=fused, batches=batches, others=others)
     options = {name: value for name, value in (CACHE | options).items() if name != "use"}
     return build_scars(parse(ScarsConfig, options, "cache"), context)
@@ -134,10 +134,10 @@ def test_it_says_what_serves_each_table_and_what_that_hits() -> None:
     assert made.served is not None
     text = made.explain()
     assert "GB of a rank's device are left for them and their caches (lru)" in text
-    said = text[text.index("tables in host memory") :].splitlines()
-    assert said[1].split("  ")[0] == "table"
+    lines = text[text.index("tables in host memory") :].splitlines()
+    assert lines[1].split("  ")[0] == "table"
     for name, choice in made.served.choices.items():
-        line = next(line for line in said if line.startswith(name)).split()
+        line = next(line for line in lines if line.startswith(name)).split()
         assert line[1] == choice.kernel
         assert line[3] == f"{choice.slots:,}"
         assert made.tier_plan is not None
@@ -219,7 +219,7 @@ def test_tiers_take_a_plan_of_such_kernels(gloo_pool: GlooPool, coalesce: str) -
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 def test_on_a_gpu_it_trains_as_plain_torchrec(tmp_path: Path) -> None:
     """One rank; a step's losses are those of tables on the device."""
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "plugins": ["recd_dlrm", "recd_scars"],
         "folder": str(tmp_path / "data"),
         "dataset": {"use": "sessions", "samples": 20_000, "test_fraction": 0.1},
@@ -235,7 +235,7 @@ def test_on_a_gpu_it_trains_as_plain_torchrec(tmp_path: Path) -> None:
     }.items():
         run = tmp_path / side
         file = tmp_path / f"{side}.yaml"
-        named = said | ({"cache": cache} if cache else {}) | {"train": train | {"run": str(run)}}
+        named = options | ({"cache": cache} if cache else {}) | {"train": train | {"run": str(run)}}
         file.write_text(yaml.safe_dump(named))
         command = [sys.executable, "-m", "recd_plugins", "train", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -71,11 +71,11 @@ def test_the_tensor_outlives_the_column():
 
 
 @pytest.mark.parametrize(
-    ("lists", "said"),
+    ("lists", "reason"),
     [([[1], None, None], "2 of its rows are null"), ([[1, None]], "its lists hold 1 nulls")],
 )
-def test_nulls_name_their_column(lists, said):
-    with pytest.raises(DataError, match=f"'history': .*{said}.* where the table is made"):
+def test_nulls_name_their_column(lists, reason):
+    with pytest.raises(DataError, match=f"'history': .*{reason}.* where the table is made"):
         jagged_chunks(pa.chunked_array([lists], type=KINDS[0]), "'history'")
 
 

@@ -264,7 +264,7 @@ def broken(**changes):
 
 
 @pytest.mark.parametrize(
-    ("ikjt", "said"),
+    ("ikjt", "reason"),
     [
         (
             broken(inverse_lookup=torch.tensor([[0, 1, 2], [0, 0, 1]])),
@@ -307,13 +307,13 @@ def broken(**changes):
         ),
     ],
 )
-def test_a_broken_rule_is_named(ikjt, said):
-    with pytest.raises(DataError, match=f"breaks its rules: .*{said}|{said}"):
+def test_a_broken_rule_is_named(ikjt, reason):
+    with pytest.raises(DataError, match=f"breaks its rules: .*{reason}|{reason}"):
         ikjt.validate()
 
 
 @pytest.mark.parametrize(
-    ("groups", "said"),
+    ("groups", "reason"),
     [
         ([["b"], ["C"]], "no feature 'C'; Known: b, c, d"),
         ([["b", "b"]], "twice"),
@@ -321,8 +321,8 @@ def test_a_broken_rule_is_named(ikjt, said):
         ([], "none"),
     ],
 )
-def test_groups_must_name_features_once(groups, said):
-    with pytest.raises(DataError, match=said):
+def test_groups_must_name_features_once(groups, reason):
+    with pytest.raises(DataError, match=reason):
         IKJT.from_kjt(from_lists(PAPER), groups)
 
 

@@ -136,7 +136,7 @@ def unsafe(indices, lists):
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "reason"),
     [
         ({"a": pa.array([[1]])}, "'a': is list<.*must be a dictionary of lists"),
         ({"a": column([0, None], [[1]])}, "'a': 1 of its rows are null"),
@@ -145,8 +145,8 @@ def unsafe(indices, lists):
         ({"a": unsafe([0, 7], [[1]])}, "from 0 to 7, outside of its 1 unique"),
     ],
 )
-def test_columns_that_are_no_ikjt(columns, said):
-    with pytest.raises(DataError, match=said):
+def test_columns_that_are_no_ikjt(columns, reason):
+    with pytest.raises(DataError, match=reason):
         IKJT.from_arrow(columns)
 
 
@@ -163,18 +163,18 @@ def test_bytes_that_are_no_ikjt():
 def test_a_record_batch_whose_promises_are_broken():
     batch = IKJT.from_kjt(from_lists(LISTS), GROUPS).to_record_batch()
 
-    def said(text):
+    def with_metadata(text):
         return batch.replace_schema_metadata({b"recd_plugins.ikjt": text})
 
     for text in (b"{", b"{}", b'{"groups": [["a"]], "batch_size": 3}', b"[]", b'{"groups": 1}'):
         with pytest.raises(DataError, match="damaged IKJT"):
-            IKJT.from_record_batch(said(text))
+            IKJT.from_record_batch(with_metadata(text))
     with pytest.raises(DataError, match="'c' is named twice"):
-        IKJT.from_record_batch(said(b'{"groups": [["a", "c"], ["c"]], "batch_size": 3}'))
+        IKJT.from_record_batch(with_metadata(b'{"groups": [["a", "c"], ["c"]], "batch_size": 3}'))
 
 
 @pytest.mark.parametrize(
-    ("name", "numbers", "said"),
+    ("name", "numbers", "reason"),
     [
         ("values", [1, 2, 3, 4, 5], "add up to 6, but it has 5 values"),
         ("values", [1, None, 3, 4, 5, 6], "values has nulls"),
@@ -188,10 +188,10 @@ def test_a_record_batch_whose_promises_are_broken():
         ("runs", [2, -1, 1, 1, 2, 1], "damaged IKJT"),
     ],
 )
-def test_numbers_that_do_not_fit_each_other(name, numbers, said):
+def test_numbers_that_do_not_fit_each_other(name, numbers, reason):
     batch = IKJT.from_kjt(from_lists(LISTS), GROUPS).to_record_batch()
     place = batch.schema.get_field_index(name)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=reason):
         IKJT.from_record_batch(batch.set_column(place, name, pa.array([numbers])))
 
 

@@ -223,7 +223,7 @@ def test_weights_travel_as_bytes() -> None:
     assert_same(Partial.from_bytes(Partial.from_kjt(features).to_bytes()).to_kjt(), features)
 
 
-def test_bytes_of_something_else_are_told() -> None:
+def test_bytes_of_something_else_are_reported() -> None:
     partial = Partial.from_kjt(kjt(PAPER))
     with pytest.raises(DataError, match="is no partial IKJT"):
         Partial.from_bytes(partial.to_ikjt().to_bytes())

@@ -1,4 +1,4 @@
-"""Rung 1 and 2 (values, properties): a pool's rows, samples told apart by their numbers."""
+"""Rung 1 and 2 (values, properties): a pool's rows, samples distinguished by their numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_equal_rows_have_one_number_whatever_parts_they_come_in(rows, cut, befor
         assert [other == number for other in numbers] == [other == row for other in rows]
 
 
-def test_rows_of_one_hash_stay_apart() -> None:
+def test_rows_of_one_hash_stay_different() -> None:
     """h = mix(n + Σ_i mix(id_i xor i·STEP)) of two ids stays as it is where its terms change
     places: [a, b] and [b xor STEP, a xor STEP]."""
     step = 0x9E3779B97F4A7C15 - 2**64

@@ -112,7 +112,7 @@ def test_as_many_ids_as_rows_are_not_yet_single():
     pairs=st.lists(st.tuples(ids, st.sampled_from([0.0, -0.0, 1.5])), min_size=1, max_size=30),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_weights_are_told_apart(pairs, dtype):
+def test_weights_are_distinguished(pairs, dtype):
     kjt = single([one for one, _ in pairs])
     from_pairs = torch.tensor([weight for _, weight in pairs], dtype=dtype)
     features = KeyedJaggedTensor(

@@ -178,15 +178,15 @@ def test_a_batch_larger_than_the_table_is_the_table(tmp_path: Path) -> None:
 
 def test_features_that_change_together_are_grouped(tmp_path: Path) -> None:
     samples = interleaved(60)
-    together = measured(table_of(tmp_path / "table", samples), tmp_path)["together"]
-    assert together["features"] == list(NAMES)
+    found = measured(table_of(tmp_path / "table", samples), tmp_path)["together"]
+    assert found["features"] == list(NAMES)
     both, likes, shares = (
         change_together(samples, *pair)
         for pair in (("likes", "shares"), ("likes", "likes"), ("shares", "shares"))
     )
-    assert together["agreement"][0][1] == pytest.approx(both / (likes + shares - both))
-    assert together["agreement"][1][0] == together["agreement"][0][1] > 0.8
-    loose = measured(Table.open(tmp_path / "table"), tmp_path, together=0.8)["together"]
+    assert found["agreement"][0][1] == pytest.approx(both / (likes + shares - both))
+    assert found["agreement"][1][0] == found["agreement"][0][1] > 0.8
+    loose = measured(Table.open(tmp_path / "table"), tmp_path, found=0.8)["together"]
     assert loose["groups"] == [["likes", "shares"], ["item"]]
 
 
@@ -220,7 +220,7 @@ def test_a_sample_has_whole_sessions_and_spaced_batches(tmp_path: Path) -> None:
     assert values == measured(table, tmp_path, batch_size=50, max_rows=len(samples) // 3)
 
 
-def test_what_cannot_be_measured_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_reported(tmp_path: Path) -> None:
     table = table_of(tmp_path / "table", interleaved(3))
     nameless = dataclasses.replace(
         table, schema=dataclasses.replace(SCHEMA, session_id=None, timestamp=None)

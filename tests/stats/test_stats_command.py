@@ -119,7 +119,7 @@ def test_figures_are_png_files_named_after_measure_and_figure(folder: Path) -> N
         assert Path(path).read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_measure_the_user_is_told_where_to_get_one(folder: Path) -> None:
+def test_without_a_measure_the_message_says_where_to_get_one(folder: Path) -> None:
     assert "no enabled plugin fills the slot 'stats'" in message(stats(plugins=[]))
     assert "recd_dedup" in message(stats(stats=[]))
 

@@ -25,7 +25,7 @@ GOOD: Mapping[str, Any] = {
 
 
 class Fixed:
-    """Finds what it is told to."""
+    """Finds what its options say."""
 
     def __init__(self, **report: Any) -> None:
         self._report = report
@@ -80,7 +80,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_a_record_that_breaks_a_rule_is_told(rule: str) -> None:
+def test_a_record_that_breaks_a_rule_is_reported(rule: str) -> None:
     with pytest.raises(ContractBroken) as caught:
         check_record(record(BROKEN[rule]))
     assert rule in str(caught.value)

@@ -1,4 +1,4 @@
-"""What the tests of contracts share: a record around anything, and what it is told."""
+"""What the tests of contracts share: a record around anything, and its messages."""
 
 from __future__ import annotations
 

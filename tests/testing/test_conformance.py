@@ -58,7 +58,7 @@ def test_a_record_in_bad_form_is_named_with_its_rule(more: dict[str, Any], rule:
     assert rule in broken(record(StatsRecord, Silent, **more))
 
 
-def test_what_is_no_record_is_told_so() -> None:
+def test_what_is_no_record_is_refused() -> None:
     assert "no record of a slot" in broken(Rate())  # type: ignore[arg-type]  # on purpose
 
 

@@ -75,7 +75,7 @@ class Bent:
         ("state", "resumed after"),
     ],
 )
-def test_a_reader_that_breaks_a_rule_is_told_which(break_: str, rule: str) -> None:
+def test_a_reader_that_breaks_a_rule_is_reported_with_the_rule(break_: str, rule: str) -> None:
     assert rule in broken(record(ReaderRecord, lambda: Bent(break_)))
 
 
@@ -128,7 +128,7 @@ def test_a_correct_transform_passes() -> None:
         ("elementwise", "on the shared values of a partial IKJT it must give"),
     ],
 )
-def test_a_transform_that_breaks_a_rule_is_told_which(break_: str, rule: str) -> None:
+def test_a_transform_that_breaks_a_rule_is_reported_with_the_rule(break_: str, rule: str) -> None:
     assert rule in broken(record(PreprocessRecord, lambda: Modulo(break_=break_)))
 
 
@@ -163,7 +163,7 @@ class OneGroup:
         return Unique(rows, inverse)
 
 
-def test_a_correct_dedup_passes_and_a_wrong_inverse_is_told() -> None:
+def test_a_correct_dedup_passes_and_a_wrong_inverse_is_reported() -> None:
     check_record(record(DedupRecord, OneGroup))
     check_record(record(DedupRecord, OneGroup), expand=lambda batch: batch.dedup.to_kjt())
     assert "every row of 'history' must come back" in broken(
@@ -173,9 +173,9 @@ def test_a_correct_dedup_passes_and_a_wrong_inverse_is_told() -> None:
 
 @pytest.mark.parametrize("groups", [(("absent",),), (("history",), ("item", "history"))])
 def test_a_dedup_takes_features_of_the_schema_each_once(groups) -> None:
-    told = broken(record(DedupRecord, lambda: OneGroup(groups=groups)))
-    assert "its `groups` must name features of the schema, each in one group" in told
-    assert repr(groups) in told
+    message = broken(record(DedupRecord, lambda: OneGroup(groups=groups)))
+    assert "its `groups` must name features of the schema, each in one group" in message
+    assert repr(groups) in message
 
 
 def test_a_dedup_without_groups_takes_nothing() -> None:
@@ -232,12 +232,12 @@ APPROXIMATE: dict[str, Callable[[Rows], object]] = {
 }
 
 
-def test_samples_told_apart_by_all_their_ids_come_back() -> None:
+def test_samples_distinguished_by_all_their_ids_come_back() -> None:
     check_record(record(DedupRecord, lambda: SameByKey(lambda rows: rows)))
 
 
 @pytest.mark.parametrize("key", APPROXIMATE)
 def test_a_dedup_that_takes_nearly_equal_samples_for_equal_is_caught(key: str) -> None:
-    told = broken(record(DedupRecord, lambda: SameByKey(APPROXIMATE[key])))
-    assert "must come back through expand, but they differ" in told
-    assert "these rows are nearly equal" in told
+    message = broken(record(DedupRecord, lambda: SameByKey(APPROXIMATE[key])))
+    assert "must come back through expand, but they differ" in message
+    assert "these rows are nearly equal" in message

@@ -108,7 +108,9 @@ def test_a_correct_pooling_passes(module: type[nn.Module]) -> None:
         (IdleParameter, "scale must get a finite gradient even of a batch without a value"),
     ],
 )
-def test_a_pooling_that_breaks_a_rule_is_told_which(module: type[nn.Module], rule: str) -> None:
+def test_a_pooling_that_breaks_a_rule_is_reported_with_the_rule(
+    module: type[nn.Module], rule: str
+) -> None:
     assert rule in broken(record(PoolingRecord, lambda: lambda dim: module()))
 
 
@@ -136,7 +138,7 @@ class Model(Probe):
         given = batch.weights
         if self.break_ == "weights":
             batch = dataclasses.replace(batch, weights=torch.ones_like(given))
-        loss, (told, logits, labels, _) = super().forward(batch)
+        loss, (detached, logits, labels, _) = super().forward(batch)
         match self.break_:
             case "tuple":
                 return loss
@@ -147,10 +149,10 @@ class Model(Probe):
             case "logits":
                 logits = logits.unsqueeze(1)
             case "attached":
-                told = loss
+                detached = loss
             case "labels":
                 labels = 1 - labels
-        return loss, (told, logits, labels, given)
+        return loss, (detached, logits, labels, given)
 
 
 def model(break_: str = "", schema: Schema | None = None) -> ModelRecord[Rate]:
@@ -180,11 +182,11 @@ def test_a_correct_model_passes() -> None:
         ("weights", "a sample of weight 0 must not count"),
     ],
 )
-def test_a_model_that_breaks_a_rule_is_told_which(break_: str, rule: str) -> None:
+def test_a_model_that_breaks_a_rule_is_reported_with_the_rule(break_: str, rule: str) -> None:
     assert rule in broken(model(break_))
 
 
-def test_a_model_with_tables_too_small_or_none_is_told() -> None:
+def test_a_model_with_tables_too_small_or_none_is_reported() -> None:
     small = SCHEMA.replace([SparseFeature(name="shop", num_ids=3)])
     assert "the table of 'shop' must have 7 rows or more, but has 3" in broken(model("", small))
     assert "must look features up in TorchRec's" in broken(record(ModelRecord, nn.Identity))

@@ -76,7 +76,7 @@ def build_hasty(config: Rate, context: Context) -> TorchRecPlanner:
         (build_hasty, "training with its plan must equal training unsharded"),
     ],
 )
-def test_a_sharding_that_breaks_a_rule_is_told_which(
+def test_a_sharding_that_breaks_a_rule_is_reported_with_the_rule(
     gloo_pool: GlooPool, build: Callable[[Rate, Context], TorchRecPlanner], rule: str
 ) -> None:
     sharding = ShardingRecord(name="mine", summary="Mine.", config=Rate, build=build)

@@ -80,7 +80,7 @@ def test_a_correct_dataset_passes() -> None:
         ("splits", "the splits must not hold the same rows"),
     ],
 )
-def test_a_dataset_that_breaks_a_rule_is_told_which(break_: str, rule: str) -> None:
+def test_a_dataset_that_breaks_a_rule_is_reported_with_the_rule(break_: str, rule: str) -> None:
     assert rule in broken(record(DatasetRecord, lambda: Rows(break_)))
 
 
@@ -97,6 +97,6 @@ class Copy:
         return write_table(folder, table.schema, [rows.take(order)])
 
 
-def test_a_correct_etl_passes_and_one_without_a_seed_is_told() -> None:
+def test_a_correct_etl_passes_and_one_without_a_seed_is_reported() -> None:
     check_record(record(EtlRecord, Copy))
     assert "two runs on the same table" in broken(record(EtlRecord, lambda: Copy(seed=None)))

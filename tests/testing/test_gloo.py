@@ -207,21 +207,21 @@ def test_the_plugin_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_what_cannot_travel_is_said_clearly(gloo_pool: GlooPool) -> None:
+def test_what_cannot_be_pickled_is_named_clearly(gloo_pool: GlooPool) -> None:
     with pytest.raises(Exception, match="define it at the top of its module"):
         gloo_pool.run(lambda: None)
     with pytest.raises(RanksFailed, match="return_a_lambda"):
         gloo_pool.run(return_a_lambda)
 
 
-def tell_pid(folder: Path, seconds: float) -> None:
+def write_pid(folder: Path, seconds: float) -> None:
     (folder / "part").write_text(str(os.getpid()))
     (folder / "part").rename(folder / "pid")
     time.sleep(seconds)
 
 
 def leave_a_pool_open(folder: Path, seconds: float) -> None:
-    GlooPool().run(tell_pid, folder, seconds, world_size=1)
+    GlooPool().run(write_pid, folder, seconds, world_size=1)
 
 
 def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ class OtherRate:
 
 class TwiceTheLoss(Probe):
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        loss, told = super().forward(batch)
-        return 2 * loss, told
+        loss, others = super().forward(batch)
+        return 2 * loss, others
 
 
 def trained(**tables: list[list[float]]) -> Trained:

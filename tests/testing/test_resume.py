@@ -1,4 +1,4 @@
-"""Ladder: pure values. A loader that resumes exactly passes; each way not to is told."""
+"""Ladder: pure values. A loader that resumes exactly passes; each way not to is reported."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_loaders_that_resume_exactly_pass_either_way_at_the_edge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_", "said"),
+    ("break_", "reason"),
     [
         ("length", r"len\(loader\) is 6, but it yields 5"),
         ("random", "a second loader, from the start: batch 0 differs: dense is"),
@@ -86,11 +86,11 @@ def test_loaders_that_resume_exactly_pass_either_way_at_the_edge() -> None:
         ("epoch", "resumed after the epoch's loop had ended: batch 0 differs"),
     ],
 )
-def test_a_loader_that_does_not_is_told_where(break_: str, said: str) -> None:
+def test_a_loader_that_does_not_is_reported_with_the_place(break_: str, reason: str) -> None:
     def make() -> Loader:
         return Counting(break_)
 
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=reason):
         check_resume(make)
 
 

@@ -62,7 +62,7 @@ def wait_for_step(folder: Path, run: str, step: int, job: subprocess.Popen[str])
     """Until `run` has logged `step`."""
     ends = time.monotonic() + DEADLINE
     while time.monotonic() < ends:
-        if any(said["step"] >= step for said in metrics(folder, run)):
+        if any(line["step"] >= step for line in metrics(folder, run)):
             return
         assert job.poll() is None, f"ended before step {step}:\n{job.communicate()}"
         time.sleep(0.02)
@@ -73,11 +73,11 @@ def metrics(folder: Path, run: str) -> list[dict[str, Any]]:
     """What metrics.jsonl says of training and tests in whole lines, without the clock's."""
     file = folder / run / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    said = [json.loads(line) for line in lines if line.endswith("\n")]
-    said = [line for line in said if line["kind"] in ("train", "test")]
-    for line in said:
+    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    found = [line for line in found if line["kind"] in ("train", "test")]
+    for line in found:
         line.pop("samples_per_second", None)
-    return said
+    return found
 
 
 def ranks_of(job: subprocess.Popen[str]) -> list[int]:

@@ -42,9 +42,9 @@ def train_assembled(registry: dict[str, Any], batches: list[list[Batch]]) -> Tra
     )
 
 
-def optimizer(**said: Any) -> dict[str, Any]:
+def optimizer(**options: Any) -> dict[str, Any]:
     # An eps well above the noise of float32 sums, which Adagrad would turn into steps.
-    return {"tables_lr": 0.1, "tables_eps": 1e-4, "dense": "sgd", "dense_lr": 0.1, **said}
+    return {"tables_lr": 0.1, "tables_eps": 1e-4, "dense": "sgd", "dense_lr": 0.1, **options}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -52,11 +52,11 @@ def optimizer(**said: Any) -> dict[str, Any]:
 def test_the_tables_optimizer_reaches_fbgemm(
     tables: str, world_size: int, tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
-    said = optimizer(tables=tables)
-    registry = probe_registry(tmp_path, optimizer=said, seed=3)
+    options = optimizer(tables=tables)
+    registry = probe_registry(tmp_path, optimizer=options, seed=3)
     batches = random_batches(SCHEMA, steps=3, world_size=world_size)
     (ours, *_) = gloo_pool.run(train_assembled, registry, batches, world_size=world_size)
-    settings = OptimizerSettings(**said)
+    settings = OptimizerSettings(**options)
     assert_parity(ours, *reference_of(Probe, batches, optimizer=settings, seed=3))
 
 
@@ -86,12 +86,12 @@ def test_parity_would_tell_another_rate_or_seed(tmp_path: Path, gloo_pool: GlooP
 def test_any_of_torchs_optimizers_trains_the_dense_parameters(
     dense: str, options: dict[str, float], tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
-    said = optimizer(tables="sgd", dense=dense, dense_options=options)
+    values = optimizer(tables="sgd", dense=dense, dense_options=options)
     batches = random_batches(SCHEMA, steps=3, world_size=1)
-    registry = probe_registry(tmp_path, optimizer=said)
+    registry = probe_registry(tmp_path, optimizer=values)
     (ours,) = gloo_pool.run(train_assembled, registry, batches, world_size=1)
-    assert_parity(ours, *reference_of(Probe, batches, optimizer=OptimizerSettings(**said)))
-    without = OptimizerSettings(**{**said, "dense_options": {}})
+    assert_parity(ours, *reference_of(Probe, batches, optimizer=OptimizerSettings(**values)))
+    without = OptimizerSettings(**{**values, "dense_options": {}})
     if options:
         with pytest.raises(AssertionError):
             assert_parity(ours, *reference_of(Probe, batches, optimizer=without))
@@ -122,7 +122,7 @@ def test_every_parameter_has_one_optimizer(tmp_path: Path, gloo_pool: GlooPool) 
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("options", "says"),
     [
         ({"dense": "adamm"}, "train.optimizer.dense: torch.optim has no 'adamm' that takes dense"),
         ({"dense": "adamm"}, "did you mean 'adam'?"),
@@ -138,10 +138,10 @@ def test_every_parameter_has_one_optimizer(tmp_path: Path, gloo_pool: GlooPool) 
         ),
     ],
 )
-def test_a_dense_optimizer_that_cannot_be_is_told(
-    said: dict[str, Any], says: str, tmp_path: Path, gloo_pool: GlooPool
+def test_a_dense_optimizer_that_cannot_be_is_reported(
+    options: dict[str, Any], says: str, tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
-    (found,) = gloo_pool.run(assembled, probe_registry(tmp_path, optimizer=said), world_size=1)
+    (found,) = gloo_pool.run(assembled, probe_registry(tmp_path, optimizer=options), world_size=1)
     assert isinstance(found, str)
     assert found.startswith("RegistryError: train.optimizer")
     assert says in found

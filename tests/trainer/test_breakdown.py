@@ -14,14 +14,14 @@ from recd_plugins.trainer.measure.breakdown import (
     Span,
     breakdown,
     device_breakdown,
-    told,
+    explain_breakdown,
 )
 
 NODE = "autograd::engine::evaluate_function: "
 
 
-def span(name: str, start: float, end: float, **said: object) -> Span:
-    return dataclasses.replace(Span(name=name, start=start, end=end), **said)
+def span(name: str, start: float, end: float, **fields: object) -> Span:
+    return dataclasses.replace(Span(name=name, start=start, end=end), **fields)
 
 
 def parts(spans: list[Span]) -> dict[str, float]:
@@ -172,8 +172,8 @@ def test_the_parts_add_up_to_the_step(spans: list[Span]) -> None:
     assert found["exposed"] <= flying
 
 
-def test_every_part_is_told_the_most_first() -> None:
-    head, first, *rest = told({**dict.fromkeys(PARTS, 1.0), "pooling": 13.0})
+def test_every_part_is_reported_the_most_first() -> None:
+    head, first, *rest = explain_breakdown({**dict.fromkeys(PARTS, 1.0), "pooling": 13.0})
     assert head == "profile: a step of 20.0 ms"
     assert first.split() == ["pooling", "13.0", "ms", "65%", *PARTS["pooling"].split()]
     assert len(rest) == len(PARTS) - 1

@@ -23,13 +23,13 @@ OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1
 
 
 def registry(folder: Path, *callbacks: Any, rows: int = 160, **train: Any) -> dict[str, Any]:
-    said = {"steps": 8, "log_every": 1, "checkpoint_every": 0, "optimizer": OPTIMIZERS, **train}
-    made = probe_registry(folder, rows=rows, **said)
+    settings = {"steps": 8, "log_every": 1, "checkpoint_every": 0, "optimizer": OPTIMIZERS, **train}
+    made = probe_registry(folder, rows=rows, **settings)
     made["plugins"].append(callback_plugin.__file__)
     return made | {"callbacks": list(callbacks)}
 
 
-def trained(said: dict[str, Any], resume: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+def trained(values: dict[str, Any], resume: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """On a rank: the summary of a run, and its weights."""
     from recd_plugins.trainer import loop, run
 
@@ -42,7 +42,7 @@ def trained(said: dict[str, Any], resume: bool = False) -> tuple[dict[str, Any],
 
     run.Loop = Seen  # type: ignore[misc]
     try:
-        summary = run.train(load(said), torch.device("cpu"), resume=resume)
+        summary = run.train(load(values), torch.device("cpu"), resume=resume)
     finally:
         run.Loop = loop.Loop  # type: ignore[misc]
     weights = {}
@@ -70,8 +70,10 @@ def test_each_event_comes_once_a_step_on_each_rank_in_order(
     tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
     first, second = {"use": "diary", "name": "a"}, {"use": "diary", "name": "b"}
-    said = registry(tmp_path, first, second, steps=3, log_every=2, checkpoint_every=2, eval_every=2)
-    for summary, _ in gloo_pool.run(trained, said):
+    values = registry(
+        tmp_path, first, second, steps=3, log_every=2, checkpoint_every=2, eval_every=2
+    )
+    for summary, _ in gloo_pool.run(trained, values):
         assert summary["pages"] == 3
     diaries = [(tmp_path / f"diary-{rank}").read_text().splitlines() for rank in range(2)]
     assert diaries[0] == diaries[1]
@@ -107,8 +109,8 @@ def test_each_event_comes_once_a_step_on_each_rank_in_order(
 def test_one_ranks_word_ends_the_run_for_all(
     tmp_path: Path, gloo_pool: GlooPool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = registry(tmp_path, {"use": "diary", "stop_after": 3})
-    for summary, _ in gloo_pool.run(trained, said):
+    values = registry(tmp_path, {"use": "diary", "stop_after": 3})
+    for summary, _ in gloo_pool.run(trained, values):
         assert summary["step"] == 4
         assert summary["finished"]
         assert summary["test"] is not None
@@ -118,9 +120,9 @@ def test_one_ranks_word_ends_the_run_for_all(
 def test_a_callback_that_fails_is_named_and_all_are_closed(
     tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
-    said = registry(tmp_path, {"use": "diary", "fail_after": 2}, {"use": "diary", "name": "b"})
+    values = registry(tmp_path, {"use": "diary", "fail_after": 2}, {"use": "diary", "name": "b"})
     with pytest.raises(RanksFailed, match=r"callbacks\[0\].*raised KeyError in after_step"):
-        gloo_pool.run(trained, said)
+        gloo_pool.run(trained, values)
     for rank in range(2):
         diary = (tmp_path / f"diary-{rank}").read_text().splitlines()
         assert diary[-2:] == ["diary close", "b close"]
@@ -146,7 +148,7 @@ def test_check_record_tries_callbacks() -> None:
         check_record(MISSPELT)
 
 
-def test_a_misspelt_event_is_told_before_the_run(tmp_path: Path) -> None:
+def test_a_misspelt_event_is_reported_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"callbacks\[0\]: nothing calls Misspelt.on_metric"):
         load(registry(tmp_path, "misspelt")).callbacks()
 
@@ -184,7 +186,7 @@ def test_the_hosts_own_keep_the_contract() -> None:
         ({"use": "mixed_precision", "dtype": "float16"}, "Take bfloat16"),
     ],
 )
-def test_what_cannot_be_is_told_at_once(
+def test_what_cannot_be_is_reported_at_once(
     tmp_path: Path, callback: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RegistryError, match=message):
@@ -198,7 +200,7 @@ def test_what_cannot_be_is_told_at_once(
         ({}, {"use": "early_stopping", "split": "train", "metric": "los"}, "did you mean 'loss'"),
     ],
 )
-def test_what_only_a_run_knows_is_told_by_it(
+def test_what_only_a_run_knows_is_reported_by_it(
     tmp_path: Path,
     gloo_pool: GlooPool,
     train: dict[str, Any],
@@ -279,11 +281,11 @@ def test_resumed_is_uninterrupted_to_the_bit(tmp_path: Path, gloo_pool: GlooPool
         assert summary["pages"] == 11
     same(whole, parts)
     for kind in ("train", "test"):
-        told = [lines(tmp_path / name / "run", kind) for name in ("whole", "parts")]
-        for line in told[0] + told[1]:
+        logged = [lines(tmp_path / name / "run", kind) for name in ("whole", "parts")]
+        for line in logged[0] + logged[1]:
             line.pop("samples_per_second", None)
         # The part that ended at step 5 was evaluated there.
-        assert [line for line in told[1] if kind == "train" or line["step"] != 5] == told[0]
+        assert [line for line in logged[1] if kind == "train" or line["step"] != 5] == logged[0]
 
 
 def test_clipped_gradients_are_those_of_torch(tmp_path: Path, gloo_pool: GlooPool) -> None:
@@ -320,11 +322,11 @@ def test_mixed_precision_stays_close(tmp_path: Path, gloo_pool: GlooPool) -> Non
     """
     plain = gloo_pool.run(trained, registry(tmp_path / "plain"))
     mixed = gloo_pool.run(trained, registry(tmp_path / "mixed", {"use": "mixed_precision"}))
-    told = [
+    losses = [
         [line["loss"] for line in lines(tmp_path / name / "run")] for name in ("plain", "mixed")
     ]
-    assert told[0] != told[1]
-    assert told[0] == pytest.approx(told[1], abs=4 * 2**-8)
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], abs=4 * 2**-8)
     for (_, left), (_, right) in zip(plain, mixed, strict=True):
         assert all(value.dtype == left[name].dtype for name, value in right.items())
 

@@ -1,4 +1,4 @@
-"""Two gloo ranks: what a run saves, another goes on from, or is told why it cannot."""
+"""Two gloo ranks: what a run saves, another goes on from, or gets the reason why it cannot."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_a_run_with_other_choices_is_refused(folder: Path, gloo_pool: GlooPool) 
         ("train.optimizer.tables=sgd", 2, "was made with train.optimizer="),
         ("train.steps=10", 1, "was made by 2 ranks, this job has 1: resume with --ranks 2"),
     ):
-        said = gloo_pool.run(run, str(folder), [*SHORT, override], True, world_size=world_size)
-        assert isinstance(said[0], str)
-        assert said[0].startswith(RegistryError.__name__)
-        assert says in said[0]
+        found = gloo_pool.run(run, str(folder), [*SHORT, override], True, world_size=world_size)
+        assert isinstance(found[0], str)
+        assert found[0].startswith(RegistryError.__name__)
+        assert says in found[0]
 
 
 def test_a_finished_run_is_evaluated_again_and_not_shortened(
@@ -89,8 +89,8 @@ def test_a_finished_run_is_evaluated_again_and_not_shortened(
     assert isinstance(whole, dict)
     assert isinstance(again, dict)
     assert again["test"] == whole["test"]
-    said = gloo_pool.run(run, str(folder), [*SHORT, "train.steps=9"], True)[0]
-    assert "step-00000010 is past step 9 already; raise train.steps" in said
+    message = gloo_pool.run(run, str(folder), [*SHORT, "train.steps=9"], True)[0]
+    assert "step-00000010 is past step 9 already; raise train.steps" in message
 
 
 def test_a_damaged_checkpoint_is_named(folder: Path, gloo_pool: GlooPool) -> None:
@@ -99,15 +99,15 @@ def test_a_damaged_checkpoint_is_named(folder: Path, gloo_pool: GlooPool) -> Non
     shard, job = checkpoint / "__0_0.distcp", checkpoint / "job.json"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:100])
-    for said in gloo_pool.run(run, str(folder), SHORT, True):
-        assert isinstance(said, str)
-        assert said.startswith(DataError.__name__)
-        assert f"{checkpoint}: does not fit this model, or is damaged" in said
-        assert "remove the folder" in said
+    for message in gloo_pool.run(run, str(folder), SHORT, True):
+        assert isinstance(message, str)
+        assert message.startswith(DataError.__name__)
+        assert f"{checkpoint}: does not fit this model, or is damaged" in message
+        assert "remove the folder" in message
     shard.write_bytes(whole)
     job.write_text(job.read_text()[:20])
-    said = gloo_pool.run(run, str(folder), SHORT, True)[1]
-    assert f"{job}: cannot be read" in said
+    message = gloo_pool.run(run, str(folder), SHORT, True)[1]
+    assert f"{job}: cannot be read" in message
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_json_of_another_shape_is_named(
     file = folder / "run/checkpoints/step-00000005" / name
     loader = json.dumps(json.loads(file.read_text()).get("loader"))
     file.write_text(text.replace("LOADER", loader))
-    (said,) = gloo_pool.run(run, str(folder), SHORT, True, world_size=1)
-    assert f"{file}: cannot be read" in said
-    assert "The checkpoint is damaged: remove its folder" in said
+    (message,) = gloo_pool.run(run, str(folder), SHORT, True, world_size=1)
+    assert f"{file}: cannot be read" in message
+    assert "The checkpoint is damaged: remove its folder" in message
 
 
 def test_a_torn_checkpoint_is_passed_over(folder: Path, gloo_pool: GlooPool) -> None:
@@ -187,8 +187,8 @@ def test_a_new_run_sets_the_one_before_aside(folder: Path, gloo_pool: GlooPool) 
     assert [summary["step"] for summary in kept] == [1, 2]
 
 
-def test_a_loss_that_diverges_is_told(folder: Path, gloo_pool: GlooPool) -> None:
+def test_a_loss_that_diverges_is_reported(folder: Path, gloo_pool: GlooPool) -> None:
     options = ["train.optimizer.dense=sgd", "train.optimizer.dense_lr=1e30"]
-    for said in gloo_pool.run(run, str(folder), options):
-        assert isinstance(said, str)
-        assert "training diverged. Lower train.optimizer.tables_lr" in said
+    for message in gloo_pool.run(run, str(folder), options):
+        assert isinstance(message, str)
+        assert "training diverged. Lower train.optimizer.tables_lr" in message

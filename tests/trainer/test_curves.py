@@ -1,4 +1,4 @@
-"""Value tests: what runs have told comes back as rows, curves, a page; then `recd report`."""
+"""Value tests: what runs have logged comes back as rows, curves, a page; then `recd report`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_run(folder: Path, *, ended: bool = True, parts: bool = False) -> Path:
     return folder
 
 
-def test_a_run_comes_back_as_it_told(tmp_path: Path) -> None:
+def test_a_run_comes_back_as_it_was_logged(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "first"))
     assert run.name == "first"
     assert run.curve("train", "loss") == Curve(steps=[10, 20], values=[0.1, 0.05])
@@ -81,7 +81,7 @@ def test_a_run_that_has_not_ended_has_curves_alone(tmp_path: Path) -> None:
     assert row(run)["step_ms"] is None
 
 
-def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+def test_what_is_no_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no metrics\.jsonl, so no run\. Name a folder"):
         read_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("{\n")

@@ -42,8 +42,8 @@ def uninterrupted(folder: Path) -> str:
 
 def test_a_run_tells_what_it_did(folder: Path, uninterrupted: str) -> None:
     run = folder / "runs/whole"
-    said = metrics(folder, "runs/whole")
-    assert [(line["kind"], line["step"]) for line in said] == [
+    lines = metrics(folder, "runs/whole")
+    assert [(line["kind"], line["step"]) for line in lines] == [
         ("train", 5),
         ("train", 10),
         ("test", 12),
@@ -54,12 +54,12 @@ def test_a_run_tells_what_it_did(folder: Path, uninterrupted: str) -> None:
         ("train", 30),
         ("test", 30),
     ]
-    assert said[-1]["samples"] == 256  # the whole test split, padding not counted
-    assert said[-2]["samples"] == 5 * 32 * 2
-    assert said[-1]["loss"] < said[0]["loss"]
+    assert lines[-1]["samples"] == 256  # the whole test split, padding not counted
+    assert lines[-2]["samples"] == 5 * 32 * 2
+    assert lines[-1]["loss"] < lines[0]["loss"]
     summary = json.loads((run / "summary.json").read_text())
     assert summary["finished"]
-    assert summary["test"]["auc"] == said[-1]["auc"]
+    assert summary["test"]["auc"] == lines[-1]["auc"]
     assert list((run / "tensorboard").glob("events*"))
     # keep_checkpoints is 2 by default
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [

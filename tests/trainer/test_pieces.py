@@ -73,9 +73,7 @@ def test_any_tensor_is_read_whole(
 
 
 @pytest.mark.parametrize("piece", [1, 50, 1 << 22])
-def test_a_part_is_read_into_rows_that_lie_apart(
-    piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_read_into_rows_with_gaps(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "PIECE", piece)
     into = torch.zeros(9, 5)
     read_into(into[::3, 1:4], stored(NUMBERS), [4, 2], [3, 3])
@@ -84,7 +82,7 @@ def test_a_part_is_read_into_rows_that_lie_apart(
     assert torch.equal(into, expected)
 
 
-def test_what_does_not_fit_or_was_changed_is_told() -> None:
+def test_what_does_not_fit_or_was_changed_is_reported() -> None:
     with pytest.raises(DataError, match=r"of \[2, 6\] is stored as \[10, 6\]"):
         read_into(torch.zeros(2, 6), stored(NUMBERS), [0, 0], [10, 6])
     file = io.BytesIO()

@@ -104,8 +104,8 @@ def test_a_run_breaks_its_step_down(tmp_path: Path, gloo_pool: GlooPool) -> None
     assert all(parts[part] > 0 for part in PARTS)
     assert hooks == 0
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    (told,) = [line for line in lines if line["kind"] == "profile"]
-    assert told == {"kind": "profile", "step": 8, **parts}  # steps 5 to 7, counted from 0
+    (profile,) = [line for line in lines if line["kind"] == "profile"]
+    assert profile == {"kind": "profile", "step": 8, **parts}  # steps 5 to 7, counted from 0
     with gzip.open(tmp_path / "run/trace.json.gz") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert any(name.startswith("## pooling ") for name in names if name)

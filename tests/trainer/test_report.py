@@ -33,11 +33,13 @@ def report(run: Path, *, steps: int = 100, start: int = 0, speaks: bool = True) 
     return RunReport(run, speaks=speaks, steps=steps, start=start)
 
 
-def test_metrics_are_told_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = report(tmp_path / "run")
-    told.metrics("train", 5, metrics(5, 1234.5))
-    told.metrics("test", 5, metrics(4))
-    told.close({"step": 5})
+def test_metrics_are_reported_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_report = report(tmp_path / "run")
+    run_report.metrics("train", 5, metrics(5, 1234.5))
+    run_report.metrics("test", 5, metrics(4))
+    run_report.close({"step": 5})
     train, test = lines(tmp_path / "run")
     same = {"step": 5, "ne": 0.9, "auc": 0.75, "samples": 64}
     assert train == {"kind": "train", "loss": 0.2, "samples_per_second": 1234.5, **same}
@@ -54,10 +56,10 @@ def test_metrics_are_told_everywhere(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told = report(tmp_path / "run")
+    run_report = report(tmp_path / "run")
     for step in (5, 10):
-        told.metrics("train", step, metrics(step, 100.0))
-    told.close({})
+        run_report.metrics("train", step, metrics(step, 100.0))
+    run_report.close({})
     events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
     names = ("loss", "ne", "auc", "samples", "samples_per_second")
@@ -68,12 +70,12 @@ def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_is_written_when_it_is_told(tmp_path: Path) -> None:
-    """What a killed run has told stays."""
-    told = report(tmp_path / "run")
-    told.metrics("train", 5, metrics(5, 1.0))
+def test_a_line_is_written_when_it_is_reported(tmp_path: Path) -> None:
+    """What a killed run has reported stays."""
+    run_report = report(tmp_path / "run")
+    run_report.metrics("train", 5, metrics(5, 1.0))
     assert [line["step"] for line in lines(tmp_path / "run")] == [5]
-    told.close({})
+    run_report.close({})
 
 
 def train_on_a_rank(registry: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def train_on_a_rank(registry: dict[str, Any]) -> dict[str, Any]:
     return train(load(registry), torch.device("cpu"))
 
 
-def test_an_empty_test_split_is_told_and_not_evaluated(
+def test_an_empty_test_split_is_reported_and_not_evaluated(
     tmp_path: Path, gloo_pool: GlooPool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     registry = probe_registry(tmp_path, steps=2, eval_every=1, log_every=1, checkpoint_every=0)
@@ -91,39 +93,39 @@ def test_an_empty_test_split_is_told_and_not_evaluated(
         assert summary["finished"]
         assert summary["test"] is None
         assert summary["train"]["samples"] == 16
-    said = capfd.readouterr().out
-    assert said.count("the test split is empty: nothing to evaluate") == 2
+    printed = capfd.readouterr().out
+    assert printed.count("the test split is empty: nothing to evaluate") == 2
     assert [line["kind"] for line in lines(tmp_path / "run")] == ["train", "cost"] * 2
 
 
 def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = report(tmp_path / "run", speaks=False)
-    told.say("anything")
-    told.metrics("train", 5, metrics(5, 1.0))
-    told.close({"step": 5})
+    run_report = report(tmp_path / "run", speaks=False)
+    run_report.say("anything")
+    run_report.metrics("train", 5, metrics(5, 1.0))
+    run_report.close({"step": 5})
     assert capsys.readouterr().out == ""
     assert not (tmp_path / "run").exists()
 
 
 def test_a_new_run_writes_anew(tmp_path: Path) -> None:
     for step in (5, 7):
-        told = report(tmp_path / "run")
-        told.metrics("train", step, metrics(step, 1.0))
-        told.close({})
+        run_report = report(tmp_path / "run")
+        run_report.metrics("train", step, metrics(step, 1.0))
+        run_report.close({})
     assert [line["step"] for line in lines(tmp_path / "run")] == [7]
 
 
 def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    told = report(run)
+    run_report = report(run)
     for step in (5, 10, 15):
-        told.metrics("train", step, metrics(step, 1.0))
-        told.metrics("test", step, metrics(step))
-    told.close({})
+        run_report.metrics("train", step, metrics(step, 1.0))
+        run_report.metrics("test", step, metrics(step))
+    run_report.close({})
     before = (run / "metrics.jsonl").read_text().splitlines()
-    told = report(run, start=10)
-    told.metrics("train", 15, metrics(3, 1.0))
-    told.close({})
+    run_report = report(run, start=10)
+    run_report.metrics("train", 15, metrics(3, 1.0))
+    run_report.close({})
     after = (run / "metrics.jsonl").read_text().splitlines()
     assert after[:4] == before[:4]
     assert [(line["kind"], line["step"]) for line in lines(run)[4:]] == [("train", 15)]
@@ -135,9 +137,9 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path) -> N
 )
 def test_what_a_kill_left_of_a_line_is_dropped(torn: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    told = report(run)
-    told.metrics("train", 5, metrics(5, 1.0))
-    told.close({})
+    run_report = report(run)
+    run_report.metrics("train", 5, metrics(5, 1.0))
+    run_report.close({})
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + torn)
     report(run, start=10).close({})
@@ -145,9 +147,9 @@ def test_what_a_kill_left_of_a_line_is_dropped(torn: str, tmp_path: Path) -> Non
 
 
 def test_a_resumed_run_without_its_lines_begins_them(tmp_path: Path) -> None:
-    told = report(tmp_path / "run", start=10)
-    told.metrics("train", 15, metrics(15, 1.0))
-    told.close({})
+    run_report = report(tmp_path / "run", start=10)
+    run_report.metrics("train", 15, metrics(15, 1.0))
+    run_report.close({})
     assert [line["step"] for line in lines(tmp_path / "run")] == [15]
 
 
@@ -156,8 +158,8 @@ def test_the_time_left_counts_from_where_this_run_began(
 ) -> None:
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    told = report(tmp_path / "run", steps=100, start=50)
+    run_report = report(tmp_path / "run", steps=100, start=50)
     clock[0] += 30
-    told.metrics("train", 60, metrics(1, 1.0))  # 10 steps in 30 s, 40 to go
-    told.close({})
+    run_report.metrics("train", 60, metrics(1, 1.0))  # 10 steps in 30 s, 40 to go
+    run_report.close({})
     assert capsys.readouterr().out.rstrip().endswith("2:00 left")

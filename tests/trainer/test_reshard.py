@@ -179,11 +179,11 @@ def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: 
     assert refused.startswith(RegistryError.__name__)
     assert "or let `recd reshard` write it for another number" in refused
     command = ["reshard", str(folder / "two"), str(folder / "one"), "--ranks", "1"]
-    said = CliRunner().invoke(app, command)
-    assert said.exit_code == 0, said.output
-    assert "step 3, for 1 ranks (2 before) of 32 samples" in said.stdout
-    assert "goes on with the start of epoch 1" in said.stdout
-    assert "recd train --resume --ranks 1" in said.stdout
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "step 3, for 1 ranks (2 before) of 32 samples" in done.stdout
+    assert "goes on with the start of epoch 1" in done.stdout
+    assert "recd train --resume --ranks 1" in done.stdout
     assert CliRunner().invoke(app, command).exit_code == 2  # it is there already
     with pytest.raises(DataError, match="holds no checkpoint"):
         reshard(folder, folder / "none", 2)

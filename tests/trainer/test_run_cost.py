@@ -19,9 +19,9 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.step_cost import CostMeter, StepCost, mean_cost
 
 
-def cost(**said: Any) -> StepCost:
+def cost(**fields: Any) -> StepCost:
     plain = {"steps": 5, "step_ms": 10, "data_wait": 0.1, "dedupe_factor": None}
-    return StepCost(**{**plain, "peak_memory_mib": 100, **said})
+    return StepCost(**{**plain, "peak_memory_mib": 100, **fields})
 
 
 def test_a_run_costs_what_its_steps_cost() -> None:
@@ -43,7 +43,7 @@ def test_a_run_costs_what_its_steps_cost() -> None:
     assert costs[1].seconds == pytest.approx(0.06)
 
 
-def test_a_cost_is_told_in_a_line() -> None:
+def test_a_cost_is_reported_in_a_line() -> None:
     traffic = {"all_reduce": {"backward": 2048.0}, "all_to_all": {"ids": 512.0, "forward": 3e8}}
     assert str(cost(dedupe_factor=2.5, traffic=traffic)) == (
         "a step: 10.0 ms, 10% of it waiting for data; all-reduce 2.0 KiB (backward 2.0 KiB), "

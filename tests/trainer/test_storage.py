@@ -91,8 +91,8 @@ def test_the_metadata_is_what_torch_would_have_pickled(tmp_path: Path) -> None:
 def test_nothing_is_pickled_beside_the_tensors(tmp_path: Path) -> None:
     folder = save(tmp_path / "checkpoint")
     assert sorted(path.name for path in folder.iterdir()) == ["__0_0.distcp", "metadata.json"]
-    said = json.loads((folder / "metadata.json").read_text())
-    assert said["tensors"]["floats"] == {
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["tensors"]["floats"] == {
         "dtype": "float32",
         "size": [3, 4],
         "chunks": [[[0, 0], [3, 4]]],
@@ -111,13 +111,13 @@ def test_what_is_no_tensor_is_refused(value: object, tmp_path: Path) -> None:
 def edited(folder: Path, **changes: Any) -> Path:
     """A checkpoint whose first stored item or tensor says something else."""
     file = folder / "metadata.json"
-    said = json.loads(file.read_text())
+    metadata = json.loads(file.read_text())
     for key, value in changes.items():
-        if key in said["stored"][0]:
-            said["stored"][0][key] = value
+        if key in metadata["stored"][0]:
+            metadata["stored"][0][key] = value
         else:
-            said["tensors"]["floats"][key] = value
-    file.write_text(json.dumps(said))
+            metadata["tensors"]["floats"][key] = value
+    file.write_text(json.dumps(metadata))
     return folder
 
 

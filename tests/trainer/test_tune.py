@@ -86,7 +86,7 @@ def test_the_largest_is_found_to_the_precision(
     assert max(sizes) <= limit
 
 
-def test_what_tells_that_memory_did_not_suffice() -> None:
+def test_what_shows_that_memory_did_not_suffice() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
     assert _is_out_of_memory(refused.value)
@@ -136,8 +136,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with a registry on one rank, whose model takes memory by the sample."""
     folder = tmp_path_factory.mktemp("tune")
     (folder / "hungry.py").write_text(HUNGRY)
-    said = probe_registry(folder, rows=1100, ranks=1)
-    registry = {**said, "plugins": ["./hungry.py"], "model": "hungry"}
+    values = probe_registry(folder, rows=1100, ranks=1)
+    registry = {**values, "plugins": ["./hungry.py"], "model": "hungry"}
     (folder / "registry.yaml").write_text(json.dumps(registry))  # JSON is YAML
     return folder
 
@@ -190,7 +190,7 @@ def test_a_trial_that_fails_otherwise_is_an_error(here: Path) -> None:
     assert result.stdout == ""
 
 
-def test_a_mistake_is_told_as_one(here: Path) -> None:
+def test_a_mistake_is_reported_as_one(here: Path) -> None:
     result = tune("train.batch_size=0")
     assert result.exit_code == 2
     assert "train.batch_size: must be >= 1" in result.stderr

@@ -79,11 +79,11 @@ def test_batch_sizes_are_trained_to_one_loss(
     assert 8 <= small["steps"] <= 64
     assert 1 <= large["steps"] <= 8
     assert small["seconds"] > 0
-    told = tune(registry, "--batch-size=64", "--samples=256", "--loss=5")
-    assert told.exit_code == 0, told.output
-    assert "to a loss of 5.00000, the mean of 64 samples, on 1 ranks" in told.stdout
-    assert " best " in told.stdout
+    tuned = tune(registry, "--batch-size=64", "--samples=256", "--loss=5")
+    assert tuned.exit_code == 0, tuned.output
+    assert "to a loss of 5.00000, the mean of 64 samples, on 1 ranks" in tuned.stdout
+    assert " best " in tuned.stdout
     # Reached at once, so no step more than the pipeline needs.
-    assert [row.split("│")[4].strip() for row in told.stdout.splitlines() if " best " in row] == [
+    assert [row.split("│")[4].strip() for row in tuned.stdout.splitlines() if " best " in row] == [
         "1"
     ]

@@ -50,8 +50,8 @@ class Neighbour:
 
     group: tuple[str, ...]
     agreement: float
-    """Of the samples in which either changes, the share in which both do; of the group, the
-    feature counts that agrees least."""
+    """The share of samples in which both change, of those in which either does; the feature of
+    the group counts that agrees least."""
     loss: float
     """The largest share of its DedupeFactor that one of them would lose."""
 

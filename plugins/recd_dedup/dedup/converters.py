@@ -64,7 +64,7 @@ class GroupConverter(ABC):
         shares: Callable[[], tuple[float, ...] | None] | None = None,
     ) -> None:
         self.groups = groups
-        """Without any, batches stay as they are."""
+        """The features that are deduplicated; without any, batches stay as they are."""
         self._validate = validate
         self._shares = shares
         self._why = why

@@ -164,7 +164,7 @@ def measured_shares(
 
 
 def choose_runs(stripe_rows: Sequence[int], *, rows: int, count: int, seed: int) -> list[range]:
-    """At most `count` runs of consecutive stripes with `rows` rows each, in the table's order.
+    """Choose at most `count` runs of consecutive stripes, of `rows` rows each, in their order.
 
     Stripes are cut into runs from the first on; the last run takes what is left over.
     """

@@ -37,7 +37,7 @@ def add_lists(hashes: U64, offsets: I64, ids: U64, start: np.uint64) -> None:
         for i in range(offsets[row], offsets[row + 1]):
             x = (x ^ ids[i]) * np.uint64(0x9E3779B97F4A7C15)
             x ^= x >> np.uint64(32)
-        # The length tells [0] apart from [], whatever the start.
+        # The length makes [0] differ from [], whatever the start.
         hashes[row] += _mix(x + np.uint64(offsets[row + 1] - offsets[row]))
 
 

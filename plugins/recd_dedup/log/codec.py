@@ -59,7 +59,7 @@ class DecodedMessages(NamedTuple):
 
 
 class MessageCodec:
-    """For the features of one schema, which must name its sessions and timestamps."""
+    """Packs messages with a schema's features; it must name its sessions and timestamps."""
 
     def __init__(self, schema: Schema) -> None:
         if schema.session_id is None or schema.timestamp is None:

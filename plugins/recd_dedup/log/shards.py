@@ -245,7 +245,7 @@ class ZstdShards:
             messages = messages.slice(fit)
 
     def _leave_to_parent(self) -> None:
-        """After a fork: what waits, and the files, are the parent's to write."""
+        """Forget, after a fork, what waits and the files: they are the parent's to write."""
         if self._process != os.getpid():
             self._start_writing()
 

@@ -2,7 +2,7 @@
 
 Each click after a session's first `context` ones is a sample with label 1, beside `negatives`
 samples with label 0: the same session and history, another item drawn evenly. Popularity
-alone tells much of them apart, so an AUC compares with others on this task only.
+alone separates most of them, so an AUC compares with others on this task only.
 Test sessions start after every train session has started. Clicks are held as compact
 columns; histories and negatives are made chunk by chunk.
 """

@@ -1,4 +1,4 @@
-"""From a goal to the sizes of every tier of every table."""
+"""The sizes of every tier of every table, found for a goal."""
 
 from __future__ import annotations
 

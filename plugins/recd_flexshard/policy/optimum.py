@@ -55,11 +55,11 @@ class Optimum:
             more = memory - memory[at, run]
             less = ms[at, run] - ms
             with np.errstate(divide="ignore", invalid="ignore"):
-                pays = np.where((less > 0) & (more > 0), less / more, 0.0)
-            to = pays.argmax(axis=0)
-            moved = np.flatnonzero(pays[to, run] > 0)
+                gain = np.where((less > 0) & (more > 0), less / more, 0.0)
+            to = gain.argmax(axis=0)
+            moved = np.flatnonzero(gain[to, run] > 0)
             steps.append((moved, to[moved], more[to, run][moved], less[to, run][moved]))
-            at = np.where(pays[to, run] > 0, to, at)
+            at = np.where(gain[to, run] > 0, to, at)
         runs, to, more, less = (np.concatenate(part) for part in zip(*steps, strict=True))
         order = np.argsort(-less / more, kind="stable")
         runs, to = runs[order], to[order]

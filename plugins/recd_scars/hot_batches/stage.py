@@ -53,7 +53,7 @@ class HotBatches:
         world_size: int,
         window: int = 16,
     ) -> None:
-        """Of `window` batches a rank; every rank must iterate, as it trains."""
+        """A window has `window` batches a rank; every rank must iterate, as it trains."""
         self._loader = loader
         self._planner = planner
         self._rank = rank

@@ -156,7 +156,7 @@ def _copy(
     lengths: Numbers,
     out: Numbers,
 ) -> None:
-    """Of each key, the ids of B rows: of row `rows[b]` of part `parts[b]`, where it has one, or
+    """Write each key's ids of B rows: of row `rows[b]` of part `parts[b]`, where it has one, or
     `lengths[key, b]` from `firsts` on, whose rows are those of the other keys."""
     at, other = U64(0), 0
     for key in range(len(one_id)):

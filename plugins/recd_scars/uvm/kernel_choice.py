@@ -24,7 +24,7 @@ import numpy as np
 from recd_scars.uvm.hits import HitCurve
 from recd_scars.uvm.kernel_bytes import SLOTS_PER_SET, KernelBytes
 
-__all__ = ["HostTable", "Kernel", "KernelChoice", "choose", "pays"]
+__all__ = ["HostTable", "Kernel", "KernelChoice", "beats_chance", "choose"]
 
 Kernel = Literal["fused", "fused_uvm_caching", "fused_uvm"]
 
@@ -95,13 +95,13 @@ def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, KernelChoi
     while True:
         at = _knapsack(tables, capacity, cached)
         chosen = {table.name: _choice(table, at[table.name]) for table in tables}
-        idle = [name for name, choice in chosen.items() if not pays(choice)]
+        idle = [name for name, choice in chosen.items() if not beats_chance(choice)]
         if not idle:
             return chosen
         cached.remove(min(idle, key=lambda name: _lift(chosen[name])))
 
 
-def pays(choice: KernelChoice) -> bool:
+def beats_chance(choice: KernelChoice) -> bool:
     """Whether a cache finds more than as many rows at random would be found."""
     return choice.kernel != "fused_uvm_caching" or _lift(choice) >= SKEW
 

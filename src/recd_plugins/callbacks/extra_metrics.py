@@ -28,7 +28,7 @@ FIT = (
     "unweighted_ne",
     "xauc",
 )
-"""Those of torchrec.metrics that need labels, predictions and weights alone."""
+"""The metrics of torchrec.metrics that need labels, predictions and weights alone."""
 TASK = "task"
 WINDOW = 1 << 20
 """The latest samples, of all ranks, of those that keep samples."""
@@ -101,7 +101,7 @@ class ExtraMetrics(Callback):
             )
 
     def _computed(self, split: str) -> dict[str, float]:
-        """Of all ranks since the last call: `mse-task|lifetime_mse` is mse."""
+        """The metrics of all ranks since the last call: `mse-task|lifetime_mse` is mse."""
         found: dict[str, float] = {}
         for metric in self._metrics[split]:
             values = {key.partition("|")[2]: value for key, value in metric.compute().items()}

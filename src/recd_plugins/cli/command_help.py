@@ -19,8 +19,8 @@ def help_text(point: EntryPoint) -> str | None:
         return None
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(keywords=said)):
-                values = {one.arg: one.value for one in said}
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(keywords=keywords)):
+                values = {one.arg: one.value for one in keywords}
                 found = values.get("help")
                 text = found.value if isinstance(found, ast.Constant) else None
             case ast.FunctionDef(name=name):
@@ -33,7 +33,7 @@ def help_text(point: EntryPoint) -> str | None:
 
 
 def _source(module: str) -> str:
-    """Of a module, found without importing the packages that it is in."""
+    """A module's source, found without importing the packages that it is in."""
     places, origin = None, None
     parts = module.split(".")
     for at in range(1, len(parts) + 1):

@@ -47,8 +47,8 @@ def prepare(
         if as_json:
             print(json.dumps(found))
             return
-        for split, said in found.items():
-            print(f"{split}: {said['rows']:,} rows in {said['path']}")
+        for split, table in found.items():
+            print(f"{split}: {table['rows']:,} rows in {table['path']}")
 
 
 @data.command()

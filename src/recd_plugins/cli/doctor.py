@@ -34,10 +34,12 @@ def doctor(
     found = {name: _tried(check, debug) for name, check in checks.items()}
     well = all(fit for fit, _ in found.values())
     if as_json:
-        print(json.dumps({name: {"ok": fit, "said": said} for name, (fit, said) in found.items()}))
+        print(
+            json.dumps({name: {"ok": fit, "said": result} for name, (fit, result) in found.items()})
+        )
     else:
-        for name, (fit, said) in found.items():
-            print(f"{'ok  ' if fit else 'FAIL'}  {name:<12} {said}")
+        for name, (fit, result) in found.items():
+            print(f"{'ok  ' if fit else 'FAIL'}  {name:<12} {result}")
     if not well:
         raise typer.Exit(2)
 

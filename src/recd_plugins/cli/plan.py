@@ -100,7 +100,7 @@ def plan(
     with reported(debug):
         from recd_plugins.stack import load
 
-        stack = load(registry, _said(overrides, ranks))
+        stack = load(registry, _overrides(overrides, ranks))
         for slot in ("dataset", "model"):
             stack.registry.one(slot)  # named before any work is done for it
         check_writable(save, "--save")
@@ -115,11 +115,11 @@ def plan(
         changed = {} if against is None else _changed(planner, against)
         if as_json:
             values = None if report is None else report.values()
-            said = {
+            changes = {
                 what: {name: dataclasses.asdict(one) for name, one in each.items()}
                 for what, each in (("drift", drifted), ("against", changed))
             }
-            print(json.dumps({"plan": planner.explain(), "tiers": values, **said}))
+            print(json.dumps({"plan": planner.explain(), "tiers": values, **changes}))
             return
         print(planner.explain())
         for name, one in drifted.items():
@@ -150,7 +150,7 @@ def explain(
         from recd_plugins.planning.topology import Cluster
         from recd_plugins.registry import Registry
 
-        chosen = Registry.load(registry, _said(overrides, ranks))
+        chosen = Registry.load(registry, _overrides(overrides, ranks))
         train, usual = chosen.train, PAPER_K if prices == "paper" else None
         found = PriceList(
             prices=priced(
@@ -168,7 +168,7 @@ def explain(
         print(json.dumps(found.values()) if as_json else "\n".join(found.lines()))
 
 
-def _said(overrides: list[str] | None, ranks: int | None) -> list[str]:
+def _overrides(overrides: list[str] | None, ranks: int | None) -> list[str]:
     return [*(overrides or ()), *([f"train.ranks={ranks}"] if ranks is not None else [])]
 
 
@@ -214,7 +214,7 @@ def _write(
 
 
 def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
-    """By table: as many rows as it has replicas."""
+    """How far each table's hottest rows have drifted: as many rows as it has replicas."""
     from recd_plugins.errors import CapabilityError, DataError
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.access.distribution import drift
@@ -240,7 +240,7 @@ def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
 
 
 def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:
-    """By table of either plan; one without replicas has no tiers."""
+    """What has changed for each table of either plan; one without replicas has no tiers."""
     from recd_plugins.planning.planner_bases import Tiered
     from recd_plugins.planning.tier_plan import TierPlan, plan_changes
 

@@ -39,8 +39,8 @@ class PluginCommand(TyperCommand):
     def __init__(self, name: str, points: list[EntryPoint]) -> None:
         self._points = points
         self._owners = " and ".join(sorted(map(_owner, points)))
-        said = help_text(points[0]) if len(points) == 1 else None
-        super().__init__(name, help=f"{said or 'A command.'} From {self._owners}.")
+        summary = help_text(points[0]) if len(points) == 1 else None
+        super().__init__(name, help=f"{summary or 'A command.'} From {self._owners}.")
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with reported(debug=False):

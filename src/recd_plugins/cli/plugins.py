@@ -173,8 +173,8 @@ class Found:
         for claim in self._named(name):
             record, options = claim.record, options_of(claim.record.config)
             if as_json:
-                said = [dataclasses.asdict(option) for option in options]
-                print(json.dumps({**self._as_dict(claim), "options": said}))
+                described = [dataclasses.asdict(option) for option in options]
+                print(json.dumps({**self._as_dict(claim), "options": described}))
                 continue
             table = Table(
                 title=f"{record.slot}: {record.name} ({claim.provider}). {record.summary}",
@@ -236,9 +236,9 @@ class Found:
         }
 
     def _broken(self, plugin: str) -> dict[str, Any]:
-        said = dict.fromkeys(("slot", "name", "provider", "summary"), "")
+        unknown = dict.fromkeys(("slot", "name", "provider", "summary"), "")
         known = {"chosen": False, "enabled": plugin in self.names, "needs": [], "uses": []}
-        return {**said, **known, "plugin": plugin, "error": str(self.broken[plugin])}
+        return {**unknown, **known, "plugin": plugin, "error": str(self.broken[plugin])}
 
     def _is_enabled(self, claim: Claim) -> bool:
         return claim.provider.plugin not in self.off

@@ -82,7 +82,7 @@ def profile(
             raise RegistryError("--table: says where a trace has a table. Name one by --trace.")
         if trace is not None and (per_feature or rank is not None):
             option = "--per-feature" if per_feature else "--rank"
-            raise RegistryError(f"{option}: a trace tells tables alone. Leave it out.")
+            raise RegistryError(f"{option}: a trace has tables alone. Leave it out.")
         check_writable(save, "--save")
         stack = load(registry, overrides or ())
         for slot in ("dataset", "model"):
@@ -97,7 +97,7 @@ def profile(
         else:
             found = _of_trace(stack, tables, trace, places or ())
         found.save(save)
-    said = {
+    counts = {
         name: {
             "rows": rows.num_rows,
             "looked_up": 0 if rows.ids is None else len(rows.ids),
@@ -108,9 +108,9 @@ def profile(
         for name, rows in found.rows.items()
     }
     if as_json:
-        print(json.dumps({"path": str(save), "samples": found.samples, "rows": said}))
+        print(json.dumps({"path": str(save), "samples": found.samples, "rows": counts}))
         return
-    for name, one in said.items():
+    for name, one in counts.items():
         print(
             f"{name}: {one['rows']:,} rows, of which {one['looked_up']:,} were seen; "
             f"{one['lookups']:,.3g} lookups a sample, {one['hottest_percent']:.1%} of them of the "
@@ -174,16 +174,16 @@ def _placed(
             )
         return {name: place for place, name in enumerate(tables)}
     found = {}
-    for said in places:
-        name, _, number = said.rpartition("=")
+    for assignment in places:
+        name, _, number = assignment.rpartition("=")
         if name not in tables:
             raise RegistryError(
-                f"--table: the model has no table {name or said!r}; {nearest(name, tables)} Say "
-                "NAME=NUMBER."
+                f"--table: the model has no table {name or assignment!r}; {nearest(name, tables)} "
+                "Say NAME=NUMBER."
             )
         if not number.isdecimal() or int(number) >= num_tables:
             raise RegistryError(
-                f"--table: {said!r}: the trace has {num_tables} tables, numbered from 0."
+                f"--table: {assignment!r}: the trace has {num_tables} tables, numbered from 0."
             )
         found[name] = int(number)
     return found

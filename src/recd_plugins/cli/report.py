@@ -36,7 +36,7 @@ def report(
     with reported(debug):
         from recd_plugins.trainer.measure.runs_compared import page, row
 
-        logs = [_read(said) for said in runs]
+        logs = [_read(run) for run in runs]
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page(logs, " and ".join(log.name for log in logs)), encoding="utf-8")
         if figure is not None:
@@ -49,13 +49,13 @@ def report(
         print(out)
 
 
-def _read(said: str) -> RunLog:
+def _read(run: str) -> RunLog:
     from recd_plugins.trainer.measure.runs_compared import read_run
 
-    name, equals, path = said.partition("=")
-    if equals and not Path(said).exists():
+    name, equals, path = run.partition("=")
+    if equals and not Path(run).exists():
         return read_run(Path(path), name)
-    return read_run(Path(said))
+    return read_run(Path(run))
 
 
 def _save(logs: list[RunLog], path: Path) -> None:

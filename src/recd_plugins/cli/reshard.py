@@ -62,7 +62,7 @@ def _goes_on(found: Resharded) -> str:
     if found.exact:
         return "goes on with the batches that would have come next"
     if found.begins_epoch is None:
-        return "goes on where its reader begins: it tells no epochs"
+        return "goes on where its reader begins: it counts no epochs"
     return (
         f"goes on with the start of epoch {found.begins_epoch}; what an epoch had left is skipped"
     )

@@ -1,4 +1,4 @@
-"""`recd data stats`: what a table tells of itself."""
+"""`recd data stats`: what is measured of a table."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def stats(
 def _named(
     reports: Iterator[tuple[str, StatsReport]],
 ) -> Iterator[tuple[str, StatsReport]]:
-    """Names told apart where registry.yaml asks for one measure twice: sessions, sessions-2."""
+    """Names, numbered where registry.yaml asks for one measure twice: sessions, sessions-2."""
     seen: Counter[str] = Counter()
     for name, report in reports:
         seen[name] += 1

@@ -38,23 +38,23 @@ def train(
     Starts its ranks itself; under torchrun (`torchrun -m recd_plugins train`) it is one rank.
     Ctrl-C saves a checkpoint and ends; --resume goes on from there.
     """
-    said = list(overrides or ())
+    changes = list(overrides or ())
     with reported(debug):
         from recd_plugins.compat.versions import check_versions, installed_versions
         from recd_plugins.stack import load
 
         if ranks is not None:
-            said.append(f"train.ranks={ranks}")
+            changes.append(f"train.ranks={ranks}")
         if profile:
-            said.append("train.profile_steps=5")
+            changes.append("train.profile_steps=5")
         check_versions(installed_versions())
-        stack = load(registry, said)
+        stack = load(registry, changes)
         for slot in ("dataset", "model"):
             stack.registry.one(slot)  # named before any work is done for it
         if "RANK" in os.environ:
             _be_a_rank(stack, resume)
             return
-        command = ["recd_plugins", "train", *said, "--registry", str(registry)]
+        command = ["recd_plugins", "train", *changes, "--registry", str(registry)]
         command += ["--resume"] if resume else []
         command += ["--debug"] if debug else []
         summary = _lead(stack, command, resume, quiet=as_json)

@@ -66,19 +66,19 @@ def batch(
     with reported(debug):
         from recd_plugins.stack import load
 
-        said = list(overrides or ())
+        changes = list(overrides or ())
         if ranks is not None:
-            said.append(f"train.ranks={ranks}")
-        stack = load(registry, said)
+            changes.append(f"train.ranks={ranks}")
+        stack = load(registry, changes)
         for slot in ("dataset", "model"):
             stack.registry.one(slot)
         with progress() as show:
             stack.prepare(show)
         stack.check()
         allowed = budget or _available(stack)
-        sides = {"plain": [*said, "dedup=null"]}
+        sides = {"plain": [*changes, "dedup=null"]}
         if stack.registry.chosen("dedup"):
-            sides["dedup"] = said
+            sides["dedup"] = changes
         searches = {
             name: _search(stack, registry, side, name, allowed, steps, precision)
             for name, side in sides.items()
@@ -118,7 +118,7 @@ def _search(
                 ranks=settings.ranks,
                 threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
             )
-        console.print(f"{name:<5} {_told(trial, budget)}", soft_wrap=True)
+        console.print(f"{name:<5} {_line(trial, budget)}", soft_wrap=True)
         return trial
 
     try:
@@ -135,7 +135,7 @@ def _search(
         raise typer.Exit(2 if user_error else 1) from None
 
 
-def _told(trial: Trial, budget: float) -> str:
+def _line(trial: Trial, budget: float) -> str:
     if trial.memory_mib is None:
         return f"{trial.batch_size:>8,}  out of memory"
     return (

@@ -64,14 +64,14 @@ def loss(
 ) -> None:
     """Train batch sizes to one loss: memory, steps and time of each, with and without the cache.
 
-    A larger batch moves fewer bytes for a sample and needs more samples to learn as much: which
-    is best, only training tells. Learning rates are the registry's for all of them.
+    A larger batch moves fewer bytes for a sample and needs more samples to learn as much: only
+    training shows which is best. Learning rates are the registry's for all of them.
     """
     with reported(debug):
         from recd_plugins.stack import load
 
-        said = list(overrides or ())
-        stack = load(registry, said)
+        changes = list(overrides or ())
+        stack = load(registry, changes)
         for slot in ("dataset", "model"):
             stack.registry.one(slot)
         with progress() as show:
@@ -81,9 +81,9 @@ def loss(
         sizes = sorted(set(batch_sizes or (max(1, own // 4), own, 4 * own, 16 * own)))
         rows = stack.prepare().train.num_rows
         sizes = [size for size in sizes if 2 * size * ranks <= rows] or sizes[:1]
-        sides = {"without cache": [*said, "cache=null"]}
+        sides = {"without cache": [*changes, "cache=null"]}
         if stack.registry.chosen("cache"):
-            sides["with cache"] = said
+            sides["with cache"] = changes
         counted = window or sizes[-1] * ranks
         trainings = {
             name: {

@@ -42,8 +42,8 @@ def installed_build() -> Build:
             "torch is not installed. Install the lock as it is: "
             "pip install --no-deps -r requirements/cpu.txt"
         )
-    said = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
-    return Build(said["__version__"], said["cuda"])
+    version = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
+    return Build(version["__version__"], version["cuda"])
 
 
 def load() -> None:

@@ -51,7 +51,7 @@ class KernelBuffers:
 
 
 def own_fused_params(parameter: nn.Parameter) -> Mapping[str, Any]:
-    """What `apply_optimizer_in_backward` said of this table, if anything."""
+    """The fused params that `apply_optimizer_in_backward` set for this table, if any."""
     kwargs: list[Mapping[str, Any]] = vars(parameter).get("_optimizer_kwargs", [{}])
     return kwargs[0]
 
@@ -65,8 +65,8 @@ def state_width(fused_params: Mapping[str, Any]) -> StateWidth | None:
 def kernels_over(module: nn.Module, kernels: Iterable[KernelBuffers]) -> Iterator[None]:
     """Have the kernels of tables that are sharded herein keep their rows there.
 
-    TorchRec puts tables of equal fused params in one kernel, so what else it tells tables apart
-    by must be the same within each of `kernels`; if not, fbgemm finds the sizes wrong.
+    TorchRec puts tables of equal fused params in one kernel, so all else by which it groups
+    tables must be the same within each of `kernels`; if not, fbgemm finds the sizes wrong.
     """
     parameters = dict(module.named_parameters())
     before: dict[str, Any] = {}
@@ -89,9 +89,9 @@ def kernels_over(module: nn.Module, kernels: Iterable[KernelBuffers]) -> Iterato
 
 
 def before_lookups(
-    sharded: ShardedModule[Any, Any, Any, Any], tell: Callable[[Tensor, Tensor, int], None]
+    sharded: ShardedModule[Any, Any, Any, Any], before: Callable[[Tensor, Tensor, int], None]
 ) -> None:
-    """Have `tell(buffer, at, width)` called before kernels with given buffers look rows up.
+    """Have `before(buffer, at, width)` called before kernels with given buffers look rows up.
 
     The numbers [at, at + width) of the buffer, for each of `at` [n], are then read, in the
     forward pass or the backward.
@@ -107,10 +107,10 @@ def before_lookups(
         for slot, table in enumerate(slots):
             rows = indices[bounds[slot] : bounds[slot + 1]]
             dim = module.embedding_specs[table][1]
-            tell(kernel.weights, rows * dim + module.weights_offsets[slot], dim)
+            before(kernel.weights, rows * dim + module.weights_offsets[slot], dim)
             if kernel.state is not None:
                 width = 1 if len(kernel.state) < len(kernel.weights) else dim
-                tell(kernel.state, rows * width + module.momentum1_offsets[slot], width)
+                before(kernel.state, rows * width + module.momentum1_offsets[slot], width)
 
     for lookup in sharded._lookups:
         for module in lookup.modules():
@@ -135,5 +135,5 @@ class _Buffers(dict[str, Tensor]):
         return self is other
 
     def __repr__(self) -> str:
-        """Without the numbers: fbgemm writes its arguments to the log."""
+        """The buffers are shown without their numbers: fbgemm writes its arguments to the log."""
         return f"buffers { ({name: tuple(tensor.shape) for name, tensor in self.items()}) }"

@@ -64,7 +64,7 @@ class OfParts:
 
 
 class LazyKeyedTensor(KeyedTensor):
-    """A KeyedTensor of tensors that stay apart until its values are asked for.
+    """A KeyedTensor of tensors that are joined only when its values are asked for.
 
     KeyedTensor's own methods, and torch's trees, read `_values`.
     """
@@ -120,7 +120,7 @@ def bags_of(module: EmbeddingBagCollection, tables: Collection[str]) -> Embeddin
 
 
 def sequences_of(module: EmbeddingBagCollection, tables: Collection[str]) -> EmbeddingCollection:
-    """As `bags_of`, a collection that does not pool; the tables are of one dimension."""
+    """A collection that does not pool, made as in `bags_of`; the tables are of one dimension."""
     names = [field.name for field in dataclasses.fields(BaseEmbeddingConfig)]
     part = EmbeddingCollection(
         tables=[
@@ -178,13 +178,13 @@ def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
 
 
 def fused_arithmetic(optimizer: KeyedOptimizer) -> tuple[str, Any]:
-    """Of one of TorchRec's fused kernels: fbgemm's name of its optimizer, and its arguments."""
+    """What steps the rows of a fused kernel: fbgemm's name of its optimizer, and its arguments."""
     kernel: Any = optimizer._emb_module
     return kernel.optimizer.name, kernel.optimizer_args
 
 
 def output_type(optimizer: KeyedOptimizer) -> torch.dtype:
-    """Of the embeddings that one of TorchRec's fused kernels yields, whatever its table's."""
+    """The type of the embeddings that a fused kernel yields, whatever its table's type."""
     kernel: Any = optimizer._emb_module
     kind: torch.dtype = SparseType.from_int(kernel.output_dtype).as_dtype()
     return kind
@@ -234,7 +234,7 @@ def purge_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
 
 
 def _lookups(sharded: ShardedModule[Any, Any, Any, Any]) -> Iterator[Any]:
-    """Those of data-parallel tables without the DDP that they are wrapped in."""
+    """The modules that look tables up; those of data-parallel tables without their DDP."""
     for lookup in sharded._lookups:
         while isinstance(lookup, DistributedDataParallel):
             lookup = lookup.module

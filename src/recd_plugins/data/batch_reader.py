@@ -149,7 +149,7 @@ class BatchReader:
     def _asked(
         self, pieces: Sequence[DecodedRows], order: npt.NDArray[np.int64], sizes: list[int]
     ) -> list[dict[str, Tensor]]:
-        """Of each part what was asked for beside the features."""
+        """Each part's sessions and times, where they were asked for beside the features."""
         columns = {
             name: _take([_whole_numbers(piece.keys[key], key) for piece in pieces], order)
             for name, key in self._beside.items()

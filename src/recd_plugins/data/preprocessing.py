@@ -80,7 +80,7 @@ class Step:
         grouped = frozenset(chain.from_iterable(groups))
         plain = tuple(name for name in self.takes if name not in grouped)
         taken = [tuple(name for name in group if name in self.takes) for group in groups]
-        self._check_apart([part for part in (plain, *taken) if part])
+        self._check_separate([part for part in (plain, *taken) if part])
         return tuple(
             self._behind(group, part) if part else group
             for group, part in zip(groups, taken, strict=True)
@@ -90,14 +90,14 @@ class Step:
         made = self.names(taken)
         return group if made == taken else (*(n for n in group if n not in taken), *made)
 
-    def _check_apart(self, parts: Sequence[tuple[str, ...]]) -> None:
+    def _check_separate(self, parts: Sequence[tuple[str, ...]]) -> None:
         try:
-            apart = [name for part in parts for name in self.names(part)]
+            separately = [name for part in parts for name in self.names(part)]
         except Exception:  # whatever its author raises where a feature is missing
-            apart = []
-        if sorted(apart) != sorted(self.names(self.takes)):
+            separately = []
+        if sorted(separately) != sorted(self.names(self.takes)):
             raise RegistryError(
-                f"{self.who} makes features of several at a time, but dedup takes them apart: "
-                f"{' | '.join(', '.join(part) for part in parts)}. Deduplicate them together, as "
-                "one group of dedup.groups, or leave all of them out."
+                f"{self.who} makes features of several at a time, but dedup has them in different "
+                f"groups: {' | '.join(', '.join(part) for part in parts)}. Deduplicate them as one "
+                "group of dedup.groups, or leave all of them out."
             )

@@ -23,7 +23,7 @@ __all__ = ["Progress", "Stripe", "Table", "TableWriter", "silent", "write_table"
 
 
 class Progress(Protocol):
-    """Told how far long work is; the command line draws it."""
+    """A function that long work calls to report how far it is; the command line draws it."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None: ...
 

@@ -120,7 +120,7 @@ class BatchSamples:
     def __init__(
         self, features: SparseFeatures | KeyedJaggedTensor, *, sequences: bool = False
     ) -> None:
-        """For `sequences`, values are counted here, before anybody waits for them."""
+        """Where `sequences` are looked up, their values are counted here, before anybody waits."""
         of = SparseFeatures.of(features)
         self.batch_size = of.stride()
         self.num_values: Mapping[str, int] = of.num_values if sequences else {}

@@ -62,7 +62,7 @@ class DedupPooling(nn.Module):
         if not isinstance(values, Unexpanded):
             return pool(values, lengths, *asked)
         if not (isinstance(lengths, Unexpanded) and _alike(values, lengths)):
-            _say(self, "its values' and lengths' unique samples are not the same")
+            _warn_once(self, "its values' and lengths' unique samples are not the same")
             return pool(values, lengths, *asked)
         lookup = values.inverse_lookup
         if query is None or not _needs_query(self):
@@ -71,7 +71,7 @@ class DedupPooling(nn.Module):
             return Unexpanded.rows(pool(values.unique, lengths.unique, query.unique), lookup)
         if isinstance(self, PoolsUnique):
             return self.pool_unique(values.unique, lengths.unique, query, lookup)
-        _say(self, PER_SAMPLE)
+        _warn_once(self, PER_SAMPLE)
         return pool(values, lengths, query)
 
 
@@ -121,10 +121,10 @@ def _alike(values: Unexpanded, rows: Unexpanded) -> bool:
     )
 
 
-_TOLD: WeakSet[nn.Module] = WeakSet()
+_WARNED: WeakSet[nn.Module] = WeakSet()
 
 
-def _say(pooling: nn.Module, why: str) -> None:
-    if pooling not in _TOLD:
-        _TOLD.add(pooling)
+def _warn_once(pooling: nn.Module, why: str) -> None:
+    if pooling not in _WARNED:
+        _WARNED.add(pooling)
         LOG.warning("%s pools all samples, duplicates included: %s.", type(pooling).__name__, why)

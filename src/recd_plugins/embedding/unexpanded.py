@@ -220,7 +220,7 @@ def _expanded(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """Without its gradient, which belongs to the layer above; so it is not kept as well."""
+    """The value without its gradient, which belongs to the layer above and is not kept."""
     if not isinstance(value, Unexpanded):
         return value
     if value._expanded is not None:

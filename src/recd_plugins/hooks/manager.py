@@ -129,12 +129,12 @@ class Catalog:
                 f"no enabled plugin provides {slot} {use!r}; {hint} "
                 "A plugin is enabled by its name under `plugins`."
             )
-        told, first = [str(claim.provider) for claim in named], named[0].provider.owner
-        if len(set(told)) < len(told):  # plugins of one distribution
-            told = [f"plugin {claim.provider.plugin} of {claim.provider}" for claim in named]
+        providers, first = [str(claim.provider) for claim in named], named[0].provider.owner
+        if len(set(providers)) < len(providers):  # plugins of one distribution
+            providers = [f"plugin {claim.provider.plugin} of {claim.provider}" for claim in named]
             first = named[0].provider.plugin
         raise RegistryError(
-            f"`{slot}: {name}` is provided by {' and '.join(told)}; name one as "
+            f"`{slot}: {name}` is provided by {' and '.join(providers)}; name one as "
             f"{first}:{name} in registry.yaml."
         )
 

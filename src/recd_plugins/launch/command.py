@@ -43,8 +43,8 @@ class Failure:
 
     def __str__(self) -> str:
         how = signal.Signals(-self.code).name if self.code < 0 else f"exit code {self.code}"
-        said = f"; it said:\n{self.output}" if self.output else " and said nothing"
-        return f"rank {self.rank} ended with {how}{said}"
+        output = f"; it said:\n{self.output}" if self.output else " and said nothing"
+        return f"rank {self.rank} ended with {how}{output}"
 
 
 STOPPING = "stopping after this step; once more to kill"
@@ -61,8 +61,8 @@ def launch(
     """Run `python -m <command>` on ranks until all end; the first failure.
 
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
-    that the ranks stop together, and told as `stopping`; the second kills them. `quiet` keeps
-    rank 0's lines too.
+    that all ranks stop after the same step, and `stopping` is printed; the second
+    kills them. `quiet` keeps rank 0's lines too.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()

@@ -284,7 +284,7 @@ def _dump_stacks(ranks: list[_Process]) -> None:
 
 @dataclass(frozen=True)
 class _Call:
-    """What a rank is told; `payload` is the pickled (function, args, kwargs)."""
+    """The call that a rank makes; `payload` is the pickled (function, args, kwargs)."""
 
     group: Group | None
     folder: str
@@ -368,7 +368,7 @@ def _serve(connection: Connection, printed: Path, place: Place) -> None:
     os.environ.update(place.environment)
     import torch
     import torch.distributed as dist
-    import torchrec  # noqa: F401  # paid for here, not in a call
+    import torchrec  # noqa: F401  # its seconds pass here, not in a call
 
     torch.set_num_threads(1)
     # TorchRec 1.8 calls what torch 2.13 deprecates, several times a step.

@@ -41,7 +41,7 @@ ID_BYTES = 8
 """int64, as TorchRec sends ids."""
 
 TOUCHED_BYTES = 1 / 8
-"""A bit for each replicated row, with which nodes tell each other what they touched."""
+"""A bit for each replicated row, by which nodes exchange which rows they touched."""
 
 Reduce = Literal["dense", "union", "sparse", "touched"]
 """How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;
@@ -117,7 +117,7 @@ class Prices:
     """Whether a rank asks its node for a row once, as our tiers do, or once per access."""
 
     def row_wise(self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none") -> Cost:
-        """In TorchRec's row-wise table (RW): one rank has the row, all others ask for it.
+        """The cost in TorchRec's row-wise table (RW): one rank has the row, all others ask for it.
 
         static_memory   r / U
         ids_sent        s
@@ -157,7 +157,7 @@ class Prices:
         )
 
     def column_wise(self, rows: RowDistribution, width: Any) -> Cost:
-        """In TorchRec's column-wise table (CW): each rank has D / U columns of every row.
+        """The cost in TorchRec's column-wise table (CW): each rank has D / U columns of every row.
 
         static_memory   r / U
         ids_sent        U pB
@@ -192,7 +192,7 @@ class Prices:
         ar_cross        t r / W + N / 16 W
         with v = appears(B U), and t the same for a reduce over the union of touched rows;
         gathered sparsely t = appears(B W) N / 2, which carries as much as an all-reduce of so
-        many. The bits that tell which rows are touched make the small terms.
+        many. The bits of the rows that are touched make the small terms.
         """
         accesses = rows.p * self.batch_size
         n, w, _ = self._shape

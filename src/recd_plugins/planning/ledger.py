@@ -113,7 +113,7 @@ class Ledger:
 
     @cached_property
     def replica_calls(self) -> dict[str, int]:
-        """Tables of one width and way of coalescing share calls. DP: 4 within the node, to tell
+        """Tables of one width and way of coalescing share calls. DP: 4 within the node, for
         which rows are touched, reduce and gather; 2 across. Flex: 1 within the node, gradients to
         owners, for its lookups ride with the exchange with home; 2 across. A dense DP reduce is
         one all-reduce.

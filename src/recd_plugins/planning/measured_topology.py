@@ -26,7 +26,7 @@ LONG_ENOUGH = 0.1
 GROWTH = 4
 """How many times as large each payload is as the one before."""
 MOSTLY_BYTES = 16
-"""A call tells of bandwidth if it takes more than so many latencies."""
+"""A call measures bandwidth if it takes more than so many latencies."""
 BETWEEN = 1 << 14
 """Rows that a rank looks up before each call that is measured. A call of ranks that come from
 work of their own waits for the slowest: by itself it would be two or three times as fast."""
@@ -147,8 +147,8 @@ def _beside(
     alone = partial(_all_to_all, buffer, other, world)
     # In turns, for a machine's pace changes.
     rounds = [[once(one, world, device) for one in (often, alone, both)] for _ in range(ROUNDS)]
-    working, calling, together = (middle(taken) for taken in zip(*rounds, strict=True))
-    return min(max((working + calling - together) / min(working, calling), 0.0), 1.0)
+    working, calling, both = (middle(taken) for taken in zip(*rounds, strict=True))
+    return min(max((working + calling - both) / min(working, calling), 0.0), 1.0)
 
 
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:

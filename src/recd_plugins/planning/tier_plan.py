@@ -36,7 +36,7 @@ that touches it, or once per node (through a concentrator rank)."""
 Rows = NDArray[np.int64]
 
 HottestRows = Callable[[str, RowDistribution, int], Rows]
-"""From a table, its distribution and a count: so many row ids, the hottest first."""
+"""A function of a table, its distribution and a count: so many row ids, the hottest first."""
 
 METADATA_KEY = b"recd.tier_plan"
 SCHEMA = pa.schema(
@@ -136,7 +136,7 @@ class TierPlan:
     """The replicas of every table that has any, on a cluster of `n_nodes` x `ranks_per_node`."""
 
     tables: Mapping[str, TablePlan]
-    """By table name; a table that is not named has no replicas and is not coalesced."""
+    """The plan of each table; one that is not named has no replicas and is not coalesced."""
     n_nodes: int
     ranks_per_node: int
 

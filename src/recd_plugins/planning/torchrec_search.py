@@ -1,4 +1,4 @@
-"""TorchRec's planner, asked so that the plan is a function of what it is told, with the reasons.
+"""TorchRec's planner, asked so that the plan is a function of its arguments, with the reasons.
 
 Options come in one order, named tables are held row-wise, and the options of the plan are kept.
 This module imports TorchRec's planner, which takes seconds: import it where a plan is made.

@@ -23,7 +23,7 @@ PLANNING = ("sharding", "cache")
 
 @dataclass(frozen=True, kw_only=True)
 class Contexts:
-    """Of one registry, on one device."""
+    """The contexts of one registry's records, on one device."""
 
     registry: Registry
     device: Literal["cpu", "cuda"]

@@ -55,6 +55,6 @@ def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress) -> Tables:
 
 def _digest(choice: Choice, before: str) -> str:
     """Names what a choice makes of what came before it: other options, another folder."""
-    said = [choice.record.name, str(choice.provider), dataclasses.asdict(choice.config), before]
-    text = json.dumps(said, sort_keys=True, default=str)
+    parts = [choice.record.name, str(choice.provider), dataclasses.asdict(choice.config), before]
+    text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

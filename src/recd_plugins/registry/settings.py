@@ -72,7 +72,7 @@ class TrainSettings(Config):
     retier_every: Annotated[int, Range(ge=0)] = 0
     """Steps between two moves of the replicas to the rows that are hot now; 0 they stay."""
     retier_batches: Annotated[int, Range(ge=1)] = 20
-    """The latest batches whose lookups tell which rows are hot; rank 0 keeps its own of them."""
+    """The latest batches whose lookups decide which rows are hot; rank 0 keeps its own of them."""
     profile_steps: Annotated[int, Range(ge=0)] = 0
     """Steps that torch.profiler watches, once, after the first line of metrics: a breakdown of the
     step, and a trace in the run's folder."""

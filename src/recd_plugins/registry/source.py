@@ -44,7 +44,7 @@ class Source:
         return self.path.parent if self.path else Path()
 
     def locate(self, where: str) -> str:
-        """`where` with the file and line, or the override, that said it."""
+        """`where` with the file and line, or the override, that set it."""
         place = _dotted(where)
         for override in reversed(self.overrides):
             key = override.partition("=")[0]

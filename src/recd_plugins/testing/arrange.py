@@ -42,7 +42,7 @@ class Arrangement(Protocol):
 
 @dataclass(frozen=True)
 class ByRegistry:
-    """As a registry says: its `adapt`, its plan, its sharders; only its optimizer is replaced."""
+    """A registry's own `adapt`, plan and sharders; only its optimizer is replaced."""
 
     registry: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What `recd_plugins.load` takes; empty, it is plain TorchRec with TorchRec's planner."""

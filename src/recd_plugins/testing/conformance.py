@@ -116,7 +116,7 @@ def check_record(
 
 
 def _check_form(record: Record[Any, Any], options: Mapping[str, Any]) -> Config:
-    """What can be said of a record unbuilt; its config with these options."""
+    """Check what a record shows before it is built; its config with these options."""
 
     def hold(kept: bool, rule: str, fix: str) -> None:
         if not kept:

@@ -122,7 +122,7 @@ def train_and_gather(
     *,
     seed: int = 0,
 ) -> Trained:
-    """On a rank: train this rank's `batches[step][rank]` through TorchRec's pipeline; all of it.
+    """Train, on a rank, this rank's `batches[step][rank]` through TorchRec's pipeline; all of it.
 
     Dense parameters and tables start from the seed alone, as `recd train` starts them.
     """

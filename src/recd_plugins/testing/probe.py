@@ -49,7 +49,7 @@ class Probe(nn.Module):
         self.over = nn.Linear(len(schema.dense) + dim * len(schema.sparse), 1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """That of the `model` slot: the weighted mean of the samples' losses."""
+        """The output that the `model` slot asks for; the loss is the samples' weighted mean."""
         # By key: a sharded collection yields its features in an order of its own. And key by
         # key: TorchRec's pipeline traces this, and a tracer cannot iterate over what it yields.
         summed, embedded = self.bags(batch.features), self.sequences(batch.features)

@@ -4,7 +4,7 @@ Another instruction set, number of threads or order of a sum rounds other result
 down. `Rounding` does that at random, operator by operator; what a few trainings under it differ
 by is the bound that a comparison is held to. Most rows then have a few units in the last place.
 A row whose gradients cancel, where Adagrad divides what is left by its own size, has what its
-noise comes to, and no other row pays for it with a bound that hides mistakes.
+noise comes to, and no other row gets a bound that hides mistakes.
 """
 
 from __future__ import annotations

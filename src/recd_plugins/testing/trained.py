@@ -38,7 +38,7 @@ class Trained:
         losses: Sequence[Sequence[float]],
         start: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """Of a model, sharded or not, with these tables; sharded, every rank must call it."""
+        """What training made of a model, sharded or not; if sharded, every rank must call it."""
         full: dict[str, Tensor] = {}
         dense: dict[str, Tensor] = {}
         for name, value in model.state_dict().items():

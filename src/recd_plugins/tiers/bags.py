@@ -185,7 +185,7 @@ def _divide(features: Iterable[Tensor], divisors: Sequence[Tensor | None]) -> No
 
 
 def _divisors(batch: RoutedBatch, divides: Sequence[bool]) -> list[Tensor | None]:
-    """By feature [B]: what mean pooling divides the sums by, where it `divides`."""
+    """What mean pooling divides the sums of each feature by [B], where it `divides`."""
     if not any(divides):
         return [None] * len(divides)
     sizes = batch.bag_sizes()
@@ -290,7 +290,7 @@ class PackedBags(Multistreamable):
     lengths: Tensor
     """[F, stride]: features with fewer bags than the most end in empty ones."""
     samples: tuple[Tensor, ...]
-    """By feature: the samples whose bags these are, ascending."""
+    """The samples whose bags these are, ascending; one tensor for each feature."""
 
     @classmethod
     def of(cls, lengths: Tensor, world: Peers) -> PackedBags:
@@ -338,9 +338,9 @@ class _Output:
 
     batch: RoutedBatch
     columns: Sequence[slice]
-    """By feature."""
+    """Where each feature's sums stand among the C columns."""
     divisors: Sequence[Tensor | None]
-    """By feature, [B]."""
+    """What the sums of each feature are divided by, [B]."""
     packed: PackedBags
     """The bags whose sums come from home."""
     groups: Sequence[_GroupBags]

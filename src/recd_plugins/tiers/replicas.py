@@ -164,9 +164,9 @@ class GroupReplicas:
     group: TableGroup
     router: Router
     replicated_rows: tuple[TierRows, ...]
-    """By table."""
+    """The rows of each table that are replicated."""
     per_node_rows: tuple[TierRows, ...]
-    """By table."""
+    """The rows of each table that are there once per node."""
     replicated_layout: Layout
     per_node_layout: Layout
     replicated_tier: ReplicatedTier | None = None

@@ -49,7 +49,7 @@ class ChosenSizes:
     """What a policy makes of the tables' distributions."""
 
     sizes: Mapping[str, TableSizes]
-    """By table; tables that are not named, or have no size at all, are left to the others."""
+    """The sizes of each table; tables without any are left to the planner behind."""
     report: PlanReport
     reason: str
     """Why the sizes are what they are, in words."""

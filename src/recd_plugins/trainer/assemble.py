@@ -1,4 +1,4 @@
-"""Model, plan, optimizers and pipeline: standard TorchRec, put together."""
+"""Model, plan, optimizers and pipeline: made of standard TorchRec."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
-from recd_plugins.trainer.measure.breakdown import told
+from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.metrics import MetricsWindow
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
@@ -123,10 +123,10 @@ class Loop:
     def _call(self, event: str, *args: Any) -> None:
         self._callbacks.call(event, self._training, *args)
         if event not in ("on_metrics", "on_evaluation"):
-            self._tell_lines()
+            self._report_lines()
 
-    def _tell_lines(self) -> None:
-        """What callbacks said and logged."""
+    def _report_lines(self) -> None:
+        """Report the lines and values that callbacks left."""
         for line in self._training.lines:
             if isinstance(line, str):
                 self._report.say(line)
@@ -168,7 +168,7 @@ class Loop:
             self._step()
             step = training.step
             if step % settings.log_every == 0 or step == settings.steps:
-                self._tell()
+                self._report_metrics()
             if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
                 self._evaluate()
             if settings.checkpoint_every and step % settings.checkpoint_every == 0:
@@ -190,7 +190,7 @@ class Loop:
         self._call("after_step")
         self._window.add(*training.outputs)
         if self._profile.ends(number):
-            self._tell_profile()
+            self._report_profile()
 
     def _read(self, batch: Batch) -> Batch:
         batch = self._callbacks.on_batch(self._training, batch, "train")
@@ -202,27 +202,27 @@ class Loop:
         states = self._callbacks.state_dict()
         self._checkpoints.save(self._job, self._training.step, self._positions.state, states)
 
-    def _tell(self) -> None:
+    def _report_metrics(self) -> None:
         step = self._training.step
         metrics = self._window.metrics()
         values = dataclasses.asdict(metrics)
         self._call("on_metrics", values)
         self._training.metrics = values
         self._report.metrics("train", step, values)
-        self._tell_lines()
+        self._report_lines()
         if not math.isfinite(metrics.loss):
             raise RecdError(
                 f"the loss is {metrics.loss} by step {step}: training diverged. Lower "
                 "train.optimizer.tables_lr or dense_lr; checkpoints before it are whole."
             )
 
-    def _tell_profile(self) -> None:
+    def _report_profile(self) -> None:
         folder = self._settings.run
         self._parts = self._profile.finish(
             folder / "trace.json.gz" if dist.get_rank() == 0 else None
         )
         self._report.values("profile", self._training.step, self._parts)
-        for line in told(self._parts):
+        for line in explain_breakdown(self._parts):
             self._report.say(line)
 
     def _evaluate(self) -> dict[str, float] | None:
@@ -249,7 +249,7 @@ class Loop:
         values = dataclasses.asdict(window.metrics())
         self._call("on_evaluation", values)
         self._report.metrics("test", training.step, values)
-        self._tell_lines()
+        self._report_lines()
         return values
 
 

@@ -1,5 +1,5 @@
 """A run's folder: kept when a new run takes its name, checked before it is resumed; and what rank 0
-tells of the run: console lines, metrics.jsonl, TensorBoard events, a summary."""
+reports of the run: console lines, metrics.jsonl, TensorBoard events, a summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recd_plugins.errors import RegistryError
 
 __all__ = ["RunReport", "check_resumable", "defined", "set_aside"]
 
-TOLD = ("loss", "ne", "auc", "samples", "samples_per_second")
+STANDARD_METRICS = ("loss", "ne", "auc", "samples", "samples_per_second")
 """The metrics of every run; a line shows those that callbacks added beside them."""
 
 
@@ -43,7 +43,7 @@ def check_resumable(run: Path) -> None:
 
 
 class RunReport:
-    """What rank 0 tells; the other ranks' reports are silent."""
+    """What rank 0 reports; the other ranks' reports are silent."""
 
     def __init__(self, run: Path, *, speaks: bool, steps: int, start: int) -> None:
         """Open the files of a run; from step `start` on, earlier lines of metrics stay."""
@@ -72,7 +72,9 @@ class RunReport:
             return
         self.values(kind, step, metrics)
         more = "".join(
-            f"  {name} {value:.4g}" for name, value in metrics.items() if name not in TOLD
+            f"  {name} {value:.4g}"
+            for name, value in metrics.items()
+            if name not in STANDARD_METRICS
         )
         tail = ""
         if (rate := metrics.get("samples_per_second")) is not None:

@@ -63,7 +63,7 @@ class Training:
     stopping: str = ""
     """Why this rank asks the run to end; nothing if it does not."""
     lines: list[str | tuple[str, int, Mapping[str, Any]]] = field(default_factory=list)
-    """What was said and logged, and is not told yet."""
+    """The lines and values that callbacks left, and that are not reported yet."""
 
     def say(self, text: str) -> None:
         """A line on rank 0's console, after that of the metrics in `on_metrics`."""
@@ -133,7 +133,7 @@ class Callbacks:
         return sorted(left)
 
     def _chosen(self) -> Iterator[tuple[str, Callback, Choice]]:
-        """Those of registry.yaml; the second of a record is `name#2`."""
+        """The callbacks of registry.yaml; the second of a record is `name#2`."""
         seen: dict[str, int] = {}
         for callback, choice in self._callbacks:
             if choice is not None:

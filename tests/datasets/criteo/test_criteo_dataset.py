@@ -129,9 +129,9 @@ def test_a_column_that_is_always_empty_has_one_id(raw: Callable[..., Path]) -> N
 def test_it_prepares_tables_and_tells_its_progress(
     real: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    told: list[tuple[str, int, int | None]] = []
+    calls: list[tuple[str, int, int | None]] = []
     dataset = build(real("kaggle_2k.tsv"), frequency_threshold=2)
-    tables = dataset.prepare(tmp_path / "data", lambda *call: told.append(call))
+    tables = dataset.prepare(tmp_path / "data", lambda *call: calls.append(call))
     assert (tables.train.num_rows, tables.test.num_rows) == (1_714, 286)
     assert tables.schema == dataset.schema
     for what, rows_done in (
@@ -140,7 +140,7 @@ def test_it_prepares_tables_and_tells_its_progress(
         ("writing train", 1_714),
         ("writing test", 286),
     ):
-        assert (what, rows_done, rows_done) in told
+        assert (what, rows_done, rows_done) in calls
 
 
 def test_the_fingerprint_follows_the_sources(raw: Callable[..., Path]) -> None:

@@ -32,7 +32,7 @@ class FeatureConfig(Config):
     num_ids: Annotated[int, Range(ge=1)]
     """Ids lie in [0, num_ids)."""
     kind: Literal["user", "item"] = "item"
-    """What the feature tells of; the label weighs user against item."""
+    """What the feature describes; the label weighs user against item."""
     table: str | None = None
     """Features that name one table share its rows and its hot ids; its own by default."""
     sequence: bool = False

@@ -169,7 +169,7 @@ class _HalfNormal(IdLaw):
         self._whole = math.erf(num_ids / self._unit)
 
     def _rank(self, uniforms: F64) -> NDArray[Any]:
-        import torch  # numpy has no erfinv; only this law pays for the import
+        import torch  # numpy has no erfinv; only this law needs the import
 
         return torch.erfinv(torch.from_numpy(uniforms * self._whole)).numpy() * self._unit
 

@@ -113,12 +113,12 @@ class RowDistribution:
         return float(self.counts @ appears(self.presence, samples))
 
     def coalesced(self, batch_size: int) -> RowDistribution:
-        """After coalescing: a batch brings each row once, so p = (1 - (1 - presence)^B) / B."""
+        """The distribution of coalesced ids, each once a batch: p = (1 - (1 - presence)^B) / B."""
         once = appears(self.presence, batch_size) / batch_size
         return RowDistribution.of(self.counts, once, self.presence, self.ids, self.error)
 
     def deduplicated(self, factor: float) -> RowDistribution:
-        """After session dedup by a DedupeFactor >= 1 that all rows of the table share."""
+        """The distribution after session dedup, by a DedupeFactor >= 1 that all rows share."""
         if factor < 1:
             raise DataError(f"rows: a DedupeFactor is 1 or more, but is {factor}.")
         return RowDistribution.of(

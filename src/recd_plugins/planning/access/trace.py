@@ -75,7 +75,7 @@ class Trace:
 
     @classmethod
     def _of(cls, arrays: Mapping[str, NDArray[Any]]) -> Trace:
-        """Lengths tell the number of tables; offsets alone are those of one."""
+        """Lengths give the number of tables; offsets alone are those of one."""
         if "indices" not in arrays or not {"lengths", "offsets"} & arrays.keys():
             raise DataError(f"trace: has {', '.join(sorted(arrays)) or 'nothing'}. {FORM}")
         wrong = [name for name, array in arrays.items() if array.dtype.kind not in "iu"]

@@ -268,7 +268,7 @@ def _stays(
 
 
 def _limit(ledger: Ledger, budget: float | None, more: float) -> str:
-    """Why a row that pays by itself has no replica; it would take `more` bytes a rank."""
+    """Why a row that a replica would make faster has none; it would take `more` bytes a rank."""
     ranks = ledger.prices.cluster.world_size
     if not any(one.sizes.replicated or one.sizes.per_node for one in ledger.tables.values()):
         return "a tier's own collectives would take longer than all of its rows save"

@@ -36,10 +36,11 @@ def check_dataset(subject: Subject) -> None:
     for split, (rows, whole) in splits.items():
         subject.hold(rows.num_rows > 0, f"split {split!r} must have a row", "Hold some rows out.")
         _check_rows(subject, rows, schema, split)
-        told = dataset.num_rows(split)
+        announced = dataset.num_rows(split)
         subject.hold(
-            told is None or (told == rows.num_rows if whole else told >= rows.num_rows),
-            f"num_rows({split!r}) is {told}, but {rows.num_rows} rows came",
+            announced is None
+            or (announced == rows.num_rows if whole else announced >= rows.num_rows),
+            f"num_rows({split!r}) is {announced}, but {rows.num_rows} rows came",
             "Count what `chunks` yields, or return None.",
         )
         subject.hold(

@@ -39,12 +39,12 @@ def check_dedup(subject: Subject) -> None:
     transform = BatchTransform([], converter)
     for seed in range(3):
         batch = _batch(schema, seed)
-        apart = [key for key in schema.sparse_names if key in taken]
-        rest = dataclasses.replace(batch, features=without(batch.features, apart))
-        # As any reader hands them over, and as one does that has told equal rows apart.
+        separate = [key for key in schema.sparse_names if key in taken]
+        rest = dataclasses.replace(batch, features=without(batch.features, separate))
+        # As any reader hands them over, and as one does that has numbered the different rows.
         beside = {name: torch.arange(len(batch)) // 3 for name in transform.asks}
         joined = JoinedColumns(without(batch.features, rest.features.keys()), beside)
-        for columns in (joined if beside else None, _pooled(batch, apart, beside)):
+        for columns in (joined if beside else None, _pooled(batch, separate, beside)):
             converted = transform(batch if columns is None else rest, columns)
             found = to_lists(_expand(subject, converted)) if taken else {}
             found |= to_lists(converted.features)

@@ -87,7 +87,7 @@ def _forward(subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
     """The loss, once what forward returns has been checked."""
     fix = "Return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)."
     match model(batch):
-        case (Tensor() as loss, (Tensor() as told, Tensor() as logits, labels, weights)):
+        case (Tensor() as loss, (Tensor() as detached, Tensor() as logits, labels, weights)):
             pass
         case result:
             subject.hold(
@@ -101,13 +101,13 @@ def _forward(subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
         "Reduce it over the batch.",
     )
     subject.hold(
-        logits.shape == (len(batch),) and not logits.requires_grad and not told.requires_grad,
+        logits.shape == (len(batch),) and not logits.requires_grad and not detached.requires_grad,
         f"logits must be [{len(batch)}] and detached, as the loss beside them, but are "
         f"{list(logits.shape)}",
         fix,
     )
     subject.hold(
-        torch.equal(told, loss.detach())
+        torch.equal(detached, loss.detach())
         and torch.equal(labels, batch.labels)
         and torch.equal(weights, batch.weights),
         "loss, labels and weights must come back as they are",

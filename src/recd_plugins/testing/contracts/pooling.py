@@ -16,9 +16,9 @@ __all__ = ["check_pooling"]
 
 DIM = 16
 TOLERANCE = 1e-5
-"""Of float32 sums of some hundred terms near 1, in another order."""
+"""How far float32 sums of some hundred terms near 1 differ, in another order."""
 SHARED_TOLERANCE = 1e-4
-"""Of gradients of squares, of some ten, in another order."""
+"""How far gradients of squares, of some ten, differ, in another order."""
 LENGTHS = (3, 0, 1, 7, 2, 0, 40, 5)
 """Rows without a value, of one and of many."""
 LOOKUP = (6, 6, 0, 1, 3, 6, 3)

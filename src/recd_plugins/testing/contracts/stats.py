@@ -1,4 +1,4 @@
-"""The `stats` slot: what a table tells of itself."""
+"""The `stats` slot: what is measured of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record under check, and how a broken rule is told."""
+"""A record under check, and how a broken rule is reported."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class MappedFile:
         self.tensor: Tensor = torch.frombuffer(self._mapping, dtype=dtype)
 
     def expect(self, *, random: bool) -> None:
-        """Tell the system how the file will be read from now on.
+        """Advise the system how the file will be read from now on.
 
         The system reads ahead, unless at random: then most of what it read would be for
         nothing, and where memory is short it would push out what is needed.
@@ -189,7 +189,7 @@ def check_folder(folder: Path) -> None:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that a folder lies on; "" where Linux does not tell."""
+    """The kind of file system that a folder lies on; "" where Linux does not say it."""
     mounts = Path("/proc/self/mountinfo")
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"

@@ -84,8 +84,8 @@ class Checkpoints:
 
     def load(self, job: Job, path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
         """Fill model and optimizers; the step reached, this rank's loader state and callbacks'."""
-        said = read_job(path)
-        self._check(path, said)
+        saved = read_job(path)
+        self._check(path, saved)
         mine = read_rank(path, dist.get_rank())
         _materialise(job)
         tensors = _tensors(job)
@@ -107,7 +107,7 @@ class Checkpoints:
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 file = path / f"rank-{dist.get_rank()}.json"
                 raise _damaged(file, f"its random state is none: {error}") from error
-        step: int = said["step"]
+        step: int = saved["step"]
         loader: dict[str, Any] = mine["loader"]
         callbacks = mine.get("callbacks", {})
         if not isinstance(callbacks, dict):
@@ -115,14 +115,14 @@ class Checkpoints:
             raise _damaged(file, "its 'callbacks' is no mapping")
         return step, loader, callbacks
 
-    def _check(self, path: Path, said: Mapping[str, Any]) -> None:
-        if said["world_size"] != dist.get_world_size():
+    def _check(self, path: Path, saved: Mapping[str, Any]) -> None:
+        if saved["world_size"] != dist.get_world_size():
             raise RegistryError(
-                f"{path}: was made by {said['world_size']} ranks, this job has "
-                f"{dist.get_world_size()}: resume with --ranks {said['world_size']}, or let "
+                f"{path}: was made by {saved['world_size']} ranks, this job has "
+                f"{dist.get_world_size()}: resume with --ranks {saved['world_size']}, or let "
                 "`recd reshard` write it for another number."
             )
-        before, now = said["registry"], self._registry
+        before, now = saved["registry"], self._registry
         for key in SAME:
             if before.get(key) != now.get(key):
                 raise RegistryError(
@@ -200,12 +200,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def read_job(path: Path) -> dict[str, Any]:
     """A checkpoint's job.json, with `step`, `world_size` and `registry`."""
     file = path / "job.json"
-    said = _read(file, {"step": int, "world_size": int, "registry": dict})
-    if said["step"] < 0 or said["world_size"] < 1:
-        raise _damaged(file, f"step {said['step']} of {said['world_size']} ranks")
-    if not isinstance(said["registry"].get("train", {}), dict):
+    saved = _read(file, {"step": int, "world_size": int, "registry": dict})
+    if saved["step"] < 0 or saved["world_size"] < 1:
+        raise _damaged(file, f"step {saved['step']} of {saved['world_size']} ranks")
+    if not isinstance(saved["registry"].get("train", {}), dict):
         raise _damaged(file, "registry.train is no mapping")
-    return said
+    return saved
 
 
 def read_rank(path: Path, rank: int) -> dict[str, Any]:

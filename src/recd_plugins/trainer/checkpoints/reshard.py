@@ -37,7 +37,7 @@ class Resharded:
     exact: bool
     """Whether the batches that come next are those that would have come."""
     begins_epoch: int | None
-    """The epoch with which training goes on where it is not; none if the reader tells no epochs."""
+    """The epoch with which training goes on otherwise; none if the reader counts none."""
 
 
 def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = None) -> Resharded:

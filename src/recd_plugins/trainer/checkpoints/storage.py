@@ -112,12 +112,12 @@ class JsonReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         file = self._folder / METADATA
         try:
-            said = json.loads(file.read_text())
+            metadata = json.loads(file.read_text())
             return Metadata(
                 state_dict_metadata={
-                    name: _tensor_from_json(value) for name, value in said["tensors"].items()
+                    name: _tensor_from_json(value) for name, value in metadata["tensors"].items()
                 },
-                storage_data=dict(_stored_from_json(value) for value in said["stored"]),
+                storage_data=dict(_stored_from_json(value) for value in metadata["stored"]),
                 storage_meta=StorageMeta(load_id=self.load_id),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -128,7 +128,7 @@ class JsonReader(FileSystemReader):
 
 
 class _Alone:
-    """Of a planner what a writer asks it for: the tensors, uncopied."""
+    """The part of a planner that a writer asks: it resolves tensors, uncopied."""
 
     def __init__(self, planner: SavePlanner) -> None:
         self._planner = planner
@@ -228,8 +228,8 @@ def read_into(
     rows, into = (one.reshape(1) if one.dim() == 0 else one for one in (part, target))
     size, step = rows.element_size(), rows.stride(0)
     extent = 1 + sum((n - 1) * by for n, by in zip(rows.shape[1:], rows.stride()[1:], strict=True))
-    apart = extent <= step
-    each = max(1, (PIECE // size - extent) // step + 1) if apart else len(rows)
+    disjoint = extent <= step
+    each = max(1, (PIECE // size - extent) // step + 1) if disjoint else len(rows)
     file.seek(0)
     with zipfile.ZipFile(file) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/data/0"))

@@ -1,1 +1,1 @@
-"""What a run tells of itself: metrics, what a step costs, runs side by side."""
+"""What is measured of a run: metrics, what a step costs, runs side by side."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["PARTS", "STEP", "Span", "breakdown", "device_breakdown", "told"]
+__all__ = ["PARTS", "STEP", "Span", "breakdown", "device_breakdown", "explain_breakdown"]
 
 STEP = "## step ##"
 """The range around a whole step."""
@@ -63,7 +63,7 @@ class Span:
     sequence: int = -1
     """The autograd sequence number of an operator and of the node that it made."""
     forward_thread: int = 0
-    """Of a backward node, the thread of that operator."""
+    """The thread of the operator that made a backward node."""
     kernels: float = 0.0
     """Seconds of the device kernels that it launched itself, collectives' left out."""
 
@@ -121,7 +121,7 @@ def device_breakdown(spans: Iterable[Span], device: Iterable[Span]) -> dict[str,
     return found
 
 
-def told(parts: Mapping[str, float]) -> Iterator[str]:
+def explain_breakdown(parts: Mapping[str, float]) -> Iterator[str]:
     """The milliseconds of each part in words, the most first."""
     whole = sum(parts.values())
     yield f"profile: a step of {whole:,.1f} ms"
@@ -157,7 +157,7 @@ def _pieces(spans: Iterable[Span]) -> Iterator[_Piece]:
 
 
 def _part(span: Span, outer: str, made: dict[tuple[int, int], str]) -> str:
-    """By its name; of a backward node, by what made it; else that of the span around it."""
+    """The part that a span's name fits; a backward node's maker's; else the outer span's."""
     if span.name == STEP:
         return "other"
     for pattern, part in _RULES:

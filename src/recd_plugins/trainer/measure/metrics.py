@@ -65,7 +65,7 @@ class MetricsWindow:
             self._held -= self._outputs.pop(0)[0].numel()
 
     def metrics(self) -> Metrics:
-        """Of all ranks; every rank must call it, after the same steps."""
+        """The metrics of all ranks; every rank must call it, after the same steps."""
         from torchrec.metrics.auc import compute_auc
         from torchrec.metrics.ne import compute_ne
 

@@ -36,7 +36,7 @@ class PeakMemory:
         return _status("VmHWM") or _max_rss()
 
     def above(self) -> int:
-        """By how much the peak exceeds the level."""
+        """The bytes by which the peak exceeds the level."""
         return max(0, self.peak() - self.level)
 
 

@@ -60,7 +60,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class RunLog:
-    """What a run has told so far."""
+    """What a run has logged so far."""
 
     name: str
     lines: Sequence[Mapping[str, Any]]
@@ -69,9 +69,9 @@ class RunLog:
     """Empty until the run has ended."""
 
     def curve(self, kind: str, value: str) -> Curve:
-        """Of the lines of `kind`: curve("test", "auc")."""
-        said = [line for line in self.lines if line["kind"] == kind and line[value] is not None]
-        return Curve(steps=[line["step"] for line in said], values=[line[value] for line in said])
+        """The curve of a value in the lines of `kind`: curve("test", "auc")."""
+        lines = [line for line in self.lines if line["kind"] == kind and line[value] is not None]
+        return Curve(steps=[line["step"] for line in lines], values=[line[value] for line in lines])
 
 
 def read_run(folder: Path, name: str | None = None) -> RunLog:

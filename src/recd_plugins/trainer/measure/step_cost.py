@@ -32,7 +32,7 @@ SPACING = 20
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Of a step, on all ranks together."""
+    """What a step costs, over all ranks."""
 
     steps: int
     """Steps that it covers: those since the last cost."""
@@ -44,7 +44,7 @@ class StepCost:
     """Ids of a batch's deduplicated features over ids kept; mean over the ranks. None without
     deduplication, or where no step was sampled."""
     peak_memory_mib: float
-    """Of the rank that needed most, so far."""
+    """The peak of the rank that needed most, so far."""
     traffic: Traffic = field(default_factory=dict)
     """Bytes that a rank hands to each collective; mean over the ranks, of a sampled step."""
 
@@ -185,7 +185,7 @@ class CostMeter(Callback):
 
 
 def mean_cost(costs: Sequence[StepCost]) -> StepCost | None:
-    """Of a run: medians of times, means of what was sampled, the highest peak."""
+    """The cost of a run's steps: medians of times, means of what was sampled, the highest peak."""
     if not costs:
         return None
     factors = [cost.dedupe_factor for cost in costs if cost.dedupe_factor is not None]

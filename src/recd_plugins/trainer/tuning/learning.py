@@ -14,20 +14,20 @@ class Learning:
     """A training from its first step on."""
 
     batch_size: int
-    """Of a rank."""
+    """Samples of one rank and step."""
     samples_per_step: int
-    """Of all ranks."""
+    """Samples of all ranks in a step."""
     memory_mib: float
     """What the rank that needed most needed."""
     seconds: Sequence[float]
-    """Of each step."""
+    """The time of each step."""
     losses: Sequence[float]
-    """Of each step's samples, before it learns from them."""
+    """The loss of each step's samples, before it learns from them."""
     warm_up: int = 0
     """The first steps, while pipelines fill and kernels compile: they count as the median one."""
 
     def running(self, window: int) -> list[float]:
-        """After each step the mean loss of the latest `window` samples; whole windows alone."""
+        """The mean loss of the latest `window` samples after each step; whole windows alone."""
         steps = max(1, window // self.samples_per_step)
         ends = range(steps, len(self.losses) + 1)
         return [statistics.fmean(self.losses[end - steps : end]) for end in ends]

@@ -24,7 +24,7 @@ from recd_plugins.launch.environment import die_with_parent
 __all__ = ["OUT_OF_MEMORY", "trial"]
 
 OUT_OF_MEMORY = "out-of-memory-"
-"""How the name of a file starts by which a rank tells that memory did not suffice."""
+"""How the name of a file starts by which a rank reports that memory did not suffice."""
 
 WARM_UP = 2
 """Steps that are not timed: the pipeline fills, optimizers make their states."""
@@ -59,7 +59,7 @@ def trial(
     from recd_plugins.trainer.run import process_group
 
     stack = load(registry, overrides)
-    with process_group(stack) as device, _out_of_memory_is_told(into):
+    with process_group(stack) as device, _report_out_of_memory(into):
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
         job = assemble(stack, device)
         positions = Positions(loader, WARM_UP + steps)
@@ -99,8 +99,8 @@ def trial(
 
 
 @contextmanager
-def _out_of_memory_is_told(into: Path) -> Iterator[None]:
-    """Before other ranks can see this one go."""
+def _report_out_of_memory(into: Path) -> Iterator[None]:
+    """Leave a file that says so, before other ranks can see this one go."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=None)
     parser.add_argument("--window", type=int, default=1)
     parser.add_argument("overrides", nargs="*")
-    said = parser.parse_args()
+    arguments = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
     warnings.filterwarnings("ignore")
@@ -147,19 +147,19 @@ def main() -> None:
         logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
         found = trial(
-            said.registry,
-            said.overrides,
-            steps=said.steps,
-            budget=said.budget,
-            into=said.into,
-            until=said.until,
-            window=said.window,
+            arguments.registry,
+            arguments.overrides,
+            steps=arguments.steps,
+            budget=arguments.budget,
+            into=arguments.into,
+            until=arguments.until,
+            window=arguments.window,
         )
     except RecdError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     if os.environ["RANK"] == "0":
-        (said.into / "trial.json").write_text(json.dumps(found))
+        (arguments.into / "trial.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Trial:
     memory_mib: float | None = None
     """What the rank that needed most needed; None where it died of memory."""
     samples_per_second: float | None = None
-    """Of all ranks; None where it died of memory."""
+    """The rate of all ranks; None where it died of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ def _run(
 ) -> dict[str, Any] | None:
     """What a trial found; None if it died of memory."""
     with tempfile.TemporaryDirectory(prefix="recd-trial-") as folder:
-        said = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
+        changes = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
         command = [
             "recd_plugins.trainer.tuning.trial_rank",
             "--registry",
@@ -163,7 +163,9 @@ def _run(
             folder,
         ]
         command += [f"--{name}={value}" for name, value in options.items()]
-        failure = launch([*command, *said], ranks, threads=threads, quiet=True, stopping="stopping")
+        failure = launch(
+            [*command, *changes], ranks, threads=threads, quiet=True, stopping="stopping"
+        )
         if failure is not None and failure.code == -signal.SIGINT:
             raise KeyboardInterrupt
         if any(Path(folder).glob(f"{OUT_OF_MEMORY}*")) or (failure and _killed_by_memory(failure)):
@@ -175,7 +177,7 @@ def _run(
 
 
 def _killed_by_memory(failure: Failure) -> bool:
-    """By the kernel, which ends whoever takes the last of it; or by C++, which was refused some."""
+    """Whether the kernel ended the rank that took the last of it, or C++ was refused some."""
     if failure.code == -signal.SIGABRT:
         return "bad_alloc" in failure.output
     return failure.code == -signal.SIGKILL

@@ -19,7 +19,7 @@ class NewPluginConfig(Config):
     """The options of new_plugin."""
 
     every: Annotated[int, Range(ge=1)] = 2
-    """Of each stripe, the rows 0, `every`, 2 `every`, ... stay."""
+    """Keeps the rows 0, `every`, 2 `every`, ... of each stripe."""
 
 
 class NewPlugin:
