@@ -147,8 +147,8 @@ def _beside(
     alone = partial(_all_to_all, buffer, other, world)
     # In turns, for a machine's pace changes.
     rounds = [[once(one, world, device) for one in (often, alone, both)] for _ in range(ROUNDS)]
-    working, calling, both = (middle(taken) for taken in zip(*rounds, strict=True))
-    return min(max((working + calling - both) / min(working, calling), 0.0), 1.0)
+    working, calling, overlapping = (middle(taken) for taken in zip(*rounds, strict=True))
+    return min(max((working + calling - overlapping) / min(working, calling), 0.0), 1.0)
 
 
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
