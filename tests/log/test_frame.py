@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_messages import everything, messages_of, numbered
@@ -193,3 +194,13 @@ def test_damage_never_passes_for_data(tmp_path_factory, data):
 
 def flipped(data: bytes, offset: int) -> bytes:
     return data[:offset] + bytes([data[offset] ^ 0x10]) + data[offset + 1 :]
+
+
+@pytest.mark.parametrize(
+    "raw", [100, 1 << 31], ids=["less than it unpacks to", "more than a block"]
+)
+def test_a_block_that_unpacks_to_more_than_it_may_is_refused_unread(file, raw):
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 22))
+    file.write_bytes(file_head(0) + frame_bytes(bomb, messages=5, raw=raw, first=0))
+    with pytest.raises(DataError, match=r"unpacks to .* No writer of ours made it"):
+        read(file)

@@ -245,6 +245,8 @@ def sync_folder(folder: Path) -> None:
 
 MOST = 1 << 30
 """Bytes of the longest message: two of them fit the 32-bit offsets of Arrow's `binary`."""
+INT32 = (1 << 31) - 1
+"""The most that those offsets reach, and so the most bytes of a block, unpacked."""
 KEY_BYTES = 8 + 8 + 4
 
 
@@ -305,6 +307,14 @@ def read_block(frame: Frame, damaged: Damaged) -> pa.RecordBatch | None:
         return None
     n, keys = frame.messages, frame.messages * KEY_BYTES
     try:
+        # zstd takes the memory that a payload declares, whatever limit it is given.
+        declared = zstandard.frame_content_size(payload)
+        if frame.raw > INT32 or declared not in (frame.raw, -1):  # -1: it declares none
+            raise DataError(
+                f"{frame}: its checksum holds, but it unpacks to {max(declared, frame.raw):,} "
+                f"bytes, where its header has {frame.raw:,} and a block at most {INT32:,}. No "
+                "writer of ours made it: take the file out of the log."
+            )
         raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=frame.raw)
     except zstandard.ZstdError as error:
         raise DataError(f"{frame}: its checksum holds, but zstd cannot read it: {error}.") from None
