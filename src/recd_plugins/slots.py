@@ -359,6 +359,8 @@ class Context:
     where: str = ""
     """The path in registry.yaml of what is built, for messages; there for `sharding` and
     `cache`."""
+    name: str = ""
+    """The record's name, for the same messages."""
 
     def require_schema(self) -> Schema:
         """The schema; a `PluginError` where it is not known yet."""
@@ -380,6 +382,7 @@ class Context:
     def require_others(self) -> HoldsRowWise:
         """The planner of the others; an error where no planner can stand in front of it."""
         others, where = self.others, self.where or "the planner"
+        planner = f"{where}: {self.name}" if self.name else where
         if others is None:
             raise PluginError(
                 f"{where}: there is no planner of the others to stand in front of. Declare its "
@@ -390,13 +393,13 @@ class Context:
             behind = f"`{self.where or 'sharding'}.others` to torchrec"
         if isinstance(others, Tiered):
             raise RegistryError(
-                f"{where} gives rows replicas, and so does the sharding slot's planner "
+                f"{planner} gives rows replicas, and so does the sharding slot's planner "
                 f"({type(others).__name__}) behind it, but a table has one tier plan. Set "
                 f"{behind}, or take `{self.where or 'one of them'}` out."
             )
         if not isinstance(others, HoldsRowWise):
             raise CapabilityError(
-                f"{where} needs its tables row-wise, but the sharding slot's planner "
+                f"{planner} needs its tables row-wise, but the sharding slot's planner "
                 f"({type(others).__name__}) behind it has no `may_be_row_wise` and `row_wise` of "
                 "recd_plugins.api.planning.HoldsRowWise, by which it would be asked: it must "
                 f"inherit from that. Set {behind}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections import Counter
 from itertools import chain, islice
@@ -213,6 +214,17 @@ def test_a_closed_loader_leaves_no_worker_in_the_middle_of_an_epoch(table):
     loader.close()
     assert set(multiprocessing.active_children()) == before
     loader.close()  # once more, to no effect
+
+
+def test_an_iterator_that_nobody_holds_ends_its_workers_at_once(table):
+    before = set(multiprocessing.active_children())
+    loader = open_loader(table, workers=2)
+    gc.disable()  # no cycle may keep it
+    try:
+        next(iter(loader))
+        assert set(multiprocessing.active_children()) == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

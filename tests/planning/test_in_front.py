@@ -100,7 +100,8 @@ def others_of(front: Any) -> Any:
         (
             {"cache": "scars", "sharding": "flexshard"},
             RegistryError,
-            "cache gives rows replicas, and so does the sharding slot's planner (FlexShardPlanner)",
+            "cache: scars gives rows replicas, and so does the sharding slot's planner "
+            "(FlexShardPlanner)",
         ),
         (
             {"sharding": {"use": "flexshard", "others": {"use": "flexshard"}}},

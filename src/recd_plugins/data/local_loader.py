@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -124,7 +125,9 @@ class LocalLoader:
         self._batch = 0
         self._within: dict[str, Any] | None = None
         """torchdata's state within the epoch; nothing at its start."""
-        self._reading: Generator[Batch, None, None] | None = None
+        self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
+        """The latest iterator. It ends its workers when nobody holds it any more, so neither may
+        this: together they would be a cycle, which is collected some time later."""
         if workers:
             # The server that workers are forked from has imported this module, but runs no
             # thread, as the trainer's process does: forking that one could deadlock.
@@ -136,8 +139,9 @@ class LocalLoader:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        self._reading = self._read()
-        return self._reading
+        reading = self._read()
+        self._reading = weakref.ref(reading)
+        return reading
 
     def _read(self) -> Generator[Batch, None, None]:
         self._batches.epoch = self._epoch
@@ -158,8 +162,9 @@ class LocalLoader:
 
     def close(self) -> None:
         """End the workers, though an epoch is under way."""
-        if self._reading is not None:
-            self._reading.close()
+        reading = None if self._reading is None else self._reading()
+        if reading is not None:
+            reading.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in numbers and texts alone."""

@@ -39,9 +39,10 @@ class Contexts:
         of."""
         others = None if choice.others is None else self.planner(choice.others, schema)
         context = self._context(choice.record.slot, [choice], schema)
-        planner: Planner = choice.build(
-            dataclasses.replace(context, others=others, where=choice.where)
+        context = dataclasses.replace(
+            context, others=others, where=choice.where, name=choice.record.name
         )
+        planner: Planner = choice.build(context)
         return planner
 
     def _context(
