@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import callback_plugin
+import numpy as np
 import pytest
 import torch
 from callback_plugin import DIARY, MISSPELT, PLAIN
 from probe_plugin import probe_registry
+from torch import Tensor
 
 from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Callback
 from recd_plugins.stack import load
 from recd_plugins.testing.conformance import ContractBroken, check_record
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
+from recd_plugins.testing.parity import assert_alike
+from recd_plugins.testing.rounding import plain_of
+from recd_plugins.testing.trained import Trained
+from recd_plugins.tiers.collection import TierEmbeddingCollection
 
 OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
 
@@ -29,8 +38,12 @@ def registry(folder: Path, *callbacks: Any, rows: int = 160, **train: Any) -> di
     return made | {"callbacks": list(callbacks)}
 
 
-def trained(values: dict[str, Any], resume: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """On a rank: the summary of a run, and its weights."""
+def ran(
+    values: dict[str, Any],
+    resume: bool = False,
+    rounding: AbstractContextManager[object] | None = None,
+) -> tuple[dict[str, Any], Any]:
+    """On a rank: the summary of a run, whose steps are within `rounding`, and its model."""
     from recd_plugins.trainer import loop, run
 
     models = []
@@ -38,15 +51,22 @@ def trained(values: dict[str, Any], resume: bool = False) -> tuple[dict[str, Any
     class Seen(loop.Loop):
         def run(self, *args: Any) -> dict[str, Any]:
             models.append(self._job.model)
-            return super().run(*args)
+            with rounding or nullcontext():
+                return super().run(*args)
 
     run.Loop = Seen  # type: ignore[misc]
     try:
         summary = run.train(load(values), torch.device("cpu"), resume=resume)
     finally:
         run.Loop = loop.Loop  # type: ignore[misc]
+    return summary, models[0]
+
+
+def trained(values: dict[str, Any], resume: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """On a rank: the summary of a run, and its weights."""
+    summary, model = ran(values, resume)
     weights = {}
-    for name, value in models[0].state_dict().items():
+    for name, value in model.state_dict().items():
         shards = value.local_shards() if hasattr(value, "local_shards") else None
         parts = [shard.tensor for shard in shards] if shards is not None else [value]
         weights |= {f"{name} {number}": part.clone() for number, part in enumerate(parts)}
@@ -255,6 +275,35 @@ def test_a_rate_moves_tables_and_dense_from_its_own_step_on(
     for (_, found), (_, expected) in zip(halves, two, strict=True):
         for name, value in found.items():
             assert torch.equal(value, expected[name]) == ("embedding" in name), name
+
+
+def replicas_and_none(values: dict[str, Any], plan: str) -> None:
+    """On a rank: trained with replicas as plain TorchRec trains."""
+
+    def train(
+        sharding: dict[str, Any], rounding: AbstractContextManager[object]
+    ) -> dict[str, Tensor]:
+        _, model = ran(values | {"sharding": sharding}, rounding=rounding)
+        tiered = isinstance(model.module.sequences, TierEmbeddingCollection)
+        assert tiered == ("plan" in sharding)
+        return Trained.of(model, ["item", "shop", "history"], losses=[]).tensors()
+
+    ours = train({"use": "flexshard", "plan": plan}, nullcontext())
+    assert_alike(ours, *plain_of(partial(train, values["sharding"])))
+
+
+def test_replicas_follow_a_schedule(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    """Of a table of 40 rows, two thirds are replicas: on both ranks, or in the node."""
+    rows = np.arange(40)
+    history = TablePlan(
+        table="history", replicated=rows[:14], per_node=rows[14:27], num_rows=len(rows)
+    )
+    plan = TierPlan(tables={"history": history}, n_nodes=1, ranks_per_node=2)
+    plan.save(tmp_path / "plan.arrow")
+    step = {"scheduler": "StepLR", "options": {"step_size": 2, "gamma": 0.5}}
+    values = registry(tmp_path, {"use": "schedule", "warmup": 3, **step})
+    values |= {"plugins": [*values["plugins"], "recd_flexshard"], "topology": {"ranks_per_node": 2}}
+    gloo_pool.run(replicas_and_none, values, str(tmp_path / "plan.arrow"))
 
 
 ALL = (
