@@ -15,7 +15,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from recd_plugins import api, slots
-from recd_plugins.cli.new_plugin import SLOTS_WITH_TEMPLATE, example
+from recd_plugins.cli.new_plugin import example
 from recd_plugins.cli.plugins import FORM
 from recd_plugins.data.columns import Columns
 from recd_plugins.describe import attribute_docs, field_docs, nested, options_of
@@ -105,9 +105,8 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
             if kind is Training:
                 yield from (f"    {line}" for line in _fields(kind))
             yield from _members(kind)
-        if slot in SLOTS_WITH_TEMPLATE:
-            yield f"\n`recd plugins new my_{slot} --slot {slot}` writes, with a test:\n"
-            yield f"```python\n{example(f'my_{slot}', slot)}```"
+        yield f"\n`recd plugins new my_{slot} --slot {slot}` writes, with a test:\n"
+        yield f"```python\n{example(f'my_{slot}', slot)}```"
         for claim in catalog.of(slot):
             yield f"\n### {slot}: {claim.record.name}\n"
             yield f"{claim.record.summary} From `{claim.provider.plugin}`.\n"

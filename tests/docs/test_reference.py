@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.cli.new_plugin import SLOTS_WITH_TEMPLATE, example
+from recd_plugins.cli.new_plugin import example
 from recd_plugins.hooks.specs import HOOKS
 from recd_plugins.slots import SLOTS, Context, Record
 
@@ -57,7 +57,7 @@ def test_every_member_of_what_slots_build_is_there_with_a_text(reference: Any) -
     assert "preprocess: [{use: name, features: [feature, glob], option: value}, ...]" in page
 
 
-@pytest.mark.parametrize("slot", SLOTS_WITH_TEMPLATE)
+@pytest.mark.parametrize("slot", SLOTS)
 def test_a_slots_example_is_what_is_written_for_it(slot: str) -> None:
     section = (ROOT / "docs/slots.md").read_text().split(f"\n## {slot}\n")[1].split("\n## ")[0]
     (block,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
-from recd_plugins.cli.new_plugin import SLOTS_WITH_TEMPLATE, write_plugin
+from recd_plugins.cli.new_plugin import write_plugin
 from recd_plugins.registry import Registry
 from recd_plugins.slots import SLOTS
 
@@ -65,13 +65,13 @@ def test_a_plugin_is_written_under_its_own_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_tests_of_every_slots_plugin_pass_as_written(tmp_path: Path) -> None:
-    folders = [write_plugin(f"my_{slot}", slot, tmp_path) for slot in SLOTS_WITH_TEMPLATE]
+    folders = [write_plugin(f"my_{slot}", slot, tmp_path) for slot in SLOTS]
     sources = ":".join(str(folder / "src") for folder in folders)
     output = run_tests(tmp_path, "-W", "error", "-W", "ignore::DeprecationWarning", path=sources)
     assert int(output.split(" passed")[0].split()[-1]) >= 2 * len(folders) - 1  # a planner has one
 
 
-@pytest.mark.parametrize("slot", SLOTS_WITH_TEMPLATE)
+@pytest.mark.parametrize("slot", SLOTS)
 def test_the_registry_that_is_written_uses_the_plugin(
     slot: str, site: Path, tmp_path: Path
 ) -> None:

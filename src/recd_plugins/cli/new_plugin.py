@@ -17,7 +17,7 @@ from recd_plugins.cli.options import Debug, reported
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-__all__ = ["SLOTS_WITH_TEMPLATE", "example", "new", "write_plugin"]
+__all__ = ["example", "new", "write_plugin"]
 
 TEMPLATES: Traversable = files("recd_plugins.cli") / "templates"
 SLOTS_WITH_TEMPLATE = sorted(
