@@ -20,7 +20,7 @@ WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 ROUNDINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
-PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of" tests)
+PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of|row_wise_of" tests --include="test_*.py")
 
 .PHONY: demo test test-fast test-ranks test-examples test-docs test-rounding nightly lint clean
 

@@ -71,11 +71,11 @@ def test_losses_and_gradients(
         adapted(deduplicated(batch)),
         adapted(batch),
     )
+    # Of one batch, and no training: sums of the same numbers in another order.
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(same, expected)
     wanted = gradients(plain, expected)
     for name, gradient in gradients(adapted, loss).items():
-        # Sums of the same numbers in another order.
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-6)
 
 

@@ -26,7 +26,7 @@ from recd_plugins.testing.parity import (
 )
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.testing.reference import TableOptimizer, train_reference
-from recd_plugins.testing.rounding import Rounding
+from recd_plugins.testing.rounding import FACTOR, Rounding, bounds_of
 from recd_plugins.testing.trained import Trained
 
 
@@ -96,6 +96,12 @@ def test_the_worst_table_row_and_difference_are_named() -> None:
         "table 'items' at row 1, column 1: 4 is not 4.5 (difference 0.5, rounding explains "
         "2.15e-06); 1 of 2 rows differ, in 2 of 2"
     ) in str(caught.value)
+
+
+def test_a_number_alone_has_a_bound_of_its_own() -> None:
+    """As the steps that Adam counts have."""
+    bounds = bounds_of({"step": torch.tensor(1.0)}, {"step": torch.tensor(2.0)})
+    assert bounds["step"] == FACTOR * (1 + 2 * torch.finfo(torch.float32).eps)
 
 
 def test_a_wrong_loss_is_named_by_step_and_rank() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+from contextlib import AbstractContextManager, nullcontext
+
 import torch.distributed as dist
-from tiered import ByTiers, Sequences, batch_of, sharded, tier_plan
+from tiered import ByTiers, Sequences, batch_of, row_wise_of, sharded, tables, tier_plan
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.testing.arrange import Arrangement, BySharding
+from recd_plugins.testing.arrange import Arrangement
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.trained import gather_table
+from recd_plugins.testing.parity import assert_alike
 from recd_plugins.tiers.sharder import TierCluster
 
 DRAWN, THEN = ByTiers(ranks_per_node=2, seed=3), ByTiers(ranks_per_node=2, seed=4)
@@ -35,19 +36,19 @@ def cluster_of(model: Model) -> TierCluster:
 
 def retier_with_a_kept_loss() -> None:
     """On a rank: the first loss lives on, with all of its graph, as a metric might have it."""
-    models = build(DRAWN), build(BySharding("row_wise"))
-    for model in models:
-        kept = loss(model, 0)
-        kept.backward()
-        if model is models[0]:
-            cluster_of(model).retier(tier_plan(THEN, n_nodes=1))
-        loss(model, 1).backward()
+
+    def train(behind: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        model = build(behind)
+        with rounding:
+            kept = loss(model, 0)
+            kept.backward()
+            if behind is DRAWN:
+                cluster_of(model).retier(tier_plan(THEN, n_nodes=1))
+            loss(model, 1).backward()
         assert kept.grad_fn is not None
-    tiered, plain = (model.state_dict() for model in models)
-    for name in tiered:
-        if "embeddings" in name:
-            ours, theirs = gather_table(tiered[name]), gather_table(plain[name])
-            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+        return tables(model)
+
+    assert_alike(train(DRAWN, nullcontext()), *row_wise_of(train, Sequences))
 
 
 def test_a_loss_that_is_kept_does_not_keep_rows_from_moving(gloo_pool: GlooPool) -> None:

@@ -34,6 +34,7 @@ def test_sums_and_gradients(which: list[tuple[int, int]], weighted: bool) -> Non
     of, num_bags, num_rows = lookups(which, weighted), 7, 6  # the last of each are in none
     dense = shares(of, num_bags, num_rows)
     rows, bags = torch.randn(num_rows, DIM), torch.randn(num_bags, DIM)
+    # Sums of up to 40 products below 10, in another order.
     close = {"atol": 1e-5, "rtol": 0}
     torch.testing.assert_close(of.sums(rows, num_bags), dense @ rows, **close)
     torch.testing.assert_close(of.gradients(bags, num_rows), dense.T @ bags, **close)

@@ -11,8 +11,6 @@ from torch import nn
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
 
-# Sums in another order differ by 1e-7 of what they sum; 20 steps of it stay below the kit's 1e-6.
-
 
 @pytest.mark.parametrize(
     ("model", "arrange"),

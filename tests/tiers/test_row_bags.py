@@ -15,8 +15,6 @@ from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, check_parity
 
-# Sums in another order differ by 1e-7 of what they sum; 20 steps of it stay below the kit's 1e-6.
-
 
 def weighted(batch: Batch) -> Batch:
     """The batch, each id with a weight of its own."""

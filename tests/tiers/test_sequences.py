@@ -19,8 +19,6 @@ from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, check_parity
 
-# Sums in another order differ by 1e-7 of what they sum; 20 steps of it stay below the kit's 1e-6.
-
 
 def test_two_ranks_with_replicated_rows_train_as_row_wise_torchrec(gloo_pool: GlooPool) -> None:
     batches = [[batch_of(2 * step + rank, 6) for rank in range(2)] for step in range(20)]

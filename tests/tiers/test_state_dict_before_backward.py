@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import pytest
 import torch.distributed as dist
-from tiered import Bags, ByTiers, Sequences, batch_of, sharded, trained
+from tiered import Bags, ByTiers, Sequences, batch_of, row_wise_of, sharded, trained
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 
 from recd_plugins.planning.tier_plan import Coalesce
-from recd_plugins.testing.arrange import Arrangement, BySharding
+from recd_plugins.testing.arrange import Arrangement
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
-from recd_plugins.testing.rounding import plain_of
-
-MEANS = 4e-6
-"""Of a collection that takes a mean, row-wise TorchRec divides all bags by their ids plus 1e-6:
-gradients are a millionth smaller, and the squares that an optimizer keeps twice that."""
 
 
 def loss(model: DistributedModelParallel, number: int) -> Tensor:
@@ -45,10 +39,7 @@ def save_before_backward(make: Callable[[], nn.Module], coalesce: Coalesce) -> N
         return trained(model)
 
     ours = train(ByTiers(ranks_per_node=2, seed=3, coalesce=coalesce), nullcontext())
-    expected, bounds = plain_of(partial(train, BySharding("row_wise")))
-    if make is Bags:
-        bounds = {name: bound + MEANS * expected[name].abs() for name, bound in bounds.items()}
-    assert_alike(ours, expected, bounds)
+    assert_alike(ours, *row_wise_of(train, make))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import ByTiers, Sequences, batch_of, tier_plan
+from tiered import ByTiers, Sequences, batch_of, tables, tier_plan, trained
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 
@@ -21,7 +21,6 @@ from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
-from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
@@ -51,23 +50,6 @@ def batch(step: int) -> Batch:
 def step(model: Model, number: int) -> None:
     model(batch(number))[0].backward()
     model.fused_optimizer.step()
-
-
-def tables(model: Model) -> dict[str, Tensor]:
-    return {
-        name: gather_table(value)
-        for name, value in model.state_dict().items()
-        if "embeddings" in name
-    }
-
-
-def state(model: Model) -> dict[str, Tensor]:
-    """The optimizer's, of this rank's rows."""
-    return {
-        f"{name}/{key}": value.local_shards()[0].tensor.clone()
-        for name, states in model.fused_optimizer.state_dict()["state"].items()
-        for key, value in states.items()
-    }
 
 
 def both(train: Callable[[Model], None], kind: str = "rowwise_adagrad") -> None:
@@ -185,11 +167,11 @@ def move_between(there: Arrangement, back: Arrangement, through_optimizer_first:
         with rounding:
             for number in range(20):
                 step(model, number)
-        return tables(model) | state(model)
+        return trained(model)
 
     expected, bounds = plain_of(plain)
     for model in (first, second):
-        assert_alike(tables(model) | state(model), expected, bounds)
+        assert_alike(trained(model), expected, bounds)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +212,7 @@ def retier_under_way() -> None:
                     drawn = dataclasses.replace(DRAWN, seed=number)
                     cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
                 pipeline.progress(stream)
-        return tables(model) | state(model)
+        return trained(model)
 
     assert_alike(train(DRAWN, nullcontext()), *plain_of(partial(train, BySharding("row_wise"))))
 
@@ -260,7 +242,7 @@ def evaluate_under_way() -> None:
                     model.train()
                     pipeline.attach(sparse_dist=False)
                 pipeline.progress(stream)
-        return tables(model) | state(model)
+        return trained(model)
 
     assert_alike(train(DRAWN, nullcontext()), *plain_of(partial(train, BySharding("row_wise"))))
 

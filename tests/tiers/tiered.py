@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -24,7 +26,8 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
-from recd_plugins.testing.parity import TableOptimizerName
+from recd_plugins.testing.parity import Bounds, TableOptimizerName
+from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
@@ -37,6 +40,9 @@ NUM_IDS = {"heard": 43, "seen": 15, "liked": 15}
 TABLES_OF = {"heard": ["songs"], "seen": ["songs", "artists"], "liked": ["artists"]}
 OUTPUTS = ("heard", "seen@songs", "seen@artists", "liked")
 DIM = 8
+MEANS = 4e-6
+"""Of a collection that takes a mean, row-wise TorchRec divides all bags by their ids plus 1e-6:
+gradients are a millionth smaller, and the squares that an optimizer keeps twice that."""
 
 DrawnTiers = Literal["replicated", "per_node", "both", "none"]
 
@@ -153,14 +159,30 @@ def sharded(
     return found
 
 
+def tables(model: DistributedModelParallel) -> dict[str, Tensor]:
+    """In full, by their names in the state dict."""
+    state = model.state_dict()
+    return {name: gather_table(state[name]) for name in state if "embedding" in name}
+
+
 def trained(model: DistributedModelParallel) -> dict[str, Tensor]:
-    """The tables', and their optimizer's of this rank's rows."""
-    tables = {name: of for name, of in model.state_dict().items() if "embedding" in name}
-    found = {name: gather_table(table) for name, table in tables.items()}
+    """The tables, and their optimizer's state of this rank's rows."""
+    found = tables(model)
     for name, states in model.fused_optimizer.state_dict()["state"].items():
         for key, value in states.items():
             found[f"{name}/{key}"] = value.local_shards()[0].tensor.clone()
     return found
+
+
+def row_wise_of(
+    train: Callable[[Arrangement, AbstractContextManager[object]], dict[str, Tensor]],
+    make: Callable[[], nn.Module],
+) -> tuple[Mapping[str, Tensor], Bounds]:
+    """What a training of the model comes to in row-wise TorchRec; what tiers may be off by."""
+    expected, bounds = plain_of(partial(train, BySharding("row_wise")))
+    if isinstance(make, type) and issubclass(make, Bags):
+        bounds = {name: bound + MEANS * expected[name].abs() for name, bound in bounds.items()}
+    return expected, bounds
 
 
 def tier_plan(drawn: ByTiers, n_nodes: int) -> TierPlan:

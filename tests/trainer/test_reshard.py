@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +23,18 @@ from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import Bounds, assert_alike
+from recd_plugins.testing.rounding import plain_of
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
 from recd_plugins.trainer.checkpoints.reshard import reshard, resumed_position
 
 SHORT = ["train.eval_every=0", "train.checkpoint_every=0", "train.log_every=1"]
 STREAMS = [*SHORT, "reader.streams=4"]
-TOLERANCE = 1e-6
-"""Sums over ranks add floats in another order."""
+LOSS = 1e-6
+"""What a loss may differ by where ranks divide the samples otherwise, a mean that is below 1: by
+some 2**-24 of its sum, and by what Adam, in the two steps that are compared, makes of gradients
+that are noise. It moves weights which the loss hardly depends on."""
 
 
 def run(folder: str, name: str, overrides: list[str], resume: bool = False) -> Any:
@@ -68,7 +75,7 @@ def test_what_was_trained_is_the_same_on_other_ranks(
     options = [*SHORT, "train.steps=3"]
     (after, *_) = gloo_pool.run(run, str(folder), name, options, True, world_size=ranks)
     before = json.loads((folder / "two/summary.json").read_text())
-    assert after["test"] == pytest.approx(before["test"], abs=TOLERANCE)
+    assert after["test"] == pytest.approx(before["test"], abs=LOSS)
     options = [*SHORT, "train.steps=5"]
     (on, *_) = gloo_pool.run(run, str(folder), name, options, True, world_size=ranks)
     assert (on["step"], on["world_size"]) == (5, ranks)
@@ -128,6 +135,22 @@ def whole(held: dict[str, Tensor | ShardedTensor]) -> dict[str, Tensor]:
     }
 
 
+def plain_on(folder: str, name: str) -> tuple[Mapping[str, Tensor], Bounds]:
+    """On a rank: what three more steps of copies of a plain run come to, and its bounds."""
+    numbers = count()
+
+    def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        copy = f"{name}-{next(numbers)}"
+        if dist.get_rank() == 0:
+            shutil.copytree(Path(folder) / name, Path(folder) / copy)
+        dist.barrier()
+        with rounding:
+            run(folder, copy, [*SHORT, "train.steps=6"], resume=True)
+        return loaded(folder, copy, [])[0]
+
+    return plain_of(train)
+
+
 def test_tiers_are_saved_for_other_ranks_and_other_plans(folder: Path, gloo_pool: GlooPool) -> None:
     gloo_pool.run(run, str(folder), "tiers", [*SHORT, *TIERS, "train.steps=3"])
     saved, hot = gloo_pool.run(loaded, str(folder), "tiers", TIERS)[0]
@@ -145,15 +168,12 @@ def test_tiers_are_saved_for_other_ranks_and_other_plans(folder: Path, gloo_pool
         assert found.keys() == saved.keys()
         for key, tensor in found.items():
             torch.testing.assert_close(tensor, saved[key], atol=0, rtol=0)
-    after = []
-    for name, way in (("tiers-4", TIERS), ("cache-4", CACHE), ("plain-4", [])):
+    plain, bounds = gloo_pool.run(plain_on, str(folder), "plain-4", world_size=4)[0]
+    for name, way in (("tiers-4", TIERS), ("cache-4", CACHE)):
         options = [*SHORT, *way, "train.steps=6"]
         gloo_pool.run(run, str(folder), name, options, True, world_size=4)
-        after.append(gloo_pool.run(loaded, str(folder), name, way, world_size=4)[0][0])
-    *ours, plain = after
-    for found in ours:
-        for key, tensor in found.items():
-            torch.testing.assert_close(tensor, plain[key], atol=TOLERANCE, rtol=0)
+        ours, _ = gloo_pool.run(loaded, str(folder), name, way, world_size=4)[0]
+        assert_alike(ours, plain, bounds)
     assert any(not torch.equal(tensor, saved[key]) for key, tensor in plain.items())
 
 
@@ -171,7 +191,7 @@ def test_fixed_streams_go_on_with_the_same_batches(
         (one["kind"], one["step"]) for one in expected
     ]
     for mine, theirs in zip(found, expected, strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], abs=TOLERANCE)
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=LOSS)
 
 
 def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: GlooPool) -> None:

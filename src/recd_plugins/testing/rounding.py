@@ -28,7 +28,7 @@ EXACT = frozenset(
     for name in [
         *("arange", "cat", "clone", "copy_", "embedding", "empty", "empty_like", "fill_", "full"),
         *("full_like", "gather", "index", "index_select", "new_empty", "new_zeros", "ones"),
-        *("ones_like", "repeat", "slice_backward", "stack", "where", "zero_", "zeros"),
+        *("ones_like", "repeat", "set_", "slice_backward", "stack", "where", "zero_", "zeros"),
         *("zeros_like", "_to_copy", "masked_fill", "relu", "threshold_backward"),
     ]
 )
@@ -146,7 +146,7 @@ def bounds_of(spreads: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 def _bound(spread: Tensor, expected: Tensor) -> Tensor:
     rows, values = (_widest(one.double().abs()) for one in (spread, expected))
-    if len(rows) and expected[0].numel() < FEW:
+    if rows.numel() and (not rows.dim() or expected[0].numel() < FEW):
         rows = rows.clamp(min=rows.max().item())
     if not expected.is_floating_point():
         return rows
