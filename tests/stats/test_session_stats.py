@@ -186,7 +186,7 @@ def test_features_that_change_together_are_grouped(tmp_path: Path) -> None:
     )
     assert found["agreement"][0][1] == pytest.approx(both / (likes + shares - both))
     assert found["agreement"][1][0] == found["agreement"][0][1] > 0.8
-    loose = measured(Table.open(tmp_path / "table"), tmp_path, found=0.8)["together"]
+    loose = measured(Table.open(tmp_path / "table"), tmp_path, together=0.8)["together"]
     assert loose["groups"] == [["likes", "shares"], ["item"]]
 
 
