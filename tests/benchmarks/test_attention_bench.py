@@ -26,7 +26,7 @@ def test_every_comparison_on_a_small_batch() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     ).stdout
     report = json.loads(printed)

@@ -52,7 +52,7 @@ def test_the_suite_on_a_small_table(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)

@@ -69,7 +69,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert load_topology(saved, "topology").ranks_per_node == 2

@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "recd_data.py"
 
 def test_every_step_saves(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, str(EXAMPLE)], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     steps = dict(re.findall(r"^(O\d) .* ([\d.]+)x$", done.stdout, re.MULTILINE))

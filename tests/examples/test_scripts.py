@@ -16,7 +16,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 @pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["one rank", "two ranks"])
 def test_a_trainer_with_recd_plugins_dropped_in_learns(launcher: list[str], tmp_path: Path) -> None:
     command = [sys.executable, *launcher, str(EXAMPLES / "drop_in.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     losses_line = re.search(r"loss (\d\.\d+) -> (\d\.\d+)", done.stdout)
     assert losses_line is not None, done.stdout
@@ -29,7 +29,7 @@ def test_a_pooling_in_one_file_trains(tmp_path: Path) -> None:
     command += ["--registry", str(EXAMPLES.parent / "registry.yaml"), "--ranks=1", "train.steps=30"]
     command += ["plugins=[recd_dlrm, ./examples/last_pooling.py]", "pooling.history.use=last"]
     command += ["dataset.samples=40000", "sharding={use: torchrec, search: greedy}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"train step .* loss (\d\.\d+)", done.stdout)]
     assert len(losses) == 2
@@ -52,7 +52,7 @@ def test_a_sharding_in_one_file_plans_and_trains(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         printed[command] = done.stdout
