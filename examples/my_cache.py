@@ -20,7 +20,6 @@ from recd_plugins.api.planning import (
     SequenceTable,
     TableSizes,
     TierPlanner,
-    check_collections,
     model_tables,
     replica_factor,
 )
@@ -57,7 +56,6 @@ class MyCache(TierPlanner):
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
-        check_collections(model_tables(model), tables, slot=self.slot)
         sizes = {}
         for name, table in tables.items():
             covered = table.rows.coverage(np.arange(table.rows.num_rows + 1))

@@ -25,7 +25,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
-__all__ = ["SideSteps", "take_turns", "topology"]
+__all__ = ["OnNodes", "SideSteps", "take_turns", "topology"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
@@ -93,7 +93,7 @@ def _pipeline(workload: Workload, side: Side, cluster: Cluster) -> Any:
     sharders: list[ModuleSharder[nn.Module]] = (
         [EmbeddingCollectionSharder(fused_params=fused)]
         if plan is None
-        else tier_sharders(_OnNodes(plan), fused)
+        else tier_sharders(OnNodes(plan), fused)
     )
     placed = construct_module_sharding_plan(
         model.sequences,
@@ -107,7 +107,7 @@ def _pipeline(workload: Workload, side: Side, cluster: Cluster) -> Any:
     return TrainPipelineSparseDist(sharded, sharded.fused_optimizer, CPU)
 
 
-class _OnNodes(TierCluster):
+class OnNodes(TierCluster):
     """All sides share process groups: making them anew takes seconds."""
 
     made: ClassVar[dict[int, Nodes]] = {}

@@ -23,12 +23,13 @@ class FlexShardConfig(Config):
 
     goal: Goal = "auto"
     """memory_neutral (the paper's), max_memory_saving, min_communication, budget (the least time
-    within budget_gb) or auto (that, over coalescing too; never slower than row-wise)."""
+    within budget_gb) or auto (that, over coalescing and TorchRec's own plan too; never slower than
+    that plan by the prices)."""
     tiers: Literal[2, 3] = 3
     """2: DP and row-wise; 3: Flex between them."""
     budget_gb: float | None = None
     """Extra memory per rank, GB, for the goals budget and auto; negative: to be saved; by default
-    0."""
+    0. Buffers in which coalesced ids travel count only where memory is to be saved."""
     coalesce: Coalesce | None = None
     """How ids travel: as they are, once per rank, once per node; by default as they are, but for
     the goal auto, which chooses itself."""
@@ -41,8 +42,8 @@ class FlexShardConfig(Config):
     memory_neutral` that is FlexShard as published, to compare with: training is as ours either
     way."""
     tables: tuple[str, ...] = ("*",)
-    """Names or globs of the tables that may have replicas; others are left to TorchRec. `*` means
-    those of sequences; pooled tables are named, all of a collection, with `coalesce: rank` or
+    """Names or globs of the tables that may have replicas; others are left to TorchRec. But for the
+    goal auto, `*` means those of sequences, and pooled tables are named, with `coalesce: rank` or
     `node`."""
     profile: Path | None = None
     """A saved profile to plan with; by default the train split's first batches are counted."""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
+from recd_flexshard.policy.search import Search
 from recd_plugins.api import Context, Topology, fitting
 from recd_plugins.api.planning import (
+    AS_TORCHREC,
     GB,
     PAPER_K,
     ChosenSizes,
     Cluster,
     Coalesce,
+    Considered,
     Frontier,
+    Ledger,
     ModelTable,
     PlanReport,
     SequenceTable,
+    TableSizes,
     TierPlanner,
-    check_collections,
     model_tables,
     priced,
     replica_factor,
@@ -36,7 +40,7 @@ class FlexShardPlanner(TierPlanner):
 
     name = "flexshard"
     slot = "sharding"
-    kind = "table of sequences"
+    kind = "table"
 
     def __init__(self, config: FlexShardConfig, context: Context) -> None:
         super().__init__(
@@ -48,16 +52,16 @@ class FlexShardPlanner(TierPlanner):
         self._config = config
 
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """The tables of sequences, and where ids are coalesced the pooled tables that are named;
-        all tables where a saved plan says which.
+        """All tables where the goal is auto, or a saved plan says which; otherwise those of
+        sequences, and where ids are coalesced the pooled tables that are named.
 
-        Otherwise rows of an EmbeddingBagCollection are summed before they travel, so that a
-        replica spares no traffic unless all of a bag's rows have one.
+        Rows of an EmbeddingBagCollection that are not coalesced are summed before they travel, so
+        that a replica spares no traffic unless all of a bag's rows have one.
         """
         coalesced, chosen = self._level != "none", self._config.tables
-        pooled = coalesced or self._config.plan is not None
-        found = model_tables(model, chosen, pooled=pooled, where="sharding.tables")
-        if self._config.plan is not None:
+        every = self._config.goal == "auto" or self._config.plan is not None
+        found = model_tables(model, chosen, pooled=coalesced or every, where="sharding.tables")
+        if every:
             return found
         named = [pattern for pattern in chosen if pattern != "*"]
         return {
@@ -72,8 +76,6 @@ class FlexShardPlanner(TierPlanner):
         world_size: int,
     ) -> ChosenSizes:
         config = self._config
-        if self._level != "none":
-            check_collections(model_tables(model), tables, slot=self.slot)
         usual = PAPER_K if config.prices == "paper" else None
         prices = priced(
             config.prices,
@@ -81,14 +83,29 @@ class FlexShardPlanner(TierPlanner):
             batch_size=self.context.batch_size,
             k=config.k or usual or replica_factor(tables.values(), self.context.fused),
         )
-        ledger = choose(
-            tables,
-            prices,
-            goal=config.goal,
-            tiers=config.tiers,
-            budget=(config.budget_gb or 0.0) * GB,
-            coalesce=self._level,
-        )
+        considered: Mapping[str, Sequence[Considered]] = {}
+        own: Ledger | None = None
+        if config.goal == "auto":
+            search = Search(
+                tables,
+                prices,
+                budget=(config.budget_gb or 0.0) * GB,
+                tiers=config.tiers,
+            )
+            ledger, considered, own = search.run(), search.considered(), search.own
+        else:
+            ledger = choose(
+                tables,
+                prices,
+                goal=config.goal,
+                tiers=config.tiers,
+                budget=(config.budget_gb or 0.0) * GB,
+                coalesce=self._level,
+            )
+            # What no size was found for is TorchRec's.
+            sized = {name: one.sizes for name, one in ledger.tables.items()}
+            left = {name: AS_TORCHREC for name, size in sized.items() if size == TableSizes()}
+            ledger = Ledger.of(tables, sized | left, prices)
         sizes = {name: one.sizes for name, one in ledger.tables.items()}
         curve = frontier(
             tables,
@@ -101,8 +118,12 @@ class FlexShardPlanner(TierPlanner):
             goal=config.goal,
             budget=self._budget(),
             frontier=Frontier(memory=curve.memory, ms=curve.ms),
+            considered=considered,
+            own=own,
         )
-        return ChosenSizes(sizes=sizes, report=report, reason="\n".join(report.lines()))
+        forced = config.goal != "auto"
+        reason = "\n".join(report.lines())
+        return ChosenSizes(sizes=sizes, report=report, reason=reason, forced=forced)
 
     @property
     def _level(self) -> Coalesce:

@@ -25,11 +25,13 @@ class ScarsConfig(Config):
     """Memory of a rank for all cached rows and what goes with them, GB; for size budget."""
     hit_rate: Annotated[float, Range(gt=0, le=1)] | None = None
     """The share of all tables' lookups that cached rows are to take; for size hit_rate."""
+    force: bool = False
+    """Whether to cache and coalesce even where the prices have TorchRec's own plan faster; a
+    `budget_gb`, a `hit_rate` or another `home` than memory say so too."""
     coalesce: Coalesce = "rank"
     """How ids travel that are not cached: as they are, once per rank, once per node."""
     tables: tuple[str, ...] = ("*",)
-    """Names or globs of the tables that are cached and coalesced; of pooled tables all or none
-    of a collection, where ids are coalesced."""
+    """Names or globs of the tables that are cached and coalesced."""
     memory_gb: Annotated[float, Range(gt=0)] | None = None
     """Memory of a rank, GB, which tables, cache and batch share, for size optimum; by default
     the topology's device_memory_gb, or host_memory_gb on the CPU."""

@@ -24,9 +24,9 @@ from recd_plugins.api.planning import (
     RowDistribution,
     SequenceTable,
     TableConstraint,
+    TableSizes,
     TierPlan,
     TierPlanner,
-    check_collections,
     model_tables,
     profile_batches,
     replica_factor,
@@ -123,8 +123,6 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         world_size: int,
     ) -> ChosenSizes:
         self._every = model_tables(model)
-        if self._config.coalesce != "none":
-            check_collections(self._every, tables, slot=self.slot)
         self._on = Cluster.of(topology, world_size)
         self._memory = DeviceMemory.of(
             model,
@@ -194,7 +192,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             return ChosenSizes(sizes=sizes, report=report, reason="\n".join(reasons))
         reasons += lines(tables, sizes, batch_size=context.batch_size, k=k)
         return ChosenSizes(
-            sizes=sizes, report=report, reason="\n".join([*reasons, *report.lines()])
+            sizes={name: size for name, size in sizes.items() if size != TableSizes()},
+            report=report,
+            reason="\n".join([*reasons, *report.lines()]),
+            forced=config.force or config.size != "optimum" or config.home != "memory",
         )
 
     def _taken(

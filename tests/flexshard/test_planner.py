@@ -23,7 +23,8 @@ from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
-from recd_plugins.planning.table_sizes import TableSizes
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.registry.settings import OptimizerSettings
@@ -116,7 +117,7 @@ def test_what_it_leaves_alone_is_torchrecs() -> None:
     made.propose(Histories(2), SLOW, 4)
     assert made.tier_plan is not None
     assert set(made.tier_plan.tables) == {"t1"}
-    with pytest.raises(RegistryError, match="no table of sequences matches 't9'"):
+    with pytest.raises(RegistryError, match="no table matches 't9'"):
         planner(tables=["t9"]).propose(Histories(), SLOW, 4)
 
 
@@ -140,9 +141,12 @@ def test_every_goal_makes_a_plan(goal: str) -> None:
     made = planner(goal=goal)
     made.propose(Histories(), SLOW, 4)
     assert made.report is not None
-    assert made.report.ledger.ms <= made.report.row_wise.ms
-    extra = made.report.ledger.cost.memory - made.report.row_wise.cost.memory
-    assert extra <= 0
+    report = made.report
+    assert report.ledger.ms <= (report.torchrec if goal == "auto" else report.row_wise).ms
+    level = report.ledger.tables["t0"].sizes.coalesce
+    tables = {name: one.table for name, one in report.ledger.tables.items()}
+    alone = Ledger.of(tables, {"t0": TableSizes(coalesce=level)}, report.ledger.prices)
+    assert report.ledger.memory <= max(report.row_wise.memory, alone.memory)
 
 
 def test_k_and_budgets_size_the_tiers() -> None:
@@ -198,7 +202,7 @@ def test_fast_links_leave_everything_to_torchrec() -> None:
     plan = made.propose(Histories(), fast, 4)
     assert made.tier_plan is None
     assert made.report is not None
-    assert made.report.ledger.tables["t0"].sizes == TableSizes()
+    assert made.report.ledger.tables["t0"].sizes == AS_TORCHREC
     assert [type(s).__name__ for s in made.sharders()] == [
         "EmbeddingBagCollectionSharder",
         "EmbeddingCollectionSharder",
@@ -259,11 +263,11 @@ def test_without_batches_or_sequences_it_says_so() -> None:
     made.propose(Histories(), SLOW, 4)
     assert made.tier_plan is None
     assert "no batches to profile" in made.explain()
-    bags = planner()
     model = Probe()
     del model.sequences
+    bags = planner(goal="budget")
     bags.propose(model, SLOW, 4)
-    assert "no table of sequences" in bags.explain()
+    assert "no table may have replicas" in bags.explain()
 
 
 def probed() -> Iterable[Batch]:
@@ -305,14 +309,14 @@ def test_pooled_tables_are_planned_where_they_are_named_and_coalesced(gloo_pool:
     check_record(record, options=options, context=context, pool=gloo_pool)
 
 
-def test_a_collection_of_bags_is_coalesced_as_a_whole() -> None:
+def test_pooled_tables_are_named_but_for_the_goal_auto() -> None:
     def tables(*names: str, **options: Any) -> set[str]:
-        made = planner(probed, goal="min_communication", tables=names, **options)
+        made = planner(probed, **{"goal": "min_communication", **options}, tables=names)
         made.propose(Probe(), SLOW, 4)
         return set(made.tier_plan.tables) if made.tier_plan else set()
 
     assert tables("*", coalesce="rank") == {"history"}
-    with pytest.raises(RegistryError, match="sharding: tables shop are left out"):
-        tables("item", "history", coalesce="rank")
+    assert tables("item", "history", coalesce="rank") == {"item", "history"}
     with pytest.raises(RegistryError, match="no table of sequences matches 'item'"):
         tables("item")
+    assert tables("*", goal="auto") == {"item", "shop", "history"}

@@ -78,10 +78,13 @@ def test_sums_cost_the_same_however_many_rows_they_have() -> None:
     assert table_wise_cost(few).a2a_global == pytest.approx(5 * B * 8 + B * 4 + 2 * B * 16 * 4)
     # Coalesced, rows travel as those of sequences do.
     sequences = {"t": dataclasses.replace(few["t"], bags=0)}
-    assert cost(few, coalesce="rank") == cost(sequences, coalesce="rank")
-    assert cost(few, replicated=8, coalesce="node") == cost(
-        sequences, replicated=8, coalesce="node"
-    )
+    for sizes in ({"coalesce": "rank"}, {"replicated": 8, "coalesce": "node"}):
+        pooled, alone = cost(few, **sizes), cost(sequences, **sizes)
+        # But their sums need no room for each lookup, and have less to write.
+        assert pooled.dynamic_memory < alone.dynamic_memory
+        assert pooled.local < alone.local
+        same = {"dynamic_memory": 0.0, "local": 0.0}
+        assert dataclasses.replace(pooled, **same) == dataclasses.replace(alone, **same)
 
 
 def test_replicas_spare_the_sums_of_bags_that_are_all_hot() -> None:
@@ -102,7 +105,7 @@ def test_calls_are_those_of_sums() -> None:
 
     assert calls(sequences) == [4, 0]
     assert calls(pooled) == [2, 1]
-    assert calls({**sequences, **pooled}) == [4, 1]
+    assert calls({**sequences, **pooled}) == [5, 1]
     assert calls(pooled, coalesce="rank") == [4, 0]
 
 

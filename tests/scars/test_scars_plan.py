@@ -233,10 +233,12 @@ def test_what_the_sharding_slot_keeps_is_left_to_it() -> None:
     assert plan.plan["sequences"]["history"].sharding_type == "table_wise"
 
 
-def test_bags_of_one_collection_are_coalesced_together_or_not() -> None:
+def test_some_bags_of_a_collection_may_be_cached_alone() -> None:
     options = {"size": "hit_rate", "hit_rate": 0.5, "tables": ["item", "history"]}
-    with pytest.raises(RegistryError, match="tables shop are left out"):
-        planner(**options).propose(Probe(), Topology(), 4)
+    some = planner(**options)
+    some.propose(Probe(), Topology(), 4)
+    assert some.tier_plan is not None
+    assert set(some.tier_plan.tables) == {"item", "history"}
     made = planner(**options, coalesce="none")
     made.propose(Probe(), Topology(), 4)
     assert made.tier_plan is not None

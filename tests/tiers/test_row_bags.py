@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiered import Bags, ByTiers, batch_of, odd_batches
+from tiered import Bags, ByTiers, SomeRows, batch_of, odd_batches
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
@@ -58,6 +58,28 @@ def test_any_rows_in_any_tier(gloo_pool: GlooPool, arrange: ByTiers) -> None:
         arrange=arrange,
         reference_batches=odd_batches(4, empty=False),
         tables=TABLE_OPTIMIZERS if arrange.seed == 0 else ["sgd"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrange", "world_size"),
+    [
+        (SomeRows("songs"), 2),
+        (SomeRows("artists", ranks_per_node=2, seed=1, coalesce="node"), 4),
+        (SomeRows("songs", seed=2, sums="column_wise", tiers="none"), 2),
+        (SomeRows("artists", seed=3, sums="row_wise"), 2),
+    ],
+    ids=["beside table-wise", "by node", "beside column-wise", "beside replicas of sums"],
+)
+def test_rows_of_one_table_and_sums_of_the_other(
+    gloo_pool: GlooPool, arrange: SomeRows, world_size: int
+) -> None:
+    """The tables share a feature, and one of them takes the mean."""
+    batches = [
+        [batch_of(world_size * step + rank, 6) for rank in range(world_size)] for step in range(20)
+    ]
+    check_parity(
+        gloo_pool, Bags, batches, arrange=arrange, reference=BySharding("row_wise"), tables=["sgd"]
     )
 
 

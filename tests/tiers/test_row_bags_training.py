@@ -13,22 +13,20 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import Bags, ByTiers, batch_of, sharded, tables, tier_plan, trained
+from tiered import Bags, ByTiers, SomeRows, batch_of, sharded, tables, tier_plan, trained
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.errors import RegistryError
-from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.row_bag_collection import TierRowBagCollection
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
 ROW_BAGS = ByTiers(ranks_per_node=2, seed=3, coalesce="rank")
+SOME_ROWS = SomeRows("artists", sums="row_wise")
 PLAIN = BySharding("row_wise")
 SUMS = 1e-6
 """What bags before any training may differ by. Weights are below 1/4 and a bag has 4 ids at most:
@@ -79,15 +77,17 @@ def move_between(there: Arrangement, back: Arrangement) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "back"), [(ROW_BAGS, PLAIN), (PLAIN, ROW_BAGS)], ids=["to TorchRec", "from TorchRec"]
+    ("there", "back"),
+    [(ROW_BAGS, PLAIN), (PLAIN, ROW_BAGS), (SOME_ROWS, ROW_BAGS)],
+    ids=["to TorchRec", "from TorchRec", "from rows and sums"],
 )
 def test_checkpoints_move(gloo_pool: GlooPool, there: Arrangement, back: Arrangement) -> None:
     gloo_pool.run(move_between, there, back, world_size=4)
 
 
-def names() -> None:
+def names(arrange: Arrangement = ROW_BAGS) -> None:
     """On a rank: what TorchRec's module calls things, and how it lays them out."""
-    ours, theirs = build(ROW_BAGS), build(PLAIN)
+    ours, theirs = build(arrange), build(PLAIN)
     assert isinstance(ours.module.bags, TierRowBagCollection)
     assert [name for name, _ in ours.named_parameters()] == [
         name for name, _ in theirs.named_parameters()
@@ -107,6 +107,7 @@ def names() -> None:
 
 def test_names_are_those_of_torchrec(gloo_pool: GlooPool) -> None:
     gloo_pool.run(names)
+    gloo_pool.run(names, SOME_ROWS)
 
 
 def load_some() -> None:
@@ -156,22 +157,3 @@ def retier_under_way() -> None:
 
 def test_rows_move_between_tiers_in_the_pipeline(gloo_pool: GlooPool) -> None:
     gloo_pool.run(retier_under_way, world_size=4)
-
-
-def coalesce_some() -> str:
-    plan = tier_plan(ROW_BAGS, n_nodes=1)
-    songs = dataclasses.replace(plan.tables["songs"], coalesce="none")
-    plan = dataclasses.replace(plan, tables={**plan.tables, "songs": songs})
-    model, optimizer = Bags(), OptimizerSettings()
-    arranged = PLAIN(model, optimizer)
-    sharders = tier_sharders(TierCluster(plan), optimizer.fused_params())
-    try:
-        Model(model, device=torch.device("cpu"), plan=arranged.plan, sharders=sharders)
-    except RegistryError as error:
-        return str(error)
-    return ""
-
-
-def test_all_tables_of_a_collection_or_none(gloo_pool: GlooPool) -> None:
-    for message in gloo_pool.run(coalesce_some):
-        assert "artists are coalesced and songs are not" in message

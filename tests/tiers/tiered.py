@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -121,6 +121,38 @@ class _Sum(nn.Module):
         lengths, values = jagged.lengths(), jagged.values()
         sums = values.new_zeros(len(lengths), values.shape[1])
         return sums.index_add(0, torch.repeat_interleave(lengths.long()), values)
+
+
+@dataclass(frozen=True)
+class SomeRows:
+    """Of one table of bags rows travel, behind tiers or without; TorchRec sums those of the other
+    wherever it has them, behind replicas where its `sums` are row-wise."""
+
+    travels: str
+    ranks_per_node: int = 2
+    seed: int = 0
+    tiers: DrawnTiers = "both"
+    coalesce: Coalesce = "rank"
+    sums: Literal["table_wise", "column_wise", "row_wise"] = "table_wise"
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        world_size = torch.distributed.get_world_size()
+        arranged = BySharding("row_wise")(model, optimizer)
+        placed: Any = arranged.plan.plan["bags"]
+        placed |= {
+            name: one
+            for name, one in BySharding(self.sums)(model, optimizer).plan.plan["bags"].items()
+            if name != self.travels
+        }
+        drawn = ByTiers(self.ranks_per_node, self.seed, self.tiers, self.coalesce)
+        plan = tier_plan(drawn, world_size // self.ranks_per_node)
+        tables = {
+            name: one if name == self.travels else dataclasses.replace(one, coalesce="none")
+            for name, one in plan.tables.items()
+            if name == self.travels or self.sums == "row_wise"
+        }
+        cluster = TierCluster(dataclasses.replace(plan, tables=tables))
+        return Arranged(model, arranged.plan, tier_sharders(cluster, optimizer.fused_params()))
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,14 @@ class Offers:
         """`coalesce` says how the ids of each table travel; of others, as they are."""
         rows, width = merged.rows, merged.width
         every = np.zeros((2, 3, len(width)))
-        every[:, REPLICATED] = _priced(prices.replicated(rows, width), prices)
         levels = np.array([coalesce.get(name, "none") for name in merged.names])[merged.table]
+        pooled = merged.pooled * (levels != "none")
+        every[:, REPLICATED] = _priced(prices.replicated(rows, width, pooled), prices)
         for level in np.unique(levels).tolist():
             here = levels == level
-            part = rows.at(here)
-            every[:, ROW_WISE, here] = _priced(prices.row_wise(part, width[here], level), prices)
-            every[:, PER_NODE, here] = _priced(prices.per_node(part, width[here], level), prices)
+            part, own = rows.at(here), (width[here], level, pooled[here])
+            every[:, ROW_WISE, here] = _priced(prices.row_wise(part, *own), prices)
+            every[:, PER_NODE, here] = _priced(prices.per_node(part, *own), prices)
         return cls(memory=every[0], ms=every[1])
 
 

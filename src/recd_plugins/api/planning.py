@@ -14,10 +14,10 @@ from recd_plugins.planning.cost import (
     replica_factor,
     state_bytes,
 )
-from recd_plugins.planning.explain.plan_report import Frontier, PlanReport
+from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
 from recd_plugins.planning.explain.words import aligned
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.model_tables import ModelTable, check_collections, model_tables
+from recd_plugins.planning.ledger import Ledger, TableLedger
+from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
     OrdersBatches,
@@ -26,19 +26,29 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
-from recd_plugins.planning.table_sizes import MergedRows, SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.sharded_cost import sharded_cost
+from recd_plugins.planning.table_shards import TableShards
+from recd_plugins.planning.table_sizes import (
+    AS_TORCHREC,
+    MergedRows,
+    SequenceTable,
+    TableSizes,
+    tier_plan,
+)
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.topology import GB, Cluster, Link
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.tiers.tier_planner import ChosenSizes, TierPlanner
 
 __all__ = [
+    "AS_TORCHREC",
     "GB",
     "PAPER_K",
     "CacheAlgorithm",
     "ChosenSizes",
     "Cluster",
     "Coalesce",
+    "Considered",
     "Cost",
     "Floats",
     "Frontier",
@@ -58,7 +68,9 @@ __all__ = [
     "RowDistribution",
     "SequenceTable",
     "TableConstraint",
+    "TableLedger",
     "TablePlan",
+    "TableShards",
     "TableSizes",
     "TierPlan",
     "TierPlanner",
@@ -67,7 +79,6 @@ __all__ = [
     "aligned",
     "appears",
     "build_torchrec_planner",
-    "check_collections",
     "exponential",
     "from_rank_0",
     "half_normal",
@@ -76,6 +87,7 @@ __all__ = [
     "priced",
     "profile_batches",
     "replica_factor",
+    "sharded_cost",
     "state_bytes",
     "tier_plan",
     "uniform",

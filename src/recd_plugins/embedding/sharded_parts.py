@@ -52,7 +52,7 @@ class ShardedParts(
     TABLES: str
     """The attribute that holds the tables, in the collection and here."""
     TABLES_OF_PART: str
-    """The attribute that holds the tables of a part."""
+    """The attribute that holds the tables of a part, unless `_attribute` says otherwise."""
 
     def __init__(
         self,
@@ -157,7 +157,8 @@ class ShardedParts(
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """The parts' hooks cut whole or sharded tables down to what this rank holds."""
         for part in self.parts:
-            tables = [f"{self.TABLES_OF_PART}.{name}.weight" for name in self._tables_of(part)]
+            attribute = self._attribute(part)
+            tables = [f"{attribute}.{name}.weight" for name in self._tables_of(part)]
             given = [name for name in tables if prefix + self._renamed(name) in state_dict]
             # TorchRec's hook wants all tables: those that are not given stay as they are.
             own = {} if len(given) == len(tables) else dict(part.state_dict(prefix=prefix))
@@ -167,8 +168,12 @@ class ShardedParts(
                 state_dict[prefix + self._renamed(name)] = own[prefix + name]
 
     def _tables_of(self, part: Any) -> nn.ModuleDict:
-        tables: nn.ModuleDict = getattr(part, self.TABLES_OF_PART)
+        tables: nn.ModuleDict = getattr(part, self._attribute(part))
         return tables
+
+    def _attribute(self, part: Any) -> str:
+        """The attribute that holds a part's tables."""
+        return self.TABLES_OF_PART
 
     def _renamed(self, name: str) -> str:
         """A part's `embeddings.TABLE.weight` as the collection has it."""

@@ -12,7 +12,7 @@ import numpy as np
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
 
-__all__ = ["SUM_BYTES", "row_wise_bags", "table_wise_bags", "travelling"]
+__all__ = ["LENGTH_BYTES", "SUM_BYTES", "row_wise_bags", "table_wise_bags", "travelling"]
 
 SUM_BYTES = 4
 """An element of a sum is a float32, whatever the table's are."""
@@ -20,16 +20,16 @@ LENGTH_BYTES = 4
 """int32, as TorchRec sends how many ids a bag has."""
 
 
-def travelling(rows: RowDistribution, bags: int) -> float:
+def travelling(rows: RowDistribution, bags: float) -> float:
     """c: the chance that a bag has any of these rows: 1 - prod(1 - q / f), as if rows were drawn
     independently."""
     with np.errstate(divide="ignore"):
-        none = float(rows.counts @ np.log1p(-rows.presence / bags))
+        none = float(rows.counts @ np.log1p(-np.minimum(rows.presence / bags, 1.0)))
     return float(-np.expm1(none))
 
 
 def row_wise_bags(
-    prices: Prices, rows: RowDistribution, *, bags: int, dim: int, width: int, share: float = 1.0
+    prices: Prices, rows: RowDistribution, *, bags: float, dim: int, width: int, share: float = 1.0
 ) -> Cost:
     """Row-wise: each rank sums what it has of every bag of every rank.
 
@@ -62,7 +62,7 @@ def row_wise_bags(
 
 
 def table_wise_bags(
-    prices: Prices, rows: RowDistribution, *, bags: int, dim: int, width: int
+    prices: Prices, rows: RowDistribution, *, bags: float, dim: int, width: int
 ) -> Cost:
     """Table-wise: one rank has the table, and sums all bags. A rank's share, as if tables of a
     kind were on all ranks: TorchRec's planner balances them as well as it can.

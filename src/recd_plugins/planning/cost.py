@@ -53,6 +53,8 @@ whichever of these two carries less."""
 class Cost:
     """What rows cost each rank in a step: numbers, or arrays [R] with a price for each run.
 
+    What TorchRec's own plan costs has arrays [U] instead, for ranks differ there.
+
     The first nine are the paper's six metrics: its dynamic and its static communication are the
     bytes that each collective carries, from which `Cluster` makes milliseconds.
     """
@@ -96,6 +98,16 @@ class Cost:
         """Static and dynamic bytes together."""
         return self.static_memory + self.dynamic_memory
 
+    @property
+    def mean(self) -> Cost:
+        """What a rank takes on average, where ranks differ."""
+        return Cost(**{name: float(np.mean(own)) for name, own in vars(self).items()})
+
+    @property
+    def exchanged(self) -> float:
+        """Bytes that a rank hands to collectives, on average."""
+        return float(sum(np.mean(getattr(self, name)) for name in COLLECTIVES))
+
 
 FIELDS = dataclasses.fields(Cost)
 
@@ -116,7 +128,9 @@ class Prices:
     ask_once: bool = True
     """Whether a rank asks its node for a row once, as our tiers do, or once per access."""
 
-    def row_wise(self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none") -> Cost:
+    def row_wise(
+        self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none", pooled: Any = 0
+    ) -> Cost:
         """The cost in TorchRec's row-wise table (RW): one rank has the row, all others ask for it.
 
         static_memory   r / U
@@ -129,7 +143,8 @@ class Prices:
         appears(B W) / W. Per node, each rank first asks for i = appears(B) rows of a
         concentrator: the rank of its node with the home's place. That adds ids_sent i,
         dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8), and what was a2a_global
-        is a2a_cross.
+        is a2a_cross. Answers that are `pooled` (1) are summed as they are spread: no memory,
+        and 3 pB for 4 pB.
         """
         accesses, alone = rows.p * self.batch_size, appears(rows.presence, self.batch_size)
         n, w, u = self._shape
@@ -147,12 +162,12 @@ class Prices:
             static_memory=width / u,
             ids_sent=crossing + intra,
             rows_accessed=crossing,
-            dynamic_memory=(moved + spread) * width,
+            dynamic_memory=(moved + spread * (1 - pooled)) * width,
             a2a_global=payload - across,
             a2a_cross=across,
             a2a_intra=intra * (2 * width + ID_BYTES),
             between_nodes=payload * u * (n - 1) / n,
-            local=(2 * moved + 4 * spread) * width,
+            local=(2 * moved + (4 - pooled) * spread) * width,
             coalesced=0.0 * accesses if coalesce == "none" else accesses,
         )
 
@@ -179,14 +194,15 @@ class Prices:
             local=4 * accesses * width,
         )
 
-    def replicated(self, rows: RowDistribution, width: Any) -> Cost:
+    def replicated(self, rows: RowDistribution, width: Any, pooled: Any = 0) -> Cost:
         """A copy on every rank (DP): lookups stay, gradients are reduced over all ranks.
 
         static_memory   k r
         rows_accessed   pB
         dynamic_memory  pB r
         local           (8 pB + 4 v) r, for rows are put in place among others and gradients
-                        taken from among them; dense 4 (pB + 1) r
+                        taken from among them; dense 4 (pB + 1) r; rows that are `pooled` (1)
+                        are summed where they are: 3 pB for 8 pB, and no dynamic memory
         ar_global       r where the reduce is dense, v = t = 1; else, node by node,
         a2a_intra       2 v r + 1/4: parts to the rank that sums them, and sums back
         ar_cross        t r / W + N / 16 W
@@ -211,14 +227,16 @@ class Prices:
         return Cost(
             static_memory=self.k * width,
             rows_accessed=accesses,
-            dynamic_memory=accesses * width,
+            dynamic_memory=accesses * (1 - pooled) * width,
             a2a_intra=2 * (union * width + TOUCHED_BYTES),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
-            local=(8 * accesses + 4 * union) * width,
+            local=((8 - 5 * pooled) * accesses + 4 * union) * width,
         )
 
-    def per_node(self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none") -> Cost:
+    def per_node(
+        self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none", pooled: Any = 0
+    ) -> Cost:
         """A copy in every node, on one of its ranks (Flex).
 
         static_memory   k r / W
@@ -227,7 +245,7 @@ class Prices:
         dynamic_memory  2 s r; coalesced (2 s + pB) r
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + N / 16 W (no bits where the reduce is dense)
-        local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP
+        local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP; `pooled` as there
         with s = appears(B), or pB where ids are not coalesced; and t, v as for DP.
         """
         accesses = rows.p * self.batch_size
@@ -240,11 +258,11 @@ class Prices:
             static_memory=self.k * width / w,
             ids_sent=sent,
             rows_accessed=sent,
-            dynamic_memory=(2 * sent + spread) * width,
+            dynamic_memory=(2 * sent + spread * (1 - pooled)) * width,
             a2a_intra=sent * (2 * width + ID_BYTES),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
-            local=(4 * sent + 8 * spread + 4 * self._union(rows) / w) * width,
+            local=(4 * sent + (8 - 5 * pooled) * spread + 4 * self._union(rows) / w) * width,
             coalesced=0.0 * accesses if plain else accesses,
         )
 
@@ -288,13 +306,13 @@ def milliseconds(
     cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
 ) -> dict[str, float]:
     """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
-    own work:
-    rows at the rate of random ones, ids that are made unique at theirs, and small operations."""
+    own work: rows at the rate of random ones, ids that are made unique at theirs, and small
+    operations. Where ranks differ all wait for the one that has the most."""
     found = {}
     for name in COLLECTIVES:
         link, called = getattr(cluster, name), calls.get(name, 0)
-        found[name] = (called - 1) * link.latency_ms + float(link.ms(getattr(cost, name)))
-    own = float(cluster.local_ms(cost.local, cost.coalesced))
+        found[name] = (called - 1) * link.latency_ms + float(link.ms(np.max(getattr(cost, name))))
+    own = float(cluster.local_ms(np.max(cost.local), np.max(cost.coalesced)))
     found["local"] = own + operations * cluster.op_us * 1e-3
     return found
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.bag_cost import row_wise_bags, travelling
+from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
+from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 
 __all__ = [
@@ -32,6 +35,16 @@ OPERATIONS: Mapping[str, int] = {
     "node": 75,
 }
 """Tensor operations of our tiers, as a profile counts them in a step whose update is one chunk."""
+CALLS: Mapping[str, Mapping[str, int]] = {
+    "rows": {"a2a_global": 3},
+    "table_wise": {"a2a_global": 3},
+    "row_wise": {"a2a_global": 1, "ar_global": 1},
+    "table_row_wise": {"a2a_global": 1, "a2a_intra": 2, "a2a_cross": 2},
+    "grid_shard": {"a2a_global": 1, "a2a_intra": 2, "a2a_cross": 2},
+    "data_parallel": {"ar_global": 1},
+}
+"""Calls of an exchange with tables at home, beside its splits: ids, rows or sums, gradients. Parts
+of sums are all-reduced."""
 ROUTING = 50
 """Tensor operations of a collection with any of these, to route ids and to merge rows."""
 
@@ -54,9 +67,60 @@ class TableLedger:
     sizes: TableSizes
     entries: Mapping[TierName, Entry]
 
+    @classmethod
+    def of(cls, table: SequenceTable, sizes: TableSizes, prices: Prices) -> TableLedger:
+        rows, width = table.rows, table.width
+        if sizes.as_torchrec and table.shards is not None:
+            none = Entry(rows=0, share=0.0, cost=Cost())
+            cost = sharded_cost(prices, table, table.shards)
+            whole = Entry(rows=rows.num_rows, share=1.0, cost=cost)
+            return cls(
+                table=table,
+                sizes=sizes,
+                entries={"replicated": none, "per_node": none, "home": whole},
+            )
+        pooled = int(bool(table.bags) and sizes.coalesce != "none")
+        hot, warm, every = sizes.replicated, sizes.replicated + sizes.per_node, rows.num_rows
+        replicated, per_node = rows.part(0, hot), rows.part(hot, warm)
+        home = rows.part(warm, every)
+        parts: dict[TierName, tuple[RowDistribution, Cost]] = {
+            "replicated": (
+                replicated,
+                prices.replicated(replicated, width, pooled).total(replicated.counts),
+            ),
+            "per_node": (
+                per_node,
+                prices.per_node(per_node, width, sizes.coalesce, pooled).total(per_node.counts),
+            ),
+            "home": (home, home_cost(table, sizes, home, prices)),
+        }
+        entries: dict[TierName, Entry] = {
+            tier: Entry(
+                rows=part.num_rows,
+                share=part.lookups / max(rows.lookups, TINY),
+                cost=cost,
+            )
+            for tier, (part, cost) in parts.items()
+        }
+        return cls(table=table, sizes=sizes, entries=entries)
+
     @cached_property
     def cost(self) -> Cost:
         return sum((entry.cost for entry in self.entries.values()), Cost())
+
+    @property
+    def travels(self) -> bool:
+        """Whether its rows travel, to be summed where they were asked for."""
+        sizes = self.sizes
+        return bool(self.table.bags) and sizes.coalesce != "none" and not sizes.as_torchrec
+
+    @property
+    def home_kind(self) -> str:
+        """How its rows at home are exchanged: TorchRec's sharding type, or `rows` one by one."""
+        if self.sizes.as_torchrec and self.table.shards is not None:
+            kind = self.table.shards.kind
+            return kind if self.table.bags or kind == "data_parallel" else "rows"
+        return "row_wise" if self.table.bags and self.sizes.coalesce == "none" else "rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +142,7 @@ class Ledger:
         return cls(
             prices=prices,
             tables={
-                name: _table(table, sizes.get(name, plain), prices)
+                name: TableLedger.of(table, sizes.get(name, plain), prices)
                 for name, table in tables.items()
             },
         )
@@ -87,6 +151,11 @@ class Ledger:
     def cost(self) -> Cost:
         return sum((table.cost for table in self.tables.values()), Cost())
 
+    @property
+    def memory(self) -> float:
+        """Bytes a rank, on average where ranks differ."""
+        return float(np.mean(self.cost.memory))
+
     @cached_property
     def calls(self) -> dict[str, int]:
         """How often a step calls each collective: `home_calls` and `replica_calls`."""
@@ -94,22 +163,27 @@ class Ledger:
 
     @cached_property
     def home_calls(self) -> dict[str, int]:
-        """Calls for the tables at home: splits, ids, rows, gradients. Node coalescing adds the
+        """Calls for the tables at home: splits once for all of them, and each exchange's `CALLS`.
+        Tables of one collection, width and way share an exchange. Node coalescing adds the
         way to concentrators, once for tables of one width, and still makes TorchRec's calls over
-        all ranks: their latency is a2a_global's, only their bytes are a2a_cross's. Parts of sums
-        are all-reduced."""
+        all ranks: their latency is a2a_global's, only their bytes are a2a_cross's.
+        """
         by_node = {
             one.table.width
             for one in self.tables.values()
             if one.sizes.coalesce == "node" and one.entries["home"].rows
         }
-        summed = [_is_summed(one.table, one.sizes) for one in self.tables.values()]
-        calls = {
-            "a2a_global": 2 if summed and all(summed) else 4,
-            "a2a_intra": 4 * len(by_node),
-            "ar_global": int(any(summed)),
+        exchanges = {
+            (one.home_kind, one.table.collection, one.table.dim if one.travels else 0)
+            for one in self.tables.values()
         }
-        return dict.fromkeys(COLLECTIVES, 0) | calls
+        calls = dict.fromkeys(COLLECTIVES, 0)
+        for kind, _, _ in exchanges:
+            for name, count in CALLS.get(kind, CALLS["table_wise"]).items():
+                calls[name] += count
+        calls["a2a_global"] += int(calls["a2a_global"] > 0)
+        calls["a2a_intra"] += 4 * len(by_node)
+        return calls
 
     @cached_property
     def replica_calls(self) -> dict[str, int]:
@@ -169,8 +243,11 @@ def home_cost(
     table: SequenceTable, sizes: TableSizes, rows: RowDistribution, prices: Prices
 ) -> Cost:
     """What the rows of a table cost that have no replica."""
-    if not table.bags or sizes.coalesce != "none":
+    if not table.bags:
         return prices.row_wise(rows, table.width, sizes.coalesce).total(rows.counts)
+    if sizes.coalesce != "none":
+        cost = prices.row_wise(rows, table.width, sizes.coalesce, pooled=1).total(rows.counts)
+        return cost + _summed(table, prices)
     whole = not sizes.replicated and not sizes.per_node
     return row_wise_bags(
         prices,
@@ -182,33 +259,7 @@ def home_cost(
     )
 
 
-def _is_summed(table: SequenceTable, sizes: TableSizes) -> bool:
-    """Whether each rank sums its part of every bag."""
-    return bool(table.bags) and sizes.coalesce == "none"
-
-
-def _table(table: SequenceTable, sizes: TableSizes, prices: Prices) -> TableLedger:
-    rows, width = table.rows, table.width
-    hot, warm, every = sizes.replicated, sizes.replicated + sizes.per_node, rows.num_rows
-    replicated, per_node = rows.part(0, hot), rows.part(hot, warm)
-    home = rows.part(warm, every)
-    parts: dict[TierName, tuple[RowDistribution, Cost]] = {
-        "replicated": (
-            replicated,
-            prices.replicated(replicated, width).total(replicated.counts),
-        ),
-        "per_node": (
-            per_node,
-            prices.per_node(per_node, width, sizes.coalesce).total(per_node.counts),
-        ),
-        "home": (home, home_cost(table, sizes, home, prices)),
-    }
-    entries = {
-        tier: Entry(
-            rows=part.num_rows,
-            share=part.lookups / max(rows.lookups, TINY),
-            cost=cost,
-        )
-        for tier, (part, cost) in parts.items()
-    }
-    return TableLedger(table=table, sizes=sizes, entries=entries)
+def _summed(table: SequenceTable, prices: Prices) -> Cost:
+    """What the sums take on the rank that asked for their rows: 2 f B s, and as much local."""
+    size = 2 * table.bags * prices.batch_size * table.dim * SUM_BYTES
+    return Cost(dynamic_memory=size, local=size)

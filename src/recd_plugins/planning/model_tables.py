@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recd_plugins.errors import RegistryError
 from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.table_shards import TableShards
 from recd_plugins.planning.table_sizes import SequenceTable
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ModelTable", "check_collections", "model_tables"]
+__all__ = ["ModelTable", "model_tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +31,25 @@ class ModelTable:
     dim: int
     element_bytes: int
     features: tuple[str, ...]
+    bags: float = 0
+    """Bags of a sample; those of unique samples count as the share of samples that these are."""
 
     @property
     def counted(self) -> Counted:
         """What to count for its distribution: the lookups of all its features."""
         return Counted(num_rows=self.num_rows, features=self.features)
 
-    def with_rows(self, rows: RowDistribution) -> SequenceTable:
-        """The table with its access distribution, as ledgers take it."""
+    def with_rows(self, rows: RowDistribution, shards: TableShards | None = None) -> SequenceTable:
+        """The table with its access distribution, as ledgers take it; `shards` is where TorchRec's
+        own plan has it."""
         return SequenceTable(
             name=self.name,
             rows=rows,
             dim=self.dim,
             element_bytes=self.element_bytes,
-            bags=len(self.features) if self.pooled else 0,
+            bags=self.bags,
+            collection=self.module,
+            shards=shards,
         )
 
 
@@ -67,6 +72,7 @@ def model_tables(
             configs = module.embedding_bag_configs()
         else:
             continue
+        shares = getattr(module, "unique_shares", {})  # an adapted model's
         for config in configs:
             found[config.name] = ModelTable(
                 name=config.name,
@@ -76,22 +82,10 @@ def model_tables(
                 dim=config.embedding_dim,
                 element_bytes=data_type_to_dtype(config.data_type).itemsize,
                 features=tuple(config.feature_names),
+                bags=sum(shares.get(feature, 1.0) for feature in config.feature_names)
+                if isinstance(module, EmbeddingBagCollection)
+                else 0,
             )
     kind = "table" if pooled else "table of sequences"
     check_patterns(chosen, found, kind=kind, where=where)
     return {name: found[name] for name in matching(chosen, found)}
-
-
-def check_collections(
-    every: Mapping[str, ModelTable], planned: Collection[str], *, slot: str
-) -> None:
-    """Refuse to coalesce only some bags of a collection: all of one are, or none."""
-    modules = {every[name].module for name in planned if every[name].pooled}
-    left = [t.name for t in every.values() if t.module in modules and t.name not in planned]
-    if left:
-        raise RegistryError(
-            f"{slot}: tables {', '.join(left)} are left out, by {slot}.tables or by the "
-            "planner's constraints, but others of their EmbeddingBagCollection are coalesced, "
-            "which all of one collection are or none. Name all of them, or set "
-            "`coalesce: none`."
-        )

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.table_shards import TableShards
 from recd_plugins.planning.tier_plan import Coalesce, HottestRows, TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
 
-__all__ = ["MergedRows", "SequenceTable", "TableSizes", "tier_plan"]
+__all__ = ["AS_TORCHREC", "MergedRows", "SequenceTable", "TableSizes", "tier_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,13 @@ class SequenceTable:
     rows: RowDistribution
     dim: int
     element_bytes: int = 4
-    bags: int = 0
-    """f: bags of a sample, where they are pooled; 0 where rows are looked up one by one."""
+    bags: float = 0
+    """f: bags of a sample, where they are pooled, fewer than its features where bags of unique
+    samples are looked up; 0 where rows are looked up one by one."""
+    collection: str = ""
+    """The path of its collection in the model."""
+    shards: TableShards | None = None
+    """Where TorchRec's own plan has it; row-wise where nobody asked."""
 
     @property
     def width(self) -> int:
@@ -40,6 +46,12 @@ class TableSizes:
     per_node: int = 0
     """The next: a copy in every node (Flex)."""
     coalesce: Coalesce = "none"
+    as_torchrec: bool = False
+    """Whether the table is left where TorchRec's own plan has it, of no size at all."""
+
+
+AS_TORCHREC = TableSizes(as_torchrec=True)
+"""What a table has that is left to TorchRec."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +65,8 @@ class MergedRows:
     """[R] which table each run is of."""
     width: Integers
     """[R] bytes of a row."""
+    pooled: Integers
+    """[R] 1 where rows are summed over bags, else 0."""
 
     @classmethod
     def of(cls, tables: Mapping[str, SequenceTable]) -> MergedRows:
@@ -69,6 +83,7 @@ class MergedRows:
             ),
             table=table,
             width=np.array([one.width for one in each], np.int64)[table],
+            pooled=np.array([one.bags > 0 for one in each], np.int64)[table],
         )
 
     def per_table(self, taken: Integers) -> Integers:
@@ -107,5 +122,6 @@ def tier_plan(
             hottest_rows=hottest_rows,
         )
         for name, size in sizes.items()
+        if not size.as_torchrec
     }
     return TierPlan(tables=plans, n_nodes=cluster.n_nodes, ranks_per_node=cluster.ranks_per_node)

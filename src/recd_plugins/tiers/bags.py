@@ -262,21 +262,27 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
 
 
 class RowBagsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """What an EmbeddingBagCollection yields, from the bags of the rows of each dimension."""
+    """What an EmbeddingBagCollection yields, from the bags of the rows of each dimension, and from
+    the sums that TorchRec made of other tables."""
 
     def __init__(
         self,
-        parts: Sequence[LazyAwaitable[Mapping[TableFeature, Tensor]]],
-        names: Mapping[TableFeature, str],
+        parts: Sequence[LazyAwaitable[Mapping[TableFeature, Tensor]] | LazyAwaitable[KeyedTensor]],
+        names: Sequence[Mapping[Any, str]],
+        keys: Sequence[str],
     ) -> None:
-        """`names` are the keys of the features, in their order."""
+        """`names` are, for each part, the keys of what it yields; `keys` are those of all."""
         super().__init__()
-        self._parts, self._names = parts, names
+        self._parts, self._names, self._keys = parts, names, keys
 
     def _wait_impl(self) -> KeyedTensor:
-        found = {feature: bags for part in self._parts for feature, bags in part.wait().items()}
-        outputs = tied([found[feature] for feature in self._names])
-        return LazyKeyedTensor(dict(zip(self._names.values(), outputs, strict=True)))
+        found: dict[str, Tensor] = {}
+        for part, names in zip(self._parts, self._names, strict=True):
+            bags: Any = part.wait()
+            each = bags.to_dict() if isinstance(bags, KeyedTensor) else bags
+            found |= {names[feature]: tensor for feature, tensor in each.items()}
+        outputs = tied([found[key] for key in self._keys])
+        return LazyKeyedTensor(dict(zip(self._keys, outputs, strict=True)))
 
 
 # Sums that TorchRec makes at home.

@@ -27,7 +27,7 @@ from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.bag_collection import TierEmbeddingBagCollection
 from recd_plugins.tiers.collection import TierEmbeddingCollection
 from recd_plugins.tiers.places import Nodes
-from recd_plugins.tiers.row_bag_collection import TierRowBagCollection
+from recd_plugins.tiers.row_bag_collection import TierRowBagCollection, is_coalesced
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 
 __all__ = [
@@ -69,23 +69,8 @@ class TierCluster:
         return any(config.name in self.plan.tables for config in configs)
 
     def coalesces(self, configs: Sequence[BaseEmbeddingConfig]) -> bool:
-        """Whether the ids of a collection's tables are coalesced, which all are or none."""
-        coalesced = {
-            config.name: config.name in self.plan.tables
-            and self.plan.tables[config.name].coalesce != "none"
-            for config in configs
-        }
-        if len(set(coalesced.values())) > 1:
-            yes, no = (
-                ", ".join(name for name, is_one in coalesced.items() if is_one is which)
-                for which in (True, False)
-            )
-            raise RegistryError(
-                f"tier plan: of one EmbeddingBagCollection, tables {yes} are coalesced and {no} "
-                "are not. Rows of the former travel, of the latter sums: have the plan coalesce "
-                "all tables of the collection, or none."
-            )
-        return any(coalesced.values())
+        """Whether the ids of any of a collection's tables are coalesced."""
+        return any(is_coalesced(self.plan, config.name) for config in configs)
 
     def shard(
         self,
@@ -112,8 +97,8 @@ class TierCluster:
             qcomm_codecs_registry=sharder.qcomm_codecs_registry,
             **options,
         )
-        parts = sharded.parts if isinstance(sharded, TierRowBagCollection) else [sharded]
-        self._tiers.update(part.tiers for part in parts)
+        of_parts = isinstance(sharded, TierRowBagCollection)
+        self._tiers.update(sharded.tiered if of_parts else [sharded.tiers])
         return sharded
 
     def retier(self, plan: TierPlan) -> None:

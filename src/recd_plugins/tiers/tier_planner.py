@@ -18,7 +18,8 @@ from recd_plugins.errors import CapabilityError, nearest
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.explain.plan_report import PlanReport
+from recd_plugins.planning.explain.plan_report import PlanReport, compared
+from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
@@ -27,6 +28,7 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
+from recd_plugins.planning.table_shards import table_shards
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
@@ -43,16 +45,22 @@ if TYPE_CHECKING:
 
 __all__ = ["ChosenSizes", "TierPlanner", "lines", "saved_plan"]
 
+OWN = "TorchRec's own"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenSizes:
     """What a policy makes of the tables' distributions."""
 
     sizes: Mapping[str, TableSizes]
-    """The sizes of each table; tables without any are left to the planner behind."""
+    """The sizes of each table; tables without any, or `AS_TORCHREC`, are left to the planner
+    behind."""
     report: PlanReport
     reason: str
     """Why the sizes are what they are, in words."""
+    forced: bool = True
+    """Whether they are taken even where the planner behind would have a faster plan, by the
+    prices."""
 
 
 class TierPlanner(Tiered, Proposes, Retiers):
@@ -84,6 +92,9 @@ class TierPlanner(Tiered, Proposes, Retiers):
         self.found: Mapping[str, ModelTable] = {}
         """The model's tables that the last plan was made for."""
         self.explanation = "No plan has been made yet."
+        self._held: tuple[str, ...] = ()
+        """The tables that are row-wise in the last plan, whatever the planner behind would do."""
+        self._forced = True
         self._cluster: TierCluster | None = None
 
     @abstractmethod
@@ -127,9 +138,12 @@ class TierPlanner(Tiered, Proposes, Retiers):
             for name, table in self.tables(model).items()
             if self._others.may_be_row_wise(name)
         }
-        self.tier_plan = self.report = self._cluster = None
+        self.report = self._cluster = None
+        self._leave_all()
+        own: ShardingPlan | None = None
         if self._plan_path is not None:
             reason = self._from_file(self._plan_path, Cluster.of(topology, world_size))
+            self._held = tuple(self.tier_plan.tables) if self.tier_plan else ()
         elif not found:
             reason = (
                 f"{self.name}: no {self.kind} may have replicas, for the model has none or the "
@@ -141,9 +155,17 @@ class TierPlanner(Tiered, Proposes, Retiers):
                 f"TorchRec's planner. Name a saved profile under {self.slot}.profile."
             )
         else:
-            reason = self._tier(model, topology, world_size)
+            own = self._others.propose(model, self.home(topology), world_size)
+            reason = self._tier(model, topology, world_size, own)
+        if own is not None and not self._held:
+            self.explanation = f"{reason}\n{self._others.explain()}"
+            return own
         others = self._others_planner()
         plan = others.propose(model, self.home(topology), world_size)
+        if own is not None and (slower := self._placed_anew(plan)) and not self._forced:
+            self._leave_all()
+            self.explanation = f"{reason}\n{slower}\n{self._others.explain()}"
+            return own
         self.explanation = f"{reason}\n{others.explain()}"
         return plan
 
@@ -220,16 +242,65 @@ class TierPlanner(Tiered, Proposes, Retiers):
         }
         return dataclasses.replace(self.tier_plan, tables=tables)
 
-    def _tier(self, model: nn.Module, topology: Topology, world_size: int) -> str:
-        """Profile, have sizes chosen, and make row ids of them; why, in words."""
+    def _tier(
+        self, model: nn.Module, topology: Topology, world_size: int, own: ShardingPlan
+    ) -> str:
+        """Profile, have sizes chosen, and make row ids of them; why, in words.
+
+        `own` is the plan of the planner behind, were there no tiers.
+        """
         profile = self.profile = self.profiled()
-        tables = {name: table.with_rows(profile[name]) for name, table in self.found.items()}
+        shards = table_shards(own, self.found)
+        tables = {
+            name: table.with_rows(profile[name], shards.get(name))
+            for name, table in self.found.items()
+        }
         chosen = self.choose(model, tables, topology, world_size)
-        sizes = {name: size for name, size in chosen.sizes.items() if size != TableSizes()}
+        self.report, reason = chosen.report, chosen.reason
+        ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
+        if ms > other and any(rows.lookups for rows in profile.rows.values()):
+            slower = f"{self.name}: this plan is {compared(ms, other, OWN)}"
+            if not chosen.forced:
+                self.report = None
+                return (
+                    f"{reason}\n{slower}, by the prices of this topology: it is not taken, and "
+                    f"every table is left to TorchRec's planner. Set {self.slot}.force to take it."
+                )
+            reason = f"{reason}\n{slower}, by the prices of this topology; it is taken as asked."
+        sizes = {name: size for name, size in chosen.sizes.items() if not size.as_torchrec}
+        self._held, self._forced = tuple(sizes), chosen.forced
+        tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
-        self.tier_plan = tier_plan(tables, sizes, cluster, self.hottest_rows) if sizes else None
-        self.report = chosen.report
-        return chosen.reason
+        self.tier_plan = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
+        return reason
+
+    def _leave_all(self) -> None:
+        """Leave every table to the planner behind."""
+        self.tier_plan, self._held = None, ()
+
+    def _placed_anew(self, plan: ShardingPlan) -> str:
+        """Price the tables that are left to the planner behind where it has them now that others
+        are row-wise, which it may have on other ranks; what to say if all is slower for it."""
+        report = self.report
+        if report is None:
+            return ""
+        shards = table_shards(plan, self.found)
+        every = report.ledger.tables
+        tables = {
+            name: dataclasses.replace(one.table, shards=shards.get(name))
+            if one.sizes.as_torchrec
+            else one.table
+            for name, one in every.items()
+        }
+        sizes = {name: one.sizes for name, one in every.items()}
+        ledger = Ledger.of(tables, sizes, report.ledger.prices)
+        self.report = dataclasses.replace(report, ledger=ledger, own=report.torchrec)
+        if ledger.ms <= report.torchrec.ms:
+            return ""
+        return (
+            f"{self.name}: beside these the planner behind has its tables so that a step takes "
+            f"{ledger.ms:.3g} ms, for {report.torchrec.ms:.3g}: all is left to it."
+        )
 
     def _from_file(self, path: Path, cluster: Cluster) -> str:
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
@@ -237,10 +308,8 @@ class TierPlanner(Tiered, Proposes, Retiers):
         return "\n".join(lines(self.tier_plan, path))
 
     def _others_planner(self) -> HoldsRowWise:
-        """The planner of the others, for which tables with tiers or coalescing are row-wise."""
-        return self._others.row_wise(
-            self.tier_plan.tables if self.tier_plan else (), self.kernels()
-        )
+        """The planner of the others, which has the tables with sizes row-wise."""
+        return self._others.row_wise(self._held, self.kernels())
 
 
 def saved_plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +14,12 @@ from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.cost import marginal_ms
 from recd_plugins.planning.explain.words import aligned, in_bytes, in_us
 from recd_plugins.planning.ledger import Entry, Ledger, TableLedger, TierName, home_cost
-from recd_plugins.planning.table_sizes import TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Frontier", "PlanReport", "TierReport", "why_not_more"]
+__all__ = ["Considered", "Frontier", "PlanReport", "TierReport", "compared", "why_not_more"]
 
 CALLED = {"replicated": "DP", "per_node": "Flex", "home": "RW"}
 FILED: Mapping[str, str] = {"home": "row_wise"}
@@ -47,6 +47,23 @@ class TierReport(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Considered:
+    """One way of a collection's tables, the other collections as they were chosen."""
+
+    way: str
+    """In words."""
+    ms: float
+    """Milliseconds of a step."""
+    exchanged: float
+    """Bytes that a rank hands to collectives, on average."""
+    memory: float
+    """Bytes a rank over TorchRec's own plan."""
+    fits: bool
+    """Whether it is within the budget."""
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Frontier:
     """The trade of memory against time along which a plan lies (figure 5)."""
 
@@ -71,10 +88,27 @@ class PlanReport:
     budget: float | None
     """Extra bytes a rank that were allowed; none where memory did not count."""
     frontier: Frontier | None = None
+    considered: Mapping[str, Sequence[Considered]] = field(default_factory=dict)
+    """What each collection might have had, by its path."""
+    own: Ledger | None = None
+    """The ledger of TorchRec's own plan, if it is not that of these tables, all left to it."""
+
+    @cached_property
+    def room(self) -> float | None:
+        """Bytes a rank that the budget leaves; none where memory did not count."""
+        if self.budget is None:
+            return None
+        return self.budget - (self.ledger.memory - self.torchrec.memory)
+
+    @cached_property
+    def torchrec(self) -> Ledger:
+        """The ledger of all tables as TorchRec's own plan has them; row-wise where that is not
+        known."""
+        return self.own or self._all(AS_TORCHREC)
 
     @cached_property
     def row_wise(self) -> Ledger:
-        """The ledger of all tables as plain TorchRec has them."""
+        """The ledger of all tables row-wise, without tiers."""
         return self._all(TableSizes())
 
     @cached_property
@@ -100,16 +134,22 @@ class PlanReport:
             "batch_size": self.ledger.prices.batch_size,
             "k": self.ledger.prices.k,
             "ms": {name: ledger.ms for name, ledger in self._compared()},
-            "memory": {name: float(ledger.cost.memory) for name, ledger in self._compared()},
+            "memory": {name: ledger.memory for name, ledger in self._compared()},
             "between_nodes": {
                 name: float(ledger.cost.between_nodes) for name, ledger in self._compared()
             },
+            "exchanged": {name: ledger.cost.exchanged for name, ledger in self._compared()},
             "frontier": None if self.frontier is None else self.frontier.points(),
+            "considered": {
+                path: [dataclasses.asdict(one) for one in every]
+                for path, every in self.considered.items()
+            },
             "tables": {
                 name: {
                     "coalesce": table.sizes.coalesce,
+                    "as_torchrec": table.sizes.as_torchrec,
                     "ms": self._ms(name),
-                    "why_not_more": why_not_more(table, self.ledger, self.budget),
+                    "why_not_more": why_not_more(table, self.ledger, self.room),
                     **{
                         FILED.get(tier, tier): report._asdict()
                         for tier, report in self.tiers(name).items()
@@ -134,11 +174,14 @@ class PlanReport:
                     rows.append((name, *_row(tier, table, report)))
         yield from aligned(rows)
         yield from self._totals()
+        yield from self._alternatives()
         for name, table in self.ledger.tables.items():
             ms = self._ms(name)
+            own = f"as TorchRec {ms['torchrec']:.3g}, " if "torchrec" in ms else ""
             yield (
-                f"{name}: {ms['plan']:.3g} ms, row-wise {ms['row_wise']:.3g}, coalesced per rank "
-                f"{ms['row_wise_coalesced']:.3g}; {why_not_more(table, self.ledger, self.budget)}"
+                f"{name}: {ms['plan']:.3g} ms, {own}row-wise {ms['row_wise']:.3g}, coalesced per "
+                f"rank {ms['row_wise_coalesced']:.3g}; "
+                f"{why_not_more(table, self.ledger, self.room)}"
             )
 
     def draw(self, figure: Figure) -> None:
@@ -147,14 +190,14 @@ class PlanReport:
         base = self.row_wise
         if self.frontier is not None:
             cluster = self.ledger.prices.cluster
-            latency = self.ledger.ms - float(marginal_ms(self.ledger.cost, cluster))
+            latency = self.ledger.ms - float(marginal_ms(self.ledger.cost.mean, cluster))
             axes.plot(
                 self.frontier.memory / 1e6,
                 self.frontier.ms + latency,
                 label="least time for the memory",
             )
         for name, ledger in self._compared():
-            axes.plot((ledger.cost.memory - base.cost.memory) / 1e6, ledger.ms, "o", label=name)
+            axes.plot((ledger.memory - base.memory) / 1e6, ledger.ms, "o", label=name)
         axes.axvline(0, linewidth=0.5, color="grey")
         axes.set_xlabel("memory over row-wise, MB a rank")
         axes.set_ylabel("expected ms a step")
@@ -166,50 +209,115 @@ class PlanReport:
         return Ledger.of(tables, dict.fromkeys(tables, sizes), self.ledger.prices)
 
     def _compared(self) -> Sequence[tuple[str, Ledger]]:
+        own = [("torchrec", self.torchrec)] if self._knows_torchrec else []
         return (
+            *own,
             ("row_wise", self.row_wise),
             ("row_wise_coalesced", self.coalesced),
             ("plan", self.ledger),
         )
 
+    @property
+    def _knows_torchrec(self) -> bool:
+        return any(one.table.shards is not None for one in self.ledger.tables.values())
+
     def _ms(self, table: str) -> dict[str, float]:
         """Milliseconds of one table in each plan, latencies aside."""
         cluster = self.ledger.prices.cluster
         return {
-            plan: float(marginal_ms(ledger.tables[table].cost, cluster))
+            plan: float(marginal_ms(ledger.tables[table].cost.mean, cluster))
             for plan, ledger in self._compared()
         }
 
     def _totals(self) -> Iterator[str]:
-        base, coalesced, plan = self.row_wise, self.coalesced, self.ledger
+        base, plan = self.torchrec, self.ledger
         before, after = base.ms_by_collective, plan.ms_by_collective
         yield "; ".join(
             f"{LINKS[name]} {before[name]:.3g} -> {after[name]:.3g} ms"
             for name in LINKS
             if before[name] or after[name]
         )
+        others = [
+            (f"{name} ({ledger.ms:.3g})", ledger)
+            for name, ledger in (
+                ("TorchRec's own plan", base),
+                ("row-wise", self.row_wise),
+                ("row-wise coalesced per rank", self.coalesced),
+            )
+            if ledger is not base or self._knows_torchrec
+        ]
+        words = [compared(plan.ms, ledger.ms, name) for name, ledger in others]
+        sent = [in_bytes(ledger.cost.between_nodes) for _, ledger in others]
         yield (
-            f"expected step: {plan.ms:.3g} ms, {base.ms / plan.ms:.2f}x faster than row-wise "
-            f"({base.ms:.3g}) and {coalesced.ms / plan.ms:.2f}x than row-wise coalesced per rank "
-            f"({coalesced.ms:.3g}); {in_bytes(plan.cost.between_nodes)} between nodes, against "
-            f"{in_bytes(base.cost.between_nodes)} and {in_bytes(coalesced.cost.between_nodes)}"
+            f"expected step: {plan.ms:.3g} ms, {', '.join(words[:-1])} and {words[-1]}; "
+            f"{in_bytes(plan.cost.between_nodes)} between nodes, against "
+            f"{', '.join(sent[:-1])} and {sent[-1]}"
         )
-        extra = plan.cost.memory - base.cost.memory
-        yield f"memory: {in_bytes(extra, sign=True)} a rank over row-wise"
+        extra = plan.memory - base.memory
+        whom = "TorchRec's own plan" if self._knows_torchrec else "row-wise"
+        yield f"memory: {in_bytes(extra, sign=True)} a rank over {whom}"
+
+    def _alternatives(self) -> Iterator[str]:
+        """What each collection might have had, and why it has what it has."""
+        for path, every in self.considered.items():
+            rows: list[tuple[str, ...]] = [
+                (path or "tables", "", "ms a step", "exchanged", "memory")
+            ]
+            for one in every:
+                note = "chosen" if one.chosen else "" if one.fits else "over the budget"
+                rows.append(
+                    (
+                        f"  {one.way}",
+                        note,
+                        f"{one.ms:.3g}",
+                        in_bytes(one.exchanged),
+                        in_bytes(one.memory, sign=True),
+                    )
+                )
+            yield from aligned(rows)
+            yield _won(path or "tables", every)
+
+
+def compared(ms: float, other: float, name: str) -> str:
+    """How a step of `ms` compares with another, in words: slower is called slower."""
+    if f"{max(ms, other) / min(ms, other):.2f}" == "1.00":
+        return f"as fast as {name}"
+    if ms < other:
+        return f"{other / ms:.2f}x faster than {name}"
+    return f"{ms / other:.2f}x slower than {name}"
+
+
+def _won(path: str, every: Sequence[Considered]) -> str:
+    """Why the chosen one of these was."""
+    (chosen,) = (one for one in every if one.chosen)
+    fastest = min(every, key=lambda one: one.ms)
+    words = [
+        compared(chosen.ms, one.ms, one.way)
+        for one in (every[0], min((o for o in every if o is not chosen), key=lambda o: o.ms))
+        if one is not chosen
+    ]
+    why = f"{path}: {chosen.way}, {', '.join(dict.fromkeys(words))}"
+    if fastest is chosen:
+        return why
+    if not fastest.fits:
+        return f"{why}, which the budget has no memory for"
+    return f"{why}, which is not worth leaving what is simpler"
 
 
 def _report(entry: Entry, ledger: Ledger) -> TierReport:
     return TierReport(
         rows=entry.rows,
         share=entry.share,
-        memory=float(entry.cost.memory),
-        ms=float(marginal_ms(entry.cost, ledger.prices.cluster)),
+        memory=float(np.mean(entry.cost.memory)),
+        ms=float(marginal_ms(entry.cost.mean, ledger.prices.cluster)),
     )
 
 
 def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, ...]:
     level = table.sizes.coalesce
     called = CALLED[tier]
+    if table.sizes.as_torchrec:
+        called = "RW" if table.table.shards is None else table.table.shards.called
     named = called if level == "none" or tier == "replicated" else f"{called}, by {level}"
     return (
         named,
@@ -220,21 +328,25 @@ def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, .
     )
 
 
-def why_not_more(table: TableLedger, ledger: Ledger, budget: float | None) -> str:
-    """Why the last tier that took rows did not take the next one."""
+def why_not_more(table: TableLedger, ledger: Ledger, room: float | None) -> str:
+    """Why the last tier that took rows did not take the next one; `room` is what a budget
+    leaves."""
     sizes, rows = table.sizes, table.table.rows
+    if sizes.as_torchrec:
+        return "left to TorchRec's own plan"
     taken = sizes.replicated + sizes.per_node
     if taken >= rows.num_rows:
         return "every row has a replica"
     next_row = rows.part(taken, taken + 1)
     prices, width = ledger.prices, table.table.width
+    pooled = int(bool(table.table.bags) and sizes.coalesce != "none")
     cluster = prices.cluster
     nodes = cluster.n_nodes > 1 and cluster.ranks_per_node > 1
     flex = sizes.per_node or (not sizes.replicated and nodes)
     moves = (
-        prices.per_node(next_row, width, sizes.coalesce)
+        prices.per_node(next_row, width, sizes.coalesce, pooled)
         if flex
-        else prices.replicated(next_row, width)
+        else prices.replicated(next_row, width, pooled)
     ).total(next_row.counts)
     stays, memory = _stays(table, ledger, next_row, taken)
     gain = stays - float(marginal_ms(moves, cluster))
@@ -245,7 +357,7 @@ def why_not_more(table: TableLedger, ledger: Ledger, budget: float | None) -> st
     )
     if gain <= 0:
         return f"{opening}cost {in_us(-gain)} more than it saves"
-    limit = _limit(ledger, budget, more)
+    limit = _limit(ledger, room, more)
     return f"{opening}save {in_us(gain)} for {in_bytes(more)} a rank: {limit}"
 
 
@@ -255,7 +367,9 @@ def _stays(
     """Milliseconds and bytes that the table takes for the row, which follows on those taken."""
     prices, sizes, profiled = ledger.prices, table.sizes, table.table
     if not profiled.bags or sizes.coalesce != "none":
-        cost = home_cost(profiled, sizes, row, prices)
+        pooled = int(bool(profiled.bags))
+        priced = prices.row_wise(row, profiled.width, sizes.coalesce, pooled)
+        cost = priced.total(row.counts)
         return float(marginal_ms(cost, prices.cluster)), cost.memory
     # A bag's sum is spared with the last of its rows: this one may be that.
     tiered = dataclasses.replace(sizes, replicated=max(sizes.replicated, 1))
@@ -267,11 +381,11 @@ def _stays(
     return before - after, home.memory - left.memory
 
 
-def _limit(ledger: Ledger, budget: float | None, more: float) -> str:
+def _limit(ledger: Ledger, room: float | None, more: float) -> str:
     """Why a row that a replica would make faster has none; it would take `more` bytes a rank."""
     ranks = ledger.prices.cluster.world_size
     if not any(one.sizes.replicated or one.sizes.per_node for one in ledger.tables.values()):
         return "a tier's own collectives would take longer than all of its rows save"
-    if budget is not None and more > 0:
+    if room is not None and more > 0 and more * ranks > room:
         return "memory is used up"
     return f"replicas are fewer by the goal, or by whole multiples of {ranks} ranks"

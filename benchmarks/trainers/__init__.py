@@ -1,0 +1,1 @@
+"""Trainers as others write them, and what planning does for them."""

@@ -1,0 +1,113 @@
+"""What runs on a rank: sides take turns, step by step, on held batches."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingPlan
+
+from benchmarks.cluster.network import bytes_sent
+from benchmarks.flexshard.steps import OnNodes
+from benchmarks.trainers.pooled_model import PooledModel
+from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.tiers.sharder import tier_sharders
+from recd_plugins.trainer.measure.traffic import TrafficCounter
+
+__all__ = ["FUSED", "Side", "SideSteps", "take_turns"]
+
+CPU = torch.device("cpu")
+WARM_UP = 2
+FUSED = OptimizerSettings(tables="rowwise_adagrad")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One plan for the model."""
+
+    name: str
+    plan: ShardingPlan
+    tiers: TierPlan | None
+    expected_ms: float
+    """By the prices: exchanges and lookups of a step."""
+    memory: float = 0.0
+    """Bytes a rank over TorchRec's own plan, by the ledger."""
+
+
+@dataclass(frozen=True)
+class SideSteps:
+    """The steps of one side, on one rank."""
+
+    seconds: list[float]
+    """The time of each step, from barrier to barrier."""
+    node_bytes: list[int]
+    """What left this rank's node meanwhile."""
+    collectives: float
+    """Bytes that this rank handed to all collectives but the dense all-reduce, in a step."""
+
+
+def take_turns(model: PooledModel, sides: Sequence[Side], rounds: int) -> dict[str, SideSteps]:
+    """One step of every side a round, order reversed each round, same batches for all."""
+    pipelines = {side.name: _pipeline(model, side) for side in sides}
+    # A pipeline looks two batches ahead.
+    batches = model.batches(WARM_UP + rounds + 3, seed=1000 + dist.get_rank())
+    streams = {side.name: iter(batches) for side in sides}
+    steps = {side.name: SideSteps([], [], 0.0) for side in sides}
+    names = [side.name for side in sides]
+    for number in range(WARM_UP + rounds):
+        for name in names:
+            seconds, sent = _step(pipelines[name], streams[name])
+            if number >= WARM_UP:
+                steps[name].seconds.append(seconds)
+                steps[name].node_bytes.append(sent)
+        names.reverse()
+    return {
+        name: SideSteps(one.seconds, one.node_bytes, _collectives(pipelines[name], streams[name]))
+        for name, one in steps.items()
+    }
+
+
+def _step(pipeline: Any, batches: Iterator[Any]) -> tuple[float, int]:
+    gc.collect()
+    sent = bytes_sent()  # before the barrier, behind which others begin
+    dist.barrier()
+    start = time.perf_counter()
+    pipeline.progress(batches)
+    dist.barrier()
+    return time.perf_counter() - start, bytes_sent() - sent
+
+
+def _collectives(pipeline: Any, batches: Iterator[Any]) -> float:
+    """Bytes of a step that this rank handed over, as `recd train` counts them, without those of
+    the dense parameters' gradients."""
+    dense = sum(
+        each.numel() for group in pipeline._optimizer.param_groups for each in group["params"]
+    )
+    counter = TrafficCounter()
+    with counter:
+        pipeline.progress(batches)
+    every = sum(size for phases in counter.traffic.values() for size in phases.values())
+    return float(every) - 4 * dense
+
+
+def _pipeline(model: PooledModel, side: Side) -> Any:
+    fused = FUSED.fused_params()
+    torch.manual_seed(0)
+    sharders: Any = (
+        [EmbeddingBagCollectionSharder(fused_params=fused)]
+        if side.tiers is None
+        else tier_sharders(OnNodes(side.tiers), fused)
+    )
+    sharded = DistributedModelParallel(model.make(), device=CPU, plan=side.plan, sharders=sharders)
+    optimizer = torch.optim.SGD(
+        [one for name, one in sharded.named_parameters() if "embedding_bags" not in name], lr=0.1
+    )
+    return TrainPipelineSparseDist(sharded, optimizer, CPU)

@@ -1,0 +1,435 @@
+"""`goal: auto`: the best of its ways for every collection, all tables' replicas in one optimum.
+
+A way is how a table's rows get to those that ask: as TorchRec's own plan has the table; in a
+row-wise table whose ids travel as they are, once per rank or once per node, with replicas or
+without; or, of pooled tables, as row-wise sums of those bags that have a row without a replica.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
+from recd_flexshard.policy.optimum import Optimum, too_little
+from recd_plugins.api.planning import (
+    AS_TORCHREC,
+    Coalesce,
+    Considered,
+    Integers,
+    Ledger,
+    MergedRows,
+    Prices,
+    SequenceTable,
+    TableLedger,
+    TableShards,
+    TableSizes,
+    marginal_ms,
+    sharded_cost,
+)
+
+__all__ = ["LEVELS", "Search", "Way", "allowed_tiers"]
+
+Way = Literal["torchrec", "none", "rank", "node", "sums"]
+LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
+CALLED: Mapping[Way, str] = {
+    "torchrec": "TorchRec's own plan",
+    "none": "rows",
+    "rank": "rows, by rank",
+    "node": "rows, by node",
+    "sums": "sums",
+}
+COVERED = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
+"""Shares of a collection's lookups that replicas in front of sums are tried for."""
+WORTH = 0.02
+"""The share of a step that another plan must save to be taken for one that came before it, and
+is simpler."""
+MOST_SPLITS = 32
+"""How many ways to split a collection are tried."""
+WHOLE = ("table_wise", "column_wise", "table_column_wise")
+"""How TorchRec shards tables whose rows are not spread over ranks."""
+LEAVING = 0.05
+"""The same, to be taken for TorchRec's own plan: prices are of two ways to do things then."""
+
+
+class Search:
+    """The fastest plan within a budget of those that it met, and what it met by collection."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, SequenceTable],
+        prices: Prices,
+        *,
+        budget: float = 0.0,
+        tiers: Literal[2, 3] = 3,
+    ) -> None:
+        """`budget` is extra bytes a rank over what TorchRec's own plan takes; row-wise, where
+        nobody knows that plan."""
+        self.tables = tables
+        self.prices = prices
+        self.budget = budget
+        self._tiers = allowed_tiers(prices, tiers)
+        self._known = any(table.shards is not None for table in tables.values())
+        self._priced: dict[tuple[str, TableSizes, TableShards | None], TableLedger] = {}
+        self._placed: dict[tuple[str, ...], Mapping[str, TableShards | None]] = {}
+        self._merged: dict[tuple[str, ...], MergedRows] = {}
+        self._summed: dict[str, TableSizes] = {}
+        """The sizes of tables whose sums have replicas in front of them in the best plan."""
+        self.least = 0.0
+        """Extra bytes a rank of what takes the least memory, of all that was weighed."""
+        self.own = self.ledger({})
+        """As TorchRec has all tables."""
+        self._best: Ledger | None = None
+
+    @property
+    def best(self) -> Ledger:
+        if self._best is None:
+            raise too_little(self.least, self.budget)
+        return self._best
+
+    def run(self) -> Ledger:
+        """One way for all tables first, then each collection's own, then each table's.
+
+        None and rank, which have the least to do, are met before replicas; node, which waits the
+        most, last.
+        """
+        self._meet(self.own)
+        for level in LEVELS[:2]:
+            self._meet(self.ledger(self._alone(self._all(level))))
+        for level in LEVELS:
+            self._meet_all(self._all(level))
+        if len(self.collections) > 1:
+            for names in self.collections.values():
+                for way in self._ways(names):
+                    ways = self.ways | dict.fromkeys(names, way)
+                    self._meet_all(ways, WORTH / len(self.collections))
+        for names in self.collections.values():
+            self._split(names)
+            for ledger in self._in_front_of_sums(names):
+                self._meet(ledger)
+                if self._best is ledger:
+                    self._summed |= {name: ledger.tables[name].sizes for name in names}
+        levels = self._by_table()
+        if levels != self.ways and len(set(levels.values())) > 1:
+            self._meet_all(levels, 0.0)
+        return self.best
+
+    @cached_property
+    def collections(self) -> Mapping[str, tuple[str, ...]]:
+        """The tables of each collection, by its path."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, table in self.tables.items():
+            found[table.collection] = (*found.get(table.collection, ()), name)
+        return found
+
+    @property
+    def ways(self) -> dict[str, Way]:
+        """Each table's way in the best plan."""
+        return {name: _way(one) for name, one in self.best.tables.items()}
+
+    def considered(self) -> dict[str, list[Considered]]:
+        """What each collection might have had, the others as in the best plan; the chosen first
+        way of each without replicas, then with the best ones that fit."""
+        return {path: list(self._considered(names)) for path, names in self.collections.items()}
+
+    def ledger(self, sizes: Mapping[str, TableSizes]) -> Ledger:
+        """The prices of these sizes; tables without any are as TorchRec has them."""
+        every = {
+            name: sizes.get(name, AS_TORCHREC if table.shards is not None else TableSizes())
+            for name, table in self.tables.items()
+        }
+        left = tuple(name for name, own in every.items() if own.as_torchrec)
+        if left not in self._placed:
+            self._placed[left] = self._shards_of(left)
+        tables = {}
+        for name, own in every.items():
+            shards = self._placed[left].get(name, self.tables[name].shards)
+            key = name, own, shards
+            if key not in self._priced:
+                table = dataclasses.replace(self.tables[name], shards=shards)
+                self._priced[key] = TableLedger.of(table, own, self.prices)
+            tables[name] = self._priced[key]
+        return Ledger(prices=self.prices, tables=tables)
+
+    def fits(self, ledger: Ledger) -> bool:
+        return self._extra(ledger) <= self.budget
+
+    def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, TableShards | None]:
+        """Where TorchRec will have the tables that are left to it: where its own plan has them, if
+        those are all; else anew, each on the rank that has least so far, the largest first."""
+        found: dict[str, TableShards | None] = {name: self.tables[name].shards for name in left}
+        if len(left) == len(self.tables):
+            return found
+        costs = {
+            name: float(np.sum(sharded_cost(self.prices, self.tables[name], shards).a2a_global))
+            for name, shards in found.items()
+            if shards is not None and shards.kind in WHOLE
+        }
+        busy = [0.0] * self.prices.cluster.world_size
+        for name in sorted(costs, key=lambda name: -costs[name]):
+            shards = found[name]
+            assert shards is not None
+            placed = []
+            for shard in shards.shards:
+                rank = busy.index(min(busy))
+                busy[rank] += costs[name] / len(shards.shards)
+                placed.append(dataclasses.replace(shard, rank=rank))
+            found[name] = dataclasses.replace(shards, shards=tuple(placed))
+        return found
+
+    def _extra(self, ledger: Ledger) -> float:
+        """Bytes a rank over TorchRec's own plan, as far as they are the replicas'.
+
+        What is exchanged without replicas needs buffers for as long as a step's exchange lasts,
+        more of them where ids are coalesced; a budget is for what stays, unless it is to be saved.
+        """
+        over = ledger.memory - self.own.memory
+        if self.budget < 0:
+            return over
+        alone = {name: _without_replicas(one.sizes) for name, one in ledger.tables.items()}
+        return min(over, ledger.memory - self.ledger(alone).memory)
+
+    def _meet(self, ledger: Ledger, worth: float = WORTH) -> None:
+        if self._best is not None:
+            if self._known and self._best is self.own:
+                worth = max(worth, LEAVING)
+            if ledger.ms >= (1 - worth) * self._best.ms:
+                return
+        if self.fits(ledger):
+            self._best = ledger
+
+    def _meet_all(self, ways: Mapping[str, Way], worth: float = WORTH) -> None:
+        for ledger in self._candidates(ways):
+            self._meet(ledger, worth)
+
+    def _ways(self, names: tuple[str, ...]) -> tuple[Way, ...]:
+        """What a collection may choose from."""
+        pooled = any(self.tables[name].bags for name in names)
+        return ("torchrec", "rank", "node") if pooled else ("torchrec", *LEVELS)
+
+    def _all(self, level: Coalesce) -> dict[str, Way]:
+        """One level for all tables that may have it; sums are TorchRec's."""
+        return {
+            name: "torchrec" if table.bags and level == "none" else level
+            for name, table in self.tables.items()
+        }
+
+    def _alone(self, ways: Mapping[str, Way]) -> dict[str, TableSizes]:
+        """Sizes without replicas."""
+        found = {}
+        for name, way in ways.items():
+            if way == "sums":
+                found[name] = self._summed.get(name, TableSizes())
+            elif way != "torchrec":
+                found[name] = TableSizes(coalesce=way)
+        return found
+
+    def _candidates(self, ways: Mapping[str, Way]) -> Iterator[Ledger]:
+        """Ledgers with each table's way: without replicas, and with the best sizes of each set of
+        tiers.
+
+        Where exchanges overlap, sizes are sought for several guesses of how much of them is hidden.
+        """
+        sizes = self._alone(ways)
+        alone = self.ledger(sizes)
+        yield alone
+        if not sizes:
+            return
+        levels: dict[str, Coalesce] = {
+            name: size.coalesce for name, size in sizes.items() if ways[name] != "sums"
+        }
+        if not levels:
+            return
+        fixed = {name: size for name, size in sizes.items() if name not in levels}
+        merged, cluster = self._merge(tuple(levels)), self.prices.cluster
+        sets = [*((tier,) for tier in self._tiers if len(self._tiers) > 1), self._tiers]
+        for hidden in sorted({cluster.overlap, cluster.overlap / 2, 0.0}):
+            weighed = dataclasses.replace(
+                self.prices, cluster=dataclasses.replace(cluster, overlap=hidden)
+            )
+            offers = Offers.of(merged, weighed, levels)
+            rows = float(merged.rows.counts @ offers.memory[ROW_WISE])
+            base = self.own.memory - (alone.memory - rows)
+            room = self.budget
+            if room >= 0:
+                room += max(alone.memory - self.own.memory, 0.0)
+            for allowed in sets:
+                optimum = Optimum.of(merged, offers, allowed, base)
+                self.least = min(self.least, float(optimum.memory[0]))
+                if optimum.memory[0] <= room:
+                    taken = optimum.at(room, cluster.world_size)
+                    yield from self._halved(merged, taken, levels, fixed)
+
+    def _halved(
+        self,
+        merged: MergedRows,
+        found: tuple[Integers, Integers],
+        levels: Mapping[str, Coalesce],
+        fixed: Mapping[str, TableSizes],
+    ) -> Iterator[Ledger]:
+        """The sizes beside `fixed` ones, their halves and so on, as long as these are faster; the
+        least come first.
+
+        Prices of single rows do not know that replicas and tables each have their own work done
+        beside the other's traffic.
+        """
+        ledgers: list[Ledger] = []
+        while any(tier.any() for tier in found):
+            ledgers.append(self.ledger({**fixed, **merged.sizes(*found, levels)}))
+            if len(ledgers) > 1 and ledgers[-1].ms >= ledgers[-2].ms:
+                break
+            multiple = self.prices.cluster.world_size
+            replicated, per_node = (tier // 2 // multiple * multiple for tier in found)
+            found = replicated, per_node
+        yield from reversed(ledgers)
+
+    def _split(self, names: tuple[str, ...]) -> None:
+        """Meet plans in which some of a collection's pooled tables are TorchRec's, and of the
+        others rows travel: first those that gain the most by it."""
+        movable = [name for name in names if self.tables[name].bags]
+        if len(movable) < 2 or any(self.tables[name].shards is None for name in movable):
+            return
+        for level in LEVELS[1:]:
+            ways = self.ways | dict.fromkeys(movable, level)
+            for ledger in list(self._candidates(ways)):
+                rows = {name: ledger.tables[name].sizes for name in movable}
+                rest = {n: one.sizes for n, one in ledger.tables.items() if n not in rows}
+                own = self.ledger(rest)
+                gains = {
+                    name: self._marginal(own, name) - self._marginal(ledger, name) for name in rows
+                }
+                order = sorted(rows, key=lambda name: -gains[name])
+                step = max(1, len(order) // MOST_SPLITS)
+                tries = (
+                    self.ledger(rest | {name: rows[name] for name in order[:count]})
+                    for count in range(1, len(order), step)
+                )
+                found = min(tries, key=lambda one: one.ms)
+                self._meet(found)
+                if self._best is found:
+                    self._meet_all(self.ways, 0.0)
+
+    def _in_front_of_sums(self, names: tuple[str, ...]) -> Iterator[Ledger]:
+        """Plans in which the hottest rows of a pooled collection are on every rank, and bags that
+        have others are summed at home, row-wise.
+
+        A sum is spared with the last of its bag's rows, so that no row has a price of its own.
+        """
+        if not all(self.tables[name].bags for name in names):
+            return
+        rest = {n: one.sizes for n, one in self.best.tables.items() if n not in names}
+        merged, multiple = self._merge(names), self.prices.cluster.world_size
+        each = merged.rows.counts * merged.rows.p
+        before = np.cumsum(each) - each
+        for share in COVERED:
+            taken = np.where(before < share * merged.rows.lookups, merged.rows.counts, 0)
+            rows = merged.per_table(taken)
+            sizes = {}
+            for name, count in zip(merged.names, rows.tolist(), strict=True):
+                every = count == self.tables[name].rows.num_rows
+                sizes[name] = TableSizes(
+                    replicated=count if every else count // multiple * multiple
+                )
+            yield self.ledger(rest | sizes)
+
+    def _marginal(self, ledger: Ledger, table: str) -> float:
+        """Milliseconds of a table, latencies aside."""
+        return float(marginal_ms(ledger.tables[table].cost.mean, self.prices.cluster))
+
+    def _by_table(self) -> dict[str, Way]:
+        """Each table's best level of coalescing, with its sizes and the other tables as they are;
+        bags of one collection keep theirs, and so does what is TorchRec's."""
+        ledger = self.best
+        for name, one in ledger.tables.items():
+            if one.table.bags or one.sizes.as_torchrec:
+                continue
+            sizes = {other: each.sizes for other, each in ledger.tables.items()}
+            tries = [dataclasses.replace(one.sizes, coalesce=level) for level in LEVELS]
+            if one.table.shards is not None:
+                tries.append(AS_TORCHREC)
+            ledgers = [self.ledger(sizes | {name: own}) for own in tries]
+            ledger = min(ledgers, key=lambda found: found.ms)
+        return {name: _way(one) for name, one in ledger.tables.items()}
+
+    def _merge(self, names: tuple[str, ...]) -> MergedRows:
+        if names not in self._merged:
+            self._merged[names] = MergedRows.of({name: self.tables[name] for name in names})
+        return self._merged[names]
+
+    def _considered(self, names: tuple[str, ...]) -> Iterator[Considered]:
+        chosen = {name: one.sizes for name, one in self.best.tables.items()}
+        current = self.ways
+        own = {current[name] for name in names}
+        for way in self._ways(names):
+            if way == "torchrec":
+                kinds = {
+                    shards.called
+                    for name in names
+                    if (shards := self.tables[name].shards) is not None
+                }
+                called = f"{CALLED[way]} ({', '.join(sorted(kinds)) or 'RW'})"
+            else:
+                called = CALLED[way]
+            rest = {name: sizes for name, sizes in chosen.items() if name not in names}
+            plain = self.ledger(rest | self._alone(dict.fromkeys(names, way)))
+            taken = own == {way}
+            with_replicas = [
+                one
+                for one in self._candidates(current | dict.fromkeys(names, way))
+                if self.fits(one) and _has_replicas(one, names)
+            ]
+            if taken and _has_replicas(self.best, names):
+                with_replicas.append(self.best)
+            is_best = taken and not _has_replicas(self.best, names)
+            yield self._one(called, self.best if is_best else plain, is_best)
+            if with_replicas:
+                found = (
+                    self.best
+                    if taken and not is_best
+                    else min(with_replicas, key=lambda one: one.ms)
+                )
+                yield self._one(f"{called}, with replicas", found, found is self.best)
+        summed = list(self._in_front_of_sums(names))
+        if summed and own != {"sums"}:
+            found = min(summed, key=lambda one: (not self.fits(one), one.ms))
+            yield self._one(f"{CALLED['sums']}, with replicas", found, False)
+        elif own == {"sums"}:
+            yield self._one(f"{CALLED['sums']}, with replicas", self.best, True)
+        if len(own) > 1:
+            yield self._one("each table its own way", self.best, True)
+
+    def _one(self, called: str, ledger: Ledger, chosen: bool) -> Considered:
+        return Considered(
+            way=called,
+            ms=ledger.ms,
+            exchanged=ledger.cost.exchanged,
+            memory=ledger.memory - self.own.memory,
+            fits=self.fits(ledger),
+            chosen=chosen,
+        )
+
+
+def allowed_tiers(prices: Prices, tiers: Literal[2, 3]) -> tuple[int, ...]:
+    """Flex is a tier of its own where there are nodes of several ranks."""
+    cluster = prices.cluster
+    flex = tiers == 3 and cluster.n_nodes > 1 and cluster.ranks_per_node > 1
+    return (REPLICATED, PER_NODE) if flex else (REPLICATED,)
+
+
+def _way(one: TableLedger) -> Way:
+    if one.sizes.as_torchrec:
+        return "torchrec"
+    return "sums" if one.table.bags and one.sizes.coalesce == "none" else one.sizes.coalesce
+
+
+def _without_replicas(sizes: TableSizes) -> TableSizes:
+    return dataclasses.replace(sizes, replicated=0, per_node=0)
+
+
+def _has_replicas(ledger: Ledger, names: tuple[str, ...]) -> bool:
+    every = (ledger.tables[name].sizes for name in names)
+    return any(sizes.replicated or sizes.per_node for sizes in every)

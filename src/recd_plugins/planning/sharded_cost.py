@@ -1,0 +1,145 @@
+"""What a table costs where TorchRec's own plan has it, rank by rank.
+
+A plan of whole tables keeps some ranks busier than others, and a step waits for the busiest. So
+prices here are arrays [U], one for each rank; those of rows spread over all ranks are numbers.
+In the formulas a table has f bags a sample of p lookups in all, of which each sum has s bytes;
+rows of r bytes; B samples a rank, U = N W ranks in all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recd_plugins.planning.bag_cost import LENGTH_BYTES, SUM_BYTES, row_wise_bags
+from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
+from recd_plugins.planning.table_shards import TableShards
+from recd_plugins.planning.table_sizes import SequenceTable
+
+__all__ = ["sharded_cost"]
+
+
+def sharded_cost(prices: Prices, table: SequenceTable, shards: TableShards) -> Cost:
+    """What a table costs each rank as TorchRec's plan has it.
+
+    row_wise        as in `row_wise_bags`, or `Prices.row_wise` where rows come one by one
+    data_parallel   a dense copy on every rank: ar_global E r, static_memory 2 E r
+    others          `_whole`, or `_in_nodes` where rows lie over the ranks of a node
+    """
+    if shards.kind == "row_wise":
+        if not table.bags:
+            return prices.row_wise(table.rows, table.width).total(table.rows.counts)
+        return row_wise_bags(prices, table.rows, bags=table.bags, dim=table.dim, width=table.width)
+    if shards.kind == "data_parallel" or not shards.shards:
+        return _everywhere(prices, table)
+    if shards.kind in ("table_row_wise", "grid_shard") and table.bags:
+        return _in_nodes(prices, table, shards)
+    return _whole(prices, table, shards)
+
+
+def _whole(prices: Prices, table: SequenceTable, shards: TableShards) -> Cost:
+    """Table-wise and column-wise: a rank has all rows of a shard, or c of their columns.
+
+    For each shard, of the rank that has it:
+    static_memory   c E r
+    rows_accessed   U pB
+    dynamic_memory  c U y; and c y on every rank
+    a2a_global      U (x + 2 c y)
+    local           U (3 pB c r + 2 c y); where rows come one by one 4 U pB c r
+    and of every rank ids_sent pB; with x = 8 pB + 4 f B, the ids and their lengths, and y = f B s
+    the sums, or y = pB r the rows. A rank that has less than its share of all tables waits for
+    those that have more.
+    """
+    n, w, u = _shape(prices)
+    lookups, x, y = _moved(prices, table)
+    static, accessed, dynamic, payload, local = (np.zeros(u) for _ in range(5))
+    sent = between = 0.0
+    for shard in shards.shards:
+        at, c = shard.rank, shard.columns
+        part = shard.rows  # of rows over ranks, so that each has its share of ids
+        static[at] += part * c * table.rows.num_rows * table.width
+        accessed[at] += u * part * lookups
+        dynamic += part * c * y
+        dynamic[at] += u * part * c * y
+        payload[at] += u * part * (x + 2 * c * y)
+        own = 3 * part * lookups * c * table.width + 2 * part * c * y
+        local[at] += u * (own if table.bags else 4 * part * c * y)
+        sent += part * lookups
+        between += (u - w) * part * (x + 2 * c * y)
+    return Cost(
+        static_memory=static,
+        ids_sent=sent,
+        rows_accessed=accessed,
+        dynamic_memory=dynamic,
+        a2a_global=payload,
+        between_nodes=between if n > 1 else 0.0,
+        local=local,
+    )
+
+
+def _in_nodes(prices: Prices, table: SequenceTable, shards: TableShards) -> Cost:
+    """Table-row-wise and grids: the ranks of a node share the rows, and sum parts among them.
+
+    For each node that has c of the columns, of each of its ranks:
+    rows_accessed   U pB / W
+    a2a_global      U x / W
+    a2a_intra       2 c U y: parts of sums are reduced and scattered, their gradients gathered
+    a2a_cross       2 c N y
+    local           U / W (3 pB c r) + 2 c U y
+    """
+    n, w, u = _shape(prices)
+    lookups, x, y = _moved(prices, table)
+    static, accessed, dynamic, payload, intra, cross, local = (np.zeros(u) for _ in range(7))
+    sent = between = 0.0
+    for shard in shards.shards:
+        at, c, part = shard.rank, shard.columns, shard.rows
+        static[at] += part * c * table.rows.num_rows * table.width
+        accessed[at] += u * part * lookups
+        dynamic += part * c * y
+        dynamic[at] += c * (u + n) * y
+        payload[at] += u * part * x
+        intra[at] += 2 * c * u * y
+        cross[at] += 2 * c * n * y
+        local[at] += u * part * 3 * lookups * c * table.width + 2 * c * u * y
+        sent += part * lookups
+        between += (u - w) * part * x + 2 * c * (n - 1) * y
+    return Cost(
+        static_memory=static,
+        ids_sent=sent,
+        rows_accessed=accessed,
+        dynamic_memory=dynamic,
+        a2a_global=payload,
+        a2a_intra=intra,
+        a2a_cross=cross,
+        between_nodes=between if n > 1 else 0.0,
+        local=local,
+    )
+
+
+def _everywhere(prices: Prices, table: SequenceTable) -> Cost:
+    """Data-parallel: all ranks have all rows, whose gradients are all-reduced, touched or not."""
+    n, _, _ = _shape(prices)
+    lookups, _, y = _moved(prices, table)
+    size = table.rows.num_rows * table.width
+    return Cost(
+        static_memory=2 * size,
+        rows_accessed=lookups,
+        dynamic_memory=y,
+        ar_global=size,
+        between_nodes=2 * (n - 1) * size,
+        local=4 * size + 3 * lookups * table.width + 2 * y,
+    )
+
+
+def _shape(prices: Prices) -> tuple[int, int, int]:
+    cluster = prices.cluster
+    return cluster.n_nodes, cluster.ranks_per_node, cluster.world_size
+
+
+def _moved(prices: Prices, table: SequenceTable) -> tuple[float, float, float]:
+    """pB; x; and y, of one rank's batch."""
+    lookups = table.rows.lookups * prices.batch_size
+    bags = table.bags * prices.batch_size
+    ids = lookups * ID_BYTES + bags * LENGTH_BYTES
+    if not table.bags:
+        return lookups, ids, lookups * table.width
+    return lookups, ids, bags * table.dim * SUM_BYTES

@@ -1,0 +1,77 @@
+"""Which ranks have which parts of a table, by TorchRec's own plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchrec.distributed.types import ParameterSharding, ShardingPlan
+
+    from recd_plugins.planning.model_tables import ModelTable
+
+__all__ = ["TableShard", "TableShards", "table_shards"]
+
+SHORT = {
+    "data_parallel": "TorchRec's DP",
+    "table_wise": "TW",
+    "column_wise": "CW",
+    "row_wise": "RW",
+    "table_row_wise": "TWRW",
+    "table_column_wise": "TWCW",
+    "grid_shard": "grid",
+}
+
+
+@dataclass(frozen=True)
+class TableShard:
+    """A rank's part of a table."""
+
+    rank: int
+    rows: float
+    """The share of the table's rows."""
+    columns: float
+    """The share of its columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableShards:
+    """A table as TorchRec's plan has it."""
+
+    kind: str
+    """TorchRec's `ShardingType`."""
+    shards: tuple[TableShard, ...] = ()
+    """None where every rank has all of it."""
+
+    @property
+    def called(self) -> str:
+        """Its short name, as reports have it."""
+        return SHORT.get(self.kind, self.kind)
+
+    @classmethod
+    def of(cls, sharding: ParameterSharding, num_rows: int, dim: int) -> TableShards:
+        spec: Any = sharding.sharding_spec
+        if spec is None:
+            return cls(kind=sharding.sharding_type)
+        return cls(
+            kind=sharding.sharding_type,
+            shards=tuple(
+                TableShard(
+                    rank=shard.placement.rank(),
+                    rows=shard.shard_sizes[0] / num_rows,
+                    columns=shard.shard_sizes[1] / dim,
+                )
+                for shard in spec.shards
+            ),
+        )
+
+
+def table_shards(plan: ShardingPlan, tables: Mapping[str, ModelTable]) -> dict[str, TableShards]:
+    """Where a plan has each of these tables; without those that it leaves unsharded."""
+    found = {}
+    for name, table in tables.items():
+        placed: Any = plan.plan.get(table.module, {})
+        if name in placed:
+            found[name] = TableShards.of(placed[name], table.num_rows, table.dim)
+    return found

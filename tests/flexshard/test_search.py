@@ -1,0 +1,107 @@
+"""Value tests: what `goal: auto` finds for pooled tables, against every way of every table."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+
+import pytest
+
+from recd_flexshard.policy.search import LEAVING, WORTH, Search
+from recd_plugins.planning.access.parametric import uniform, zipf
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.table_shards import TableShard, TableShards
+from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+from recd_plugins.planning.topology import Cluster, Topology
+
+CLUSTER = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
+PRICES = Prices(cluster=CLUSTER, batch_size=512, k=1.7)
+MUCH = float(1 << 30)
+
+
+def pooled(
+    name: str, rank: int, *, rows: int, lookups: float, exponent: float = 1.05, bags: float = 1
+) -> SequenceTable:
+    shards = TableShards(kind="table_wise", shards=(TableShard(rank, 1.0, 1.0),))
+    law = zipf(rows, lookups, exponent) if exponent else uniform(rows, lookups)
+    return SequenceTable(name=name, rows=law, dim=64, bags=bags, collection="bags", shards=shards)
+
+
+def searched(*tables: SequenceTable, budget: float = MUCH) -> Search:
+    search = Search({one.name: one for one in tables}, PRICES, budget=budget)
+    search.run()
+    return search
+
+
+def test_long_bags_of_cold_rows_are_left_to_torchrec() -> None:
+    tables = [pooled(f"t{n}", n, rows=10**6, lookups=20, exponent=0) for n in range(4)]
+    search = searched(*tables)
+    assert search.best is search.own
+    (considered,) = search.considered().values()
+    assert [one.way for one in considered if one.chosen] == ["TorchRec's own plan (TW)"]
+    assert min(one.ms for one in considered if not one.chosen) > search.own.ms
+
+
+def test_short_bags_of_hot_rows_travel() -> None:
+    tables = [pooled(f"t{n}", n, rows=1000, lookups=1) for n in range(4)]
+    search = searched(*tables)
+    assert search.best.ms < search.own.ms / 2
+    for one in search.best.tables.values():
+        assert not one.sizes.as_torchrec
+    (considered,) = search.considered().values()
+    assert sum(one.chosen for one in considered) == 1
+    chosen = next(one for one in considered if one.chosen)
+    assert (1 - WORTH) * chosen.ms <= min(one.ms for one in considered if one.fits)
+    assert chosen.ms == search.best.ms
+
+
+def test_a_collection_is_split_where_its_tables_differ() -> None:
+    """As good as the best of all ways of all tables, without replicas for any."""
+    hot = [pooled(f"hot{n}", n, rows=100, lookups=1) for n in range(3)]
+    cold = [pooled(f"cold{n}", n, rows=10**6, lookups=20, exponent=0) for n in range(4)]
+    search = searched(*hot, *cold)
+    split = {name: one.sizes.as_torchrec for name, one in search.best.tables.items()}
+    assert split == {one.name: one in cold for one in (*hot, *cold)}
+    ways = (AS_TORCHREC, TableSizes(coalesce="rank"), TableSizes(coalesce="node"))
+    every = [
+        search.ledger(dict(zip(search.tables, sizes, strict=True)))
+        for sizes in product(ways, repeat=7)
+    ]
+    assert search.best.ms <= min(one.ms for one in every)
+    (considered,) = search.considered().values()
+    assert next(one.way for one in considered if one.chosen) == "each table its own way"
+
+
+def test_coalescing_alone_is_no_matter_of_memory() -> None:
+    """Its buffers are a step's: at a budget of 0 they do not stand against it."""
+    sequences = SequenceTable(name="s", rows=zipf(3_000, 1.5, 0.8), dim=64, collection="sequences")
+    prices = dataclasses.replace(PRICES, batch_size=2048)
+    coalesced = Ledger.of({"s": sequences}, {"s": TableSizes(coalesce="rank")}, prices)
+    search = Search({"s": sequences}, prices, budget=0.0)
+    assert search.run().ms <= coalesced.ms
+    # What replicas take beside counts.
+    for one in search.best.tables.values():
+        alone = search.ledger({"s": TableSizes(coalesce=one.sizes.coalesce)})
+        assert search.best.memory <= max(alone.memory, search.own.memory) + 1e-3
+    strict = Search({"s": sequences}, prices, budget=-1.0)
+    assert strict.run().memory <= search.own.memory - 1
+
+
+@pytest.mark.parametrize("budget", [0.0, MUCH])
+def test_what_is_chosen_fits_and_is_worth_leaving_torchrec(budget: float) -> None:
+    tables = [
+        pooled("a", 0, rows=50, lookups=3),
+        pooled("b", 0, rows=100_000, lookups=3, exponent=1.2),
+        pooled("c", 1, rows=5_000, lookups=20),
+        dataclasses.replace(pooled("s", 2, rows=5_000, lookups=20), bags=0, collection="seq"),
+    ]
+    search = searched(*tables, budget=budget)
+    assert search.fits(search.best)
+    if search.best is not search.own:
+        assert search.best.ms <= (1 - LEAVING) * search.own.ms
+    considered = search.considered()
+    assert set(considered) == {"bags", "seq"}
+    for every in considered.values():
+        assert sum(one.chosen for one in every) == 1
+        assert every[0].way.startswith("TorchRec's own plan")

@@ -1,0 +1,136 @@
+"""Ladder: what TorchRec's placement costs each rank, as values; then beside the bytes it sends."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from test_bag_cost import LOOKUPS, ROWS, Bags
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.planning.sharded_cost import sharded_cost
+from recd_plugins.planning.table_shards import TableShard, TableShards, table_shards
+from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+from recd_plugins.planning.topology import Cluster, Topology
+from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter
+
+W, B = 2, 64
+U = 2 * W
+PRICES = Prices(
+    cluster=Cluster.of(Topology(ranks_per_node=W, inter_node_gbps=0.02, intra_node_gbps=2), U),
+    batch_size=B,
+    k=1.5,
+)
+
+
+def whole(rank: int) -> TableShards:
+    return TableShards(kind="table_wise", shards=(TableShard(rank, 1.0, 1.0),))
+
+
+def table(name: str, rank: int, bags: float = 1) -> SequenceTable:
+    return SequenceTable(
+        name=name, rows=zipf(1000, 5), dim=16, bags=bags, collection="bags", shards=whole(rank)
+    )
+
+
+def test_the_owner_of_a_table_serves_all_ranks() -> None:
+    cost = sharded_cost(PRICES, table("t", 1), whole(1))
+    ids, sums = 5 * B * 8 + B * 4, B * 16 * 4
+    np.testing.assert_allclose(cost.a2a_global, [0, U * (ids + 2 * sums), 0, 0])
+    np.testing.assert_allclose(cost.static_memory, [0, 1000 * 64, 0, 0])
+    np.testing.assert_allclose(cost.dynamic_memory, [sums, (U + 1) * sums, sums, sums])
+    assert cost.between_nodes == pytest.approx((U - W) * (ids + 2 * sums))
+    # Half of the columns each: half of the sums, and all of the ids.
+    halves = TableShards(
+        kind="column_wise", shards=(TableShard(0, 1.0, 0.5), TableShard(1, 1.0, 0.5))
+    )
+    cost = sharded_cost(PRICES, table("t", 0), halves)
+    np.testing.assert_allclose(cost.a2a_global, [U * (ids + sums)] * 2 + [0, 0])
+
+
+def test_a_step_waits_for_the_rank_that_has_the_most() -> None:
+    def ms(*ranks: int) -> float:
+        tables = {f"t{n}": table(f"t{n}", rank) for n, rank in enumerate(ranks)}
+        return Ledger.of(tables, dict.fromkeys(tables, AS_TORCHREC), PRICES).ms
+
+    assert ms(0, 1, 2, 3) < ms(0, 0, 2, 3) < ms(0, 0, 0, 0)
+    even, crowded = (ms(*ranks) for ranks in ((0, 1, 2, 3), (0, 0, 0, 0)))
+    latency = 4 * PRICES.cluster.a2a_global.latency_ms
+    assert crowded - latency == pytest.approx(4 * (even - latency), rel=1e-6)
+
+
+def test_a_table_whose_place_nobody_knows_is_row_wise() -> None:
+    unknown = {"t": dataclasses.replace(table("t", 0), shards=None)}
+    ledgers = [Ledger.of(unknown, {"t": one}, PRICES) for one in (AS_TORCHREC, TableSizes())]
+    assert ledgers[0].cost == ledgers[1].cost
+
+
+def exchanged(kind: str) -> tuple[Traffic, dict[str, TableShards]]:
+    """What a rank hands to collectives in a step of plain TorchRec, and where the tables were."""
+    model = Bags()
+    sharder = EmbeddingBagCollectionSharder(fused_params=OptimizerSettings().fused_params())
+    each = {
+        "a": table_wise(rank=1, compute_kernel="fused")
+        if kind == "table_wise"
+        else column_wise(ranks=[0, 1, 2, 3], compute_kernel="fused"),
+        "b": table_wise(rank=1, compute_kernel="fused"),
+    }
+    placed = construct_module_sharding_plan(model.bags, each, sharder=sharder, device_type="cpu")
+    plan = ShardingPlan(plan={"bags": placed})
+    shards = table_shards(plan, model_tables(model))
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=[sharder]
+    )
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    features = KeyedJaggedTensor(
+        keys=["x", "y", "z"],
+        values=torch.randint(0, ROWS, (3 * B * LOOKUPS,), generator=draw),
+        lengths=torch.full((3 * B,), LOOKUPS, dtype=torch.int32),
+    )
+    counter = TrafficCounter()
+    with counter:
+        sharded(features).backward()
+    return counter.traffic, shards
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "column_wise"])
+def test_each_rank_hands_over_what_its_shards_cost(kind: str, gloo_pool: GlooPool) -> None:
+    found = gloo_pool.run(exchanged, kind, world_size=U)
+    shards = found[0][1]
+    a = RowDistribution.of([ROWS], [2 * LOOKUPS / ROWS])
+    b = RowDistribution.of([ROWS], [LOOKUPS / ROWS])
+    tables = [
+        SequenceTable(name="a", rows=a, dim=16, bags=2),
+        SequenceTable(name="b", rows=b, dim=32, bags=1, element_bytes=2),
+    ]
+    cost = sum(
+        (sharded_cost(PRICES, one, shards[one.name]) for one in tables[1:]),
+        sharded_cost(PRICES, tables[0], shards["a"]),
+    )
+    # A rank is handed ids and gradients, and hands over sums: in all phases together each moves as
+    # much as the prices have it move for its own tables, on average over ranks.
+    sent = [sum(traffic["all_to_all"].values()) for traffic, _ in found]
+    assert np.mean(sent) == pytest.approx(np.mean(cost.a2a_global), rel=0.05)
+    forward = [traffic["all_to_all"].get("forward", 0) for traffic, _ in found]
+    sums = U * B * 4 * np.array([2 * 4, 2 * 4 + 32, 2 * 4, 2 * 4])
+    if kind == "table_wise":
+        sums = U * B * 4 * np.array([0, 2 * 16 + 32, 0, 0])
+    np.testing.assert_allclose(forward, sums)
