@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
-from recd_flexshard.policy.search import Search
+from recd_flexshard.policy.search import PlanSearch
 from recd_plugins.api import Context, Topology, fitting
 from recd_plugins.api.planning import (
     AS_TORCHREC,
@@ -86,7 +86,7 @@ class FlexShardPlanner(TierPlanner):
         considered: Mapping[str, Sequence[Considered]] = {}
         own: Ledger | None = None
         if config.goal == "auto":
-            search = Search(
+            search = PlanSearch(
                 tables,
                 prices,
                 budget=(config.budget_gb or 0.0) * GB,

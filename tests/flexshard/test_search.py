@@ -7,11 +7,11 @@ from itertools import product
 
 import pytest
 
-from recd_flexshard.policy.search import LEAVING, WORTH, Search
+from recd_flexshard.policy.search import LEAVING, WORTH, PlanSearch
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_shards import TableShard, TableShards
+from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Topology
 
@@ -23,13 +23,13 @@ MUCH = float(1 << 30)
 def pooled(
     name: str, rank: int, *, rows: int, lookups: float, exponent: float = 1.05, bags: float = 1
 ) -> SequenceTable:
-    shards = TableShards(kind="table_wise", shards=(TableShard(rank, 1.0, 1.0),))
+    shards = PlannedShards(kind="table_wise", shards=(PlannedShard(rank, 1.0, 1.0),))
     law = zipf(rows, lookups, exponent) if exponent else uniform(rows, lookups)
     return SequenceTable(name=name, rows=law, dim=64, bags=bags, collection="bags", shards=shards)
 
 
-def searched(*tables: SequenceTable, budget: float = MUCH) -> Search:
-    search = Search({one.name: one for one in tables}, PRICES, budget=budget)
+def searched(*tables: SequenceTable, budget: float = MUCH) -> PlanSearch:
+    search = PlanSearch({one.name: one for one in tables}, PRICES, budget=budget)
     search.run()
     return search
 
@@ -78,13 +78,13 @@ def test_coalescing_alone_is_no_matter_of_memory() -> None:
     sequences = SequenceTable(name="s", rows=zipf(3_000, 1.5, 0.8), dim=64, collection="sequences")
     prices = dataclasses.replace(PRICES, batch_size=2048)
     coalesced = Ledger.of({"s": sequences}, {"s": TableSizes(coalesce="rank")}, prices)
-    search = Search({"s": sequences}, prices, budget=0.0)
+    search = PlanSearch({"s": sequences}, prices, budget=0.0)
     assert search.run().ms <= coalesced.ms
     # What replicas take beside counts.
     for one in search.best.tables.values():
         alone = search.ledger({"s": TableSizes(coalesce=one.sizes.coalesce)})
         assert search.best.memory <= max(alone.memory, search.own.memory) + 1e-3
-    strict = Search({"s": sequences}, prices, budget=-1.0)
+    strict = PlanSearch({"s": sequences}, prices, budget=-1.0)
     assert strict.run().memory <= search.own.memory - 1
 
 

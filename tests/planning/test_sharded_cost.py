@@ -24,8 +24,8 @@ from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards, planned_shards
 from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_shards import TableShard, TableShards, table_shards
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
@@ -41,8 +41,8 @@ PRICES = Prices(
 )
 
 
-def whole(rank: int) -> TableShards:
-    return TableShards(kind="table_wise", shards=(TableShard(rank, 1.0, 1.0),))
+def whole(rank: int) -> PlannedShards:
+    return PlannedShards(kind="table_wise", shards=(PlannedShard(rank, 1.0, 1.0),))
 
 
 def table(name: str, rank: int, bags: float = 1) -> SequenceTable:
@@ -59,8 +59,8 @@ def test_the_owner_of_a_table_serves_all_ranks() -> None:
     np.testing.assert_allclose(cost.dynamic_memory, [sums, (U + 1) * sums, sums, sums])
     assert cost.between_nodes == pytest.approx((U - W) * (ids + 2 * sums))
     # Half of the columns each: half of the sums, and all of the ids.
-    halves = TableShards(
-        kind="column_wise", shards=(TableShard(0, 1.0, 0.5), TableShard(1, 1.0, 0.5))
+    halves = PlannedShards(
+        kind="column_wise", shards=(PlannedShard(0, 1.0, 0.5), PlannedShard(1, 1.0, 0.5))
     )
     cost = sharded_cost(PRICES, table("t", 0), halves)
     np.testing.assert_allclose(cost.a2a_global, [U * (ids + sums)] * 2 + [0, 0])
@@ -83,7 +83,7 @@ def test_a_table_whose_place_nobody_knows_is_row_wise() -> None:
     assert ledgers[0].cost == ledgers[1].cost
 
 
-def exchanged(kind: str) -> tuple[Traffic, dict[str, TableShards]]:
+def exchanged(kind: str) -> tuple[Traffic, dict[str, PlannedShards]]:
     """What a rank hands to collectives in a step of plain TorchRec, and where the tables were."""
     model = Bags()
     sharder = EmbeddingBagCollectionSharder(fused_params=OptimizerSettings().fused_params())
@@ -95,7 +95,7 @@ def exchanged(kind: str) -> tuple[Traffic, dict[str, TableShards]]:
     }
     placed = construct_module_sharding_plan(model.bags, each, sharder=sharder, device_type="cpu")
     plan = ShardingPlan(plan={"bags": placed})
-    shards = table_shards(plan, model_tables(model))
+    shards = planned_shards(plan, model_tables(model))
     sharded = DistributedModelParallel(
         model, device=torch.device("cpu"), plan=plan, sharders=[sharder]
     )

@@ -188,7 +188,7 @@ def test_it_says_what_is_cached_and_what_that_saves() -> None:
 
 
 def test_the_optimum_leaves_room_for_the_batch_and_takes_the_memory_given() -> None:
-    made = planner(memory_gb=1.0)
+    made = planner(memory_gb=1.0, force=True)
     made.propose(Probe(), Topology(), 1)
     assert "M = 1 GB (cache.memory_gb) less" in made.explain()
     planned = made.tier_plan
@@ -207,12 +207,29 @@ def test_the_optimum_leaves_room_for_the_batch_and_takes_the_memory_given() -> N
         planner(memory_gb=1e-4, activation_bytes=1e6).propose(Probe(), Topology(), 1)
 
 
-def test_what_is_worth_nothing_on_many_ranks_is_coalesced_all_the_same() -> None:
+def test_what_is_slower_than_torchrecs_own_plan_is_not_taken_unless_forced() -> None:
     made = planner()
+    plan = made.propose(Probe(), Topology(), 4)
+    assert made.tier_plan is None
+    assert "row_wise" not in {one.sharding_type for one in plan.plan["bags"].values()}
+    assert "x slower than TorchRec's own" in made.explain()
+    assert "Set cache.force to take it" in made.explain()
+    slow = Topology(ranks_per_node=2, inter_node_gbps=0.001, intra_node_gbps=2)
+    faster = planner()
+    faster.propose(Probe(), slow, 4)
+    assert faster.tier_plan is not None
+    asked = planner(size="hit_rate", hit_rate=0.5)
+    asked.propose(Probe(), Topology(), 4)
+    assert asked.tier_plan is not None
+    assert "it is taken as asked" in asked.explain()
+
+
+def test_what_is_worth_nothing_on_many_ranks_is_coalesced_all_the_same() -> None:
+    made = planner(force=True)
     made.propose(Probe(), Topology(), 4)
     assert made.tier_plan is not None
     assert made.tier_plan.tables["history"].coalesce == "rank"
-    alone = planner()
+    alone = planner(force=True)
     alone.propose(Probe(), Topology(), 1)
     assert alone.tier_plan is not None
     few, many = (

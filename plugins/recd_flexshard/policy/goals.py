@@ -9,7 +9,7 @@ from typing import Literal
 from recd_flexshard.policy.breakpoints import breakpoints
 from recd_flexshard.policy.offers import PER_NODE, ROW_WISE, Offers
 from recd_flexshard.policy.optimum import Optimum
-from recd_flexshard.policy.search import Search, allowed_tiers
+from recd_flexshard.policy.search import PlanSearch, allowed_tiers
 from recd_plugins.api.planning import (
     Coalesce,
     Ledger,
@@ -66,7 +66,7 @@ def auto(
 ) -> Ledger:
     """The least expected time over coalescing, tiers and their sizes, within `budget` extra
     bytes a rank over TorchRec's own plan, which is the first candidate: never slower than it."""
-    return Search(tables, prices, budget=budget, tiers=tiers).run()
+    return PlanSearch(tables, prices, budget=budget, tiers=tiers).run()
 
 
 def frontier(

@@ -23,16 +23,16 @@ from recd_plugins.api.planning import (
     Integers,
     Ledger,
     MergedRows,
+    PlannedShards,
     Prices,
     SequenceTable,
     TableLedger,
-    TableShards,
     TableSizes,
     marginal_ms,
     sharded_cost,
 )
 
-__all__ = ["LEVELS", "Search", "Way", "allowed_tiers"]
+__all__ = ["LEVELS", "PlanSearch", "Way", "allowed_tiers"]
 
 Way = Literal["torchrec", "none", "rank", "node", "sums"]
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
@@ -56,7 +56,7 @@ LEAVING = 0.05
 """The same, to be taken for TorchRec's own plan: prices are of two ways to do things then."""
 
 
-class Search:
+class PlanSearch:
     """The fastest plan within a budget of those that it met, and what it met by collection."""
 
     def __init__(
@@ -74,8 +74,8 @@ class Search:
         self.budget = budget
         self._tiers = allowed_tiers(prices, tiers)
         self._known = any(table.shards is not None for table in tables.values())
-        self._priced: dict[tuple[str, TableSizes, TableShards | None], TableLedger] = {}
-        self._placed: dict[tuple[str, ...], Mapping[str, TableShards | None]] = {}
+        self._priced: dict[tuple[str, TableSizes, PlannedShards | None], TableLedger] = {}
+        self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
         self._merged: dict[tuple[str, ...], MergedRows] = {}
         self._summed: dict[str, TableSizes] = {}
         """The sizes of tables whose sums have replicas in front of them in the best plan."""
@@ -158,10 +158,10 @@ class Search:
     def fits(self, ledger: Ledger) -> bool:
         return self._extra(ledger) <= self.budget
 
-    def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, TableShards | None]:
+    def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, PlannedShards | None]:
         """Where TorchRec will have the tables that are left to it: where its own plan has them, if
         those are all; else anew, each on the rank that has least so far, the largest first."""
-        found: dict[str, TableShards | None] = {name: self.tables[name].shards for name in left}
+        found: dict[str, PlannedShards | None] = {name: self.tables[name].shards for name in left}
         if len(left) == len(self.tables):
             return found
         costs = {

@@ -18,6 +18,7 @@ from recd_plugins.planning.explain.plan_report import Considered, Frontier, Plan
 from recd_plugins.planning.explain.words import aligned
 from recd_plugins.planning.ledger import Ledger, TableLedger
 from recd_plugins.planning.model_tables import ModelTable, model_tables
+from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
     OrdersBatches,
@@ -27,7 +28,6 @@ from recd_plugins.planning.planner_bases import (
     from_rank_0,
 )
 from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_shards import TableShards
 from recd_plugins.planning.table_sizes import (
     AS_TORCHREC,
     MergedRows,
@@ -60,6 +60,7 @@ __all__ = [
     "ModelTable",
     "OrdersBatches",
     "PlanReport",
+    "PlannedShards",
     "Prices",
     "Pricing",
     "Profile",
@@ -70,7 +71,6 @@ __all__ = [
     "TableConstraint",
     "TableLedger",
     "TablePlan",
-    "TableShards",
     "TableSizes",
     "TierPlan",
     "TierPlanner",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.table_shards import TableShards
+from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.table_sizes import SequenceTable
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class ModelTable:
         """What to count for its distribution: the lookups of all its features."""
         return Counted(num_rows=self.num_rows, features=self.features)
 
-    def with_rows(self, rows: RowDistribution, shards: TableShards | None = None) -> SequenceTable:
+    def with_rows(
+        self, rows: RowDistribution, shards: PlannedShards | None = None
+    ) -> SequenceTable:
         """The table with its access distribution, as ledgers take it; `shards` is where TorchRec's
         own plan has it."""
         return SequenceTable(

@@ -12,13 +12,13 @@ import numpy as np
 
 from recd_plugins.planning.bag_cost import LENGTH_BYTES, SUM_BYTES, row_wise_bags
 from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
-from recd_plugins.planning.table_shards import TableShards
+from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.table_sizes import SequenceTable
 
 __all__ = ["sharded_cost"]
 
 
-def sharded_cost(prices: Prices, table: SequenceTable, shards: TableShards) -> Cost:
+def sharded_cost(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
     """What a table costs each rank as TorchRec's plan has it.
 
     row_wise        as in `row_wise_bags`, or `Prices.row_wise` where rows come one by one
@@ -36,7 +36,7 @@ def sharded_cost(prices: Prices, table: SequenceTable, shards: TableShards) -> C
     return _whole(prices, table, shards)
 
 
-def _whole(prices: Prices, table: SequenceTable, shards: TableShards) -> Cost:
+def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
     """Table-wise and column-wise: a rank has all rows of a shard, or c of their columns.
 
     For each shard, of the rank that has it:
@@ -76,7 +76,7 @@ def _whole(prices: Prices, table: SequenceTable, shards: TableShards) -> Cost:
     )
 
 
-def _in_nodes(prices: Prices, table: SequenceTable, shards: TableShards) -> Cost:
+def _in_nodes(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
     """Table-row-wise and grids: the ranks of a node share the rows, and sum parts among them.
 
     For each node that has c of the columns, of each of its ranks:

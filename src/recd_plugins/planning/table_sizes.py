@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.planning.table_shards import TableShards
+from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.tier_plan import Coalesce, HottestRows, TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
 
@@ -28,7 +28,7 @@ class SequenceTable:
     samples are looked up; 0 where rows are looked up one by one."""
     collection: str = ""
     """The path of its collection in the model."""
-    shards: TableShards | None = None
+    shards: PlannedShards | None = None
     """Where TorchRec's own plan has it; row-wise where nobody asked."""
 
     @property

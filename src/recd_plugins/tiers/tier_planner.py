@@ -21,6 +21,7 @@ from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
     Proposes,
@@ -28,7 +29,6 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
-from recd_plugins.planning.table_shards import table_shards
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
@@ -250,7 +250,7 @@ class TierPlanner(Tiered, Proposes, Retiers):
         `own` is the plan of the planner behind, were there no tiers.
         """
         profile = self.profile = self.profiled()
-        shards = table_shards(own, self.found)
+        shards = planned_shards(own, self.found)
         tables = {
             name: table.with_rows(profile[name], shards.get(name))
             for name, table in self.found.items()
@@ -284,7 +284,7 @@ class TierPlanner(Tiered, Proposes, Retiers):
         report = self.report
         if report is None:
             return ""
-        shards = table_shards(plan, self.found)
+        shards = planned_shards(plan, self.found)
         every = report.ledger.tables
         tables = {
             name: dataclasses.replace(one.table, shards=shards.get(name))

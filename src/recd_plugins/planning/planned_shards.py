@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.planning.model_tables import ModelTable
 
-__all__ = ["TableShard", "TableShards", "table_shards"]
+__all__ = ["PlannedShard", "PlannedShards", "planned_shards"]
 
 SHORT = {
     "data_parallel": "TorchRec's DP",
@@ -25,7 +25,7 @@ SHORT = {
 
 
 @dataclass(frozen=True)
-class TableShard:
+class PlannedShard:
     """A rank's part of a table."""
 
     rank: int
@@ -36,12 +36,12 @@ class TableShard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableShards:
+class PlannedShards:
     """A table as TorchRec's plan has it."""
 
     kind: str
     """TorchRec's `ShardingType`."""
-    shards: tuple[TableShard, ...] = ()
+    shards: tuple[PlannedShard, ...] = ()
     """None where every rank has all of it."""
 
     @property
@@ -50,14 +50,14 @@ class TableShards:
         return SHORT.get(self.kind, self.kind)
 
     @classmethod
-    def of(cls, sharding: ParameterSharding, num_rows: int, dim: int) -> TableShards:
+    def of(cls, sharding: ParameterSharding, num_rows: int, dim: int) -> PlannedShards:
         spec: Any = sharding.sharding_spec
         if spec is None:
             return cls(kind=sharding.sharding_type)
         return cls(
             kind=sharding.sharding_type,
             shards=tuple(
-                TableShard(
+                PlannedShard(
                     rank=shard.placement.rank(),
                     rows=shard.shard_sizes[0] / num_rows,
                     columns=shard.shard_sizes[1] / dim,
@@ -67,11 +67,13 @@ class TableShards:
         )
 
 
-def table_shards(plan: ShardingPlan, tables: Mapping[str, ModelTable]) -> dict[str, TableShards]:
+def planned_shards(
+    plan: ShardingPlan, tables: Mapping[str, ModelTable]
+) -> dict[str, PlannedShards]:
     """Where a plan has each of these tables; without those that it leaves unsharded."""
     found = {}
     for name, table in tables.items():
         placed: Any = plan.plan.get(table.module, {})
         if name in placed:
-            found[name] = TableShards.of(placed[name], table.num_rows, table.dim)
+            found[name] = PlannedShards.of(placed[name], table.num_rows, table.dim)
     return found
