@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recd_plugins.api import CapabilityError, Context, Loader, Topology
+from recd_plugins.api import CapabilityError, Context, Topology
 from recd_plugins.api.planning import (
     GB,
     ChosenSizes,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-    from recd_plugins.api.batch import Batch
+    from recd_plugins.api.batch import Batch, OwnBatches
 
 __all__ = ["ScarsPlanner", "build_scars"]
 
@@ -93,14 +93,20 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         folder.mkdir(parents=True, exist_ok=True)
         return mapped(sharders, folder)
 
-    def order(self, loader: Loader, rank: int, world_size: int) -> Loader:
+    def order(self, loader: Any, rank: int, world_size: int, own: OwnBatches | None = None) -> Any:
         """Hot and normal batches of the same samples."""
         if not self._config.hot_batches:
             return loader
         from recd_scars.hot_batches import HotBatches
 
-        window = self._config.window
-        return HotBatches(loader, self, rank=rank, world_size=world_size, window=window)
+        return HotBatches(
+            loader,
+            self,
+            rank=rank,
+            world_size=world_size,
+            window=self._config.window,
+            own=own,
+        )
 
     @property
     def features_of(self) -> Mapping[str, Sequence[str]]:

@@ -349,6 +349,9 @@ class Context:
     `preprocess`, that of the tables."""
     tables: Tables | None = None
     """The prepared tables, as `preprocess` finds them; there for `dedup`."""
+    looked_at: tuple[KeyedJaggedTensor, ...] = ()
+    """The features of some of the trainer's own batches, alike on all ranks; there for `dedup`,
+    where the trainer handed batches over."""
     batches: Callable[[], Iterable[Batch]] | None = None
     """The train split's batches as rank 0's model gets them; there for `sharding` and `cache`."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)

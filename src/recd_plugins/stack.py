@@ -9,18 +9,19 @@ model  = DistributedModelParallel(model, device=device, plan=plan, sharders=stac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Split, Tables
-from recd_plugins.data.preprocessing import Step
+from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.naming.patterns import check_patterns, matching
+from recd_plugins.naming.patterns import check_patterns
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
@@ -42,9 +43,12 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.data.batch import Batch
+    from recd_plugins.data.transform import Conversion
     from recd_plugins.sparse.groups import Groups
+    from recd_plugins.sparse.own_batches import FeaturesOf, Select
 
 __all__ = ["Stack", "load"]
 
@@ -62,6 +66,8 @@ class Stack:
         self._tables: Tables | None = None
         self._planner: Planner | None = None
         self._adapted = ""
+        self._looked_at: tuple[KeyedJaggedTensor, ...] = ()
+        """The features of some of the trainer's own batches."""
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -102,8 +108,38 @@ class Stack:
         """
         loader = self.read(rank, world_size, split)
         if split == "train" and isinstance(planner := self.planner(), OrdersBatches):
-            return planner.order(loader, rank, world_size)
+            ordered: Loader = planner.order(loader, rank, world_size)
+            return ordered
         return loader
+
+    def order(
+        self,
+        loader: Iterable[Any],
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        features: FeaturesOf | None = None,
+        select: Select | None = None,
+    ) -> Any:
+        """A trainer's own loader, its samples in batches of the planner's: hot and normal ones.
+
+        As many batches of as many samples, on every rank alike; the loader itself where the
+        planner orders none. Batches are of any type that can be taken apart by sample, or that
+        `select(batches, samples)` makes of samples [N], by their place in all of the batches.
+        `features(batch)` gives its KJT, by default its only one; rank and world size are those of
+        the process group.
+        """
+        planner = self.planner()
+        if not isinstance(planner, OrdersBatches):
+            return loader
+        import torch.distributed as dist
+
+        from recd_plugins.sparse.own_batches import OwnBatches
+
+        if rank is None or world_size is None:
+            joined = dist.is_available() and dist.is_initialized()
+            rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+        return planner.order(loader, rank, world_size, OwnBatches(features=features, select=select))
 
     def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank in the reader's own order: what planners count."""
@@ -162,16 +198,24 @@ class Stack:
         model: nn.Module,
         poolings: Sequence[str] = (),
         *,
+        batches: Iterable[Any] | None = None,
+        features: FeaturesOf | None = None,
         pool_unique: bool = True,
         route: Literal["padded", "vbe"] = "padded",
     ) -> nn.Module:
-        """Make a model, itself, take what the loader yields; its parameters keep their names.
+        """Make a model, itself, take what the loader yields, or what `convert` makes of a KJT; its
+        parameters keep their names.
 
+        `dedup: {groups: auto}` looks at a few of the trainer's own `batches`, unconverted, where
+        they are given, and every rank must then call this; `features(batch)` gives their KJT, by
+        default the only one that a batch holds.
         Modules that pool as the `pooling` slot's do run on unique samples, and those that
         `poolings` names by path or glob; none if not `pool_unique`. `route`: TorchRec's own
         variable-batch form on CUDA (`vbe`), which it expands itself. A registry that deduplicates
         nothing yields plain KJTs, and the model stays as it is.
         """
+        if batches is not None:
+            self._look_at(batches, features)
         if not self._groups:
             return model
         from recd_plugins.embedding.adapt import adapt, explain
@@ -183,9 +227,43 @@ class Stack:
             unique_shares=self._unique_shares,
             pool_unique=pool_unique,
             route=route,
+            own_batches=batches is not None or not self._reads,
         )
         self._adapted = explain(model)
         return model
+
+    @cached_property
+    def convert(self) -> Conversion:
+        """`stack.convert(kjt)`: what an adapted model takes in place of a trainer's own KJT.
+
+        Its features as `dedup` and `preprocess` leave them; a KJT where nothing is deduplicated.
+        What comes back is moved, pinned and sent between processes as a KJT is. Workers of a
+        loader may call it too.
+        """
+        from recd_plugins.data.transform import Conversion
+
+        return Conversion(self._transforms, self._converter)
+
+    def converting(
+        self, make_batch: Callable[..., Any] | None = None, *, features: FeaturesOf | None = None
+    ) -> Callable[..., Any]:
+        """What makes a batch, such as a loader's `collate_fn`; its features are then converted.
+
+        Without `make_batch` it takes a batch: the collate_fn of a dataset that yields batches.
+        `features(batch)` gives the KJT that the batch holds, by default its only one.
+        """
+        from recd_plugins.data.converted import Converting
+
+        return Converting(self.convert, make_batch, features)
+
+    def converted(self, loader: Iterable[Any], *, features: FeaturesOf | None = None) -> Any:
+        """A trainer's own loader, whose batches are converted as they come; all else is its own.
+
+        In the process that iterates; `collate_fn=stack.converting(collate)` does it in workers.
+        """
+        from recd_plugins.data.converted import ConvertedLoader
+
+        return ConvertedLoader(loader, self.converting(features=features))
 
     def plan(
         self,
@@ -261,36 +339,71 @@ class Stack:
         """What plans: a cache stands in front of the sharding slot's planner."""
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
 
+    @property
+    def _reads(self) -> bool:
+        """Whether registry.yaml says what is read; else all batches are the trainer's own."""
+        return "dataset" in self.registry.choices
+
+    def _look_at(self, batches: Iterable[Any], features: FeaturesOf | None) -> None:
+        """Have the converter choose by some of the trainer's batches: those of rank 0."""
+        if not self.registry.chosen("dedup"):
+            return
+        from recd_plugins.planning.planner_bases import agreed
+        from recd_plugins.sparse.own_batches import sampled_features
+
+        if "_converter" in self.__dict__:
+            raise CapabilityError(
+                "stack.adapt: which features are deduplicated was settled before it looked at "
+                "batches: convert batches after it, and adapt once with `batches`."
+            )
+        self._looked_at = agreed(lambda: sampled_features(batches, features))
+
+    @cached_property
+    def _transforms(self) -> list[ChosenTransform]:
+        """The transforms that `preprocess` chose, built."""
+        chosen = []
+        for choice in self.registry.chosen("preprocess"):
+            where = self.registry.source.locate(choice.where)
+            chosen.append(
+                ChosenTransform(
+                    who=f"{where or choice.where}: preprocess {choice.record.name!r} of "
+                    f"{choice.provider}",
+                    where=where,
+                    features=choice.features,
+                    transform=choice.build(self._contexts.of("preprocess")),
+                )
+            )
+        return chosen
+
     @cached_property
     def _steps(self) -> list[Step]:
         """What `preprocess` does to the features, in order."""
-        steps: list[Step] = []
-        schema = self.prepare().schema
-        for choice in self.registry.chosen("preprocess"):
-            where, names = self.registry.source.locate(choice.where), schema.sparse_names
-            check_patterns(choice.features, names, kind="feature", where=where)
-            step = Step(
-                who=f"{where or choice.where}: preprocess {choice.record.name!r} of "
-                f"{choice.provider}",
-                transform=choice.build(self._contexts.of("preprocess")),
-                before=schema,
-                takes=tuple(matching(choice.features, names)),
-            )
-            with choice.named("when asked for its schema"):
-                schema = step.after()
-            steps.append(step)
-        return steps
+        return steps_of(self._transforms, self._schema_read) if self._transforms else []
+
+    @property
+    def _schema_read(self) -> Schema:
+        """The schema of what `preprocess` is given: the tables', or that of the trainer's own."""
+        if self._looked_at:
+            return schema_of_keys(self._looked_at[0].keys())
+        if self._reads:
+            return self.prepare().schema
+        raise CapabilityError(
+            "preprocess: which features there are is not known, for registry.yaml has no dataset. "
+            "Hand over your own batches: `stack.adapt(model, batches=loader)`."
+        )
 
     @property
     def _preprocessed(self) -> Schema:
-        return self._steps[-1].after() if self._steps else self.prepare().schema
+        return self._steps[-1].after() if self._steps else self._schema_read
 
     @cached_property
     def _converter(self) -> DedupConverter | None:
         if not self.registry.chosen("dedup"):
             return None
-        tables = self.prepare()
-        context = self._contexts.of("dedup", tables.schema, tables)
+        tables = self.prepare() if self._reads else None
+        schema = self._schema_read if self._reads or self._looked_at else None
+        context = self._contexts.of("dedup", schema, tables)
+        context = dataclasses.replace(context, looked_at=self._looked_at)
         converter: DedupConverter = self.registry.one("dedup").build(context)
         return converter
 
@@ -306,7 +419,7 @@ class Stack:
                 "deduplicates, so that no model can be adapted to its batches. Give the converter "
                 "an attribute `groups`, a tuple of tuples of features."
             )
-        for step in self._steps:
+        for step in self._steps if groups else []:
             groups = step.groups(groups)
         return groups
 
@@ -322,11 +435,6 @@ class Stack:
             return None
         if any(step.changes_keys for step in self._steps):
             _ = self._groups  # it refuses what unique samples do not allow
-        from recd_plugins.data.transform import BatchTransform
-        from recd_plugins.sparse.row_wise import RowWise
+        from recd_plugins.data.transform import BatchTransform, row_wise
 
-        steps = [
-            (step.takes, RowWise(step.transform, step.names if step.changes_keys else None))
-            for step in self._steps
-        ]
-        return BatchTransform(steps, self._converter)
+        return BatchTransform(row_wise(self._steps), self._converter)

@@ -19,6 +19,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
@@ -209,7 +210,9 @@ def test_samples_are_hot_where_every_table_has_all_their_ids(
             for sample, ids in enumerate(jagged.to_dense()):
                 expected[sample] &= looked_up[key].issuperset(ids.tolist())
     assert 0 < expected.sum() < size
-    np.testing.assert_array_equal(HotRows(plan, features).samples(batch), expected)
+    np.testing.assert_array_equal(
+        HotRows(plan, features).samples(SparseFeatures.of(batch.features)), expected
+    )
 
 
 def ranks_alike(folder: str) -> list[tuple[str | None, list[int]]]:

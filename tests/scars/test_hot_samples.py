@@ -64,7 +64,7 @@ def samples_of(parts: Sequence[Batch]) -> list[object]:
 def test_samples_keep_all_that_is_theirs(parts: list[Batch], data: st.DataObject) -> None:
     every = samples_of(parts)
     places = st.lists(st.integers(0, len(every) - 1), max_size=8) if every else st.just([])
-    samples = WindowSamples(parts)
+    samples = WindowSamples(parts, [len(part) for part in parts])
     for _ in range(2):
         chosen = data.draw(places)
         batch = samples.batch(np.array(chosen, np.int64))

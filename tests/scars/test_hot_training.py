@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -77,10 +77,12 @@ def on_two_ranks(plan: TierPlan, coalesce: Any = "none") -> TierPlan:
     return dataclasses.replace(plan, tables=tables, ranks_per_node=2)
 
 
-def build(kind: Any, cluster: TierCluster | None) -> DistributedModelParallel:
+def build(
+    kind: Any, cluster: TierCluster | None, wrap: Callable[[nn.Module], nn.Module] | None = None
+) -> DistributedModelParallel:
     optimizer = OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4)
     torch.manual_seed(0)
-    model = Model()
+    model: nn.Module = Model() if wrap is None else wrap(Model())
     initialisers = table_initialisers(model)
     arranged = BySharding("row_wise")(model, optimizer)
     tiers = cluster and tier_sharders(cluster, optimizer.fused_params())

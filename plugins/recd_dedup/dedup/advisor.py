@@ -15,16 +15,29 @@ and what is left alone is deduplicated only where it saves more than it costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recd_dedup.dedup.sample import SampledBatches, sample_batches
+from recd_dedup.dedup.sample import SampledBatches, rows_of_batch, sample_batches
 from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
 
-__all__ = ["Advice", "FeatureAdvice", "Limits", "Neighbour", "advise", "decide"]
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+__all__ = [
+    "Advice",
+    "FeatureAdvice",
+    "Limits",
+    "Neighbour",
+    "advise",
+    "advise_batches",
+    "decide",
+]
 
 ID_BYTES = 8
 LOOKUPS = 2
@@ -94,18 +107,23 @@ class Advice:
     batch_size: int
     batches: int
     """How many were measured."""
-    samples_per_session: float
-    """S: samples of a session in a batch."""
+    samples_per_session: float | None
+    """S: samples of a session in a batch; none where nobody knows the sessions."""
 
     def lines(self) -> Iterator[str]:
         """The advice in words: what was measured, then each feature with its reason."""
+        each = ""
+        if self.samples_per_session is not None:
+            each = f", {self.samples_per_session:.2f} samples of a session in each"
         yield (
-            f"{self.batches:,} batches of {self.batch_size:,} samples, "
-            f"{self.samples_per_session:.2f} samples of a session in each: "
+            f"{self.batches:,} batches of {self.batch_size:,} samples{each}: "
             f"{len(self.groups)} groups"
         )
         for feature in self.features:
-            yield f"{feature.name}: {self._verdict(feature)} {_measures(feature)}"
+            measures = f"(l {feature.length:.1f})"
+            if self.samples_per_session is not None:
+                measures = _measures(feature)
+            yield f"{feature.name}: {self._verdict(feature)} {measures}"
 
     def _verdict(self, feature: FeatureAdvice) -> str:
         others = ", ".join(name for name in feature.group if name != feature.name)
@@ -159,6 +177,25 @@ def advise(
     parts = sample_batches(table, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
     sample = SampledBatches(table.schema.sparse_names, parts)
     return decide(sample, min(batch_size, table.num_rows), limits)
+
+
+def advise_batches(
+    features: Sequence[KeyedJaggedTensor],
+    *,
+    min_factor: float = 1.5,
+    together: float = 0.9,
+    tolerance: float = 0.05,
+) -> Advice:
+    """Advise on the batches of a trainer's own reader, by the features of some of them.
+
+    Nobody knows their sessions: two features change together where they do so from one sample of
+    a batch to the next, and what they would lose by it is measured as in a table.
+    """
+    keys = features[0].keys()
+    limits = Limits(min_factor=min_factor, together=together, tolerance=tolerance)
+    sample = SampledBatches(keys, (rows_of_batch(batch, keys) for batch in features))
+    advice = decide(sample, features[0].stride(), limits)
+    return dataclasses.replace(advice, samples_per_session=None)
 
 
 def decide(sample: SampledBatches, batch_size: int, limits: Limits) -> Advice:

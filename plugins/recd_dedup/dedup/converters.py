@@ -83,6 +83,10 @@ class GroupConverter(ABC):
         """Why each feature is in its group or in none, where the advisor decided."""
         return self._why
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker of a loader needs: what measures tables or batches stays behind."""
+        return {**self.__dict__, "_shares": None}
+
     @cached_property
     def unique_shares(self) -> tuple[float, ...] | None:
         """Each group's unique samples over the batch size, measured on a sample.
@@ -103,29 +107,53 @@ class ChosenGroups(NamedTuple):
 
 
 def chosen_groups(config: GroupsConfig, context: Context) -> ChosenGroups:
-    """The groups as given, checked against the schema, or as advised for the training table."""
-    if config.groups == "auto":
-        from recd_dedup.dedup.advisor import advise
+    """The groups as given, or as advised for the trainer's batches or the training table.
 
-        table = context.require_tables().train
-        advice = advise(table, batch_size=context.batch_size, min_factor=config.min_factor)
-        head, *reasons = advice.lines()
-        why = "\n".join([f"dedup: {head}", *(f"  {line}" for line in reasons)])
-        return ChosenGroups(advice.groups, why, partial(tuple, advice.unique_shares))
-    from recd_dedup.dedup.sample import measured_shares
+    Those given are checked against the schema; where there is none, a trainer reads by itself,
+    and its batches are held to the groups.
+    """
+    if config.groups == "auto":
+        return _advised(config, context)
     from recd_plugins.api.batch import check_groups
 
+    schema, named = context.schema, [name for group in config.groups for name in group]
     try:
-        groups = check_groups(config.groups, context.require_schema().sparse_names)
+        groups = check_groups(config.groups, named if schema is None else schema.sparse_names)
     except DataError as error:
         raise RegistryError(str(error), "dedup.groups") from None
+    if context.looked_at:
+        from recd_dedup.dedup.sample import shares_of_batches
+
+        return ChosenGroups(groups, "", partial(shares_of_batches, context.looked_at, groups))
     if context.tables is None:
         return ChosenGroups(groups, "", None)
+    from recd_dedup.dedup.sample import measured_shares
+
     return ChosenGroups(
         groups,
         "",
         partial(measured_shares, context.tables.train, groups, batch_size=context.batch_size),
     )
+
+
+def _advised(config: GroupsConfig, context: Context) -> ChosenGroups:
+    from recd_dedup.dedup.advisor import advise, advise_batches
+
+    if context.looked_at:
+        advice = advise_batches(context.looked_at, min_factor=config.min_factor)
+    elif context.tables is not None:
+        table = context.tables.train
+        advice = advise(table, batch_size=context.batch_size, min_factor=config.min_factor)
+    else:
+        raise RegistryError(
+            "auto: there is nothing to measure, neither a dataset in registry.yaml nor batches. "
+            "Hand over your own: `stack.adapt(model, batches=loader, features=lambda batch: "
+            "batch.sparse_features)`, before any batch is converted. Or name the groups.",
+            "dedup.groups",
+        )
+    head, *reasons = advice.lines()
+    why = "\n".join([f"dedup: {head}", *(f"  {line}" for line in reasons)])
+    return ChosenGroups(advice.groups, why, partial(tuple, advice.unique_shares))
 
 
 class Exact(GroupConverter):

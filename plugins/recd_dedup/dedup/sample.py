@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,7 +21,17 @@ from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
 from recd_plugins.api.rows import group_codes
 
-__all__ = ["SampledBatches", "choose_runs", "measured_shares", "sample_batches"]
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+__all__ = [
+    "SampledBatches",
+    "choose_runs",
+    "measured_shares",
+    "rows_of_batch",
+    "sample_batches",
+    "shares_of_batches",
+]
 
 RUNS = 8
 """A sample comes from so many places of its table, or fewer."""
@@ -160,6 +171,36 @@ def measured_shares(
     narrow = dataclasses.replace(table, schema=schema)
     parts = sample_batches(narrow, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
     sample = SampledBatches(schema.sparse_names, parts)
+    return tuple(sample.unique_share(group) for group in groups)
+
+
+def rows_of_batch(features: KeyedJaggedTensor, keys: Sequence[str]) -> SessionRows:
+    """A trainer's own batch, whose sessions nobody knows: its samples are as those of one.
+
+    A weight is what an id is, for samples whose weights differ stay two: it counts as another id.
+    """
+    here = features.to(torch.device("cpu"))
+    columns, weighted = {}, here.weights_or_none() is not None
+    for key in keys:
+        jagged = here[key]
+        lengths, values = jagged.lengths().long(), jagged.values().long()
+        if weighted:
+            bits = jagged.weights().double().view(torch.int64)
+            lengths, values = 2 * lengths, torch.stack([values, bits], dim=1).view(-1)
+        offsets = pa.array(np.concatenate([[0], lengths.numpy().cumsum()]), pa.int64())
+        ids = pa.LargeListArray.from_arrays(offsets, pa.array(values.numpy(), pa.int64()))
+        columns[key] = ids
+    return SessionRows(sessions=np.zeros(here.stride(), np.int64), columns=columns)
+
+
+def shares_of_batches(
+    features: Sequence[KeyedJaggedTensor], groups: Groups
+) -> tuple[float, ...] | None:
+    """Each group's unique samples over the batch size, in these batches; none if they lack one."""
+    named = [name for group in groups for name in group]
+    if any(name not in batch.keys() for batch in features for name in named):  # noqa: SIM118
+        return None
+    sample = SampledBatches(named, (rows_of_batch(batch, named) for batch in features))
     return tuple(sample.unique_share(group) for group in groups)
 
 

@@ -50,7 +50,7 @@ class SessionRows:
 
     sessions: I64
     """[N] session ids."""
-    columns: Mapping[str, pa.ListArray]
+    columns: Mapping[str, pa.ListArray | pa.LargeListArray]
 
     @classmethod
     def of(cls, rows: pa.Table, schema: Schema) -> SessionRows:

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from recd_plugins.api import DataError
-from recd_plugins.api.batch import Batch
+from recd_plugins.api import CapabilityError, DataError
+from recd_plugins.api.batch import Batch, OwnBatches, SparseFeatures, features_of, marked_batch
 from recd_scars.hot_batches.hot_rows import HotRows
 from recd_scars.hot_batches.window_samples import WindowSamples
 
@@ -55,16 +56,24 @@ class BatchWindow:
     """Batches that follow each other in a loader, between its states `start` and `end`."""
 
     def __init__(
-        self, batches: Sequence[Batch], *, start: dict[str, Any], end: dict[str, Any]
+        self,
+        batches: Sequence[Any],
+        *,
+        start: dict[str, Any] | None,
+        end: dict[str, Any] | None,
+        own: OwnBatches,
     ) -> None:
+        """A loader may have no states."""
         self.start, self.end = start, end
+        self._own = own
+        self._features = [sparse_features(batch, own) for batch in batches]
         self.formed: Formed | None = None
         self.version: str | None = None
         """The version of the tier plan by which `hot` marks samples."""
-        self.hot: Bools = np.zeros(sum(map(len, batches)), np.bool_)
-        """[N]: which samples look up replicated rows alone."""
         self._batches = batches
-        self._sizes = [len(batch) for batch in batches]
+        self._sizes = [features.stride() for features in self._features]
+        self.hot: Bools = np.zeros(sum(self._sizes), np.bool_)
+        """[N]: which samples look up replicated rows alone."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -76,8 +85,8 @@ class BatchWindow:
 
     def classify(self, rows: HotRows) -> None:
         self.version = rows.version
-        self.hot = np.concatenate([rows.samples(batch) for batch in self._batches])
-        if 0 < self.most_hot < len(self):
+        self.hot = np.concatenate([rows.samples(features) for features in self._features])
+        if 0 < self.most_hot < len(self) and self._own.select is None:
             _ = self._samples  # joined where there is time for it
 
     def form(self, num_hot: int) -> None:
@@ -96,15 +105,27 @@ class BatchWindow:
             )
         self.hot, self.version, self.formed = formed.hot, formed.version, formed
 
-    def batch(self, index: int) -> Batch:
+    def batch(self, index: int) -> Any:
         """One of the new batches."""
         assert self.formed is not None
         num_hot = self.formed.num_hot
         hot_under = self.version if self._places[index] else None
         if num_hot in (0, len(self)):  # nothing changes places
-            return dataclasses.replace(self._batches[index], hot_under=hot_under)
-        batch = self._samples.batch(self._rows[index])
-        return dataclasses.replace(batch, hot_under=hot_under)
+            return marked_as(self._batches[index], hot_under, self._own)
+        if self._own.select is not None:
+            batch = self._own.select(self._batches, torch.from_numpy(self._rows[index]))
+            self._check(batch, index)
+        else:
+            batch = self._samples.batch(self._rows[index])
+        return marked_as(batch, hot_under, self._own)
+
+    def _check(self, batch: Any, index: int) -> None:
+        size = sparse_features(batch, self._own).stride()
+        if size != len(self._rows[index]):
+            raise DataError(
+                f"select: made a batch of {size} samples, but was asked for "
+                f"{len(self._rows[index])}: the places of samples count over all batches."
+            )
 
     @cached_property
     def _places(self) -> list[bool]:
@@ -119,7 +140,37 @@ class BatchWindow:
 
     @cached_property
     def _samples(self) -> WindowSamples:
-        return WindowSamples(self._batches)
+        return WindowSamples(self._batches, self._sizes)
+
+
+def sparse_features(batch: Any, own: OwnBatches) -> SparseFeatures:
+    """All sparse features of a batch, on the CPU."""
+    try:
+        if isinstance(batch, Batch):
+            features = SparseFeatures.of(batch.features, batch.dedup)
+        else:
+            features = SparseFeatures.of(features_of(batch, own.features))
+    except CapabilityError as error:
+        raise CapabilityError(f"{error} Or set cache.hot_batches to false.") from None
+    if features.device().type != "cpu":
+        raise CapabilityError(
+            f"cache.hot_batches: batches lie on {features.device()}, but their samples are dealt "
+            "out on the CPU. Order the loader before its batches are moved, or set hot_batches to "
+            "false."
+        )
+    if features.plain.variable_stride_per_key():
+        raise CapabilityError(
+            "cache.hot_batches: keys of a batch differ in their number of samples (variable "
+            "stride, VBE), so that none can go to another batch. Set hot_batches to false."
+        )
+    return features
+
+
+def marked_as(batch: Any, hot_under: str | None, own: OwnBatches) -> Any:
+    """The batch as a hot one, or as a normal one."""
+    if isinstance(batch, Batch):
+        return dataclasses.replace(batch, hot_under=hot_under)
+    return marked_batch(batch, features_of(batch, own.features), hot_under)
 
 
 Bools: TypeAlias = npt.NDArray[np.bool_]

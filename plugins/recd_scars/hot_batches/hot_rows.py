@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.api import CapabilityError
-from recd_plugins.api.batch import Batch, SparseFeatures
+from recd_plugins.api.batch import SparseFeatures
 from recd_plugins.api.planning import TablePlan, TierPlan
 
 __all__ = ["HotRows"]
@@ -51,13 +50,9 @@ class HotRows:
             for name in names:
                 self._tables.setdefault(name, []).append(number)
 
-    def samples(self, batch: Batch) -> Bools:
+    def samples(self, features: SparseFeatures) -> Bools:
         """[B]: which samples have hot ids alone; those that have none among them."""
-        try:
-            features = SparseFeatures.of(batch.features, batch.dedup)
-        except CapabilityError as error:
-            raise CapabilityError(f"{error} Or set cache.hot_batches to false.") from None
-        hot = np.ones(len(batch), np.bool_)
+        hot = np.ones(features.stride(), np.bool_)
         for kjt, keys, lookup in features.by_lookup():
             rows = self._rows(kjt, keys)
             hot &= rows if lookup is None else rows[lookup.numpy()]

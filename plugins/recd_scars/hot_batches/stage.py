@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from recd_plugins.api import CapabilityError, DataError, Loader
-from recd_plugins.api.batch import Batch
+from recd_plugins.api import CapabilityError, DataError
+from recd_plugins.api.batch import OwnBatches
 from recd_plugins.api.planning import TierPlan
 from recd_scars.hot_batches.batch_window import BatchWindow, Formed
 from recd_scars.hot_batches.hot_rows import HotRows
@@ -46,23 +46,32 @@ class HotBatches:
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Any,
         planner: PlansHotRows,
         *,
         rank: int,
         world_size: int,
         window: int = 16,
+        own: OwnBatches | None = None,
     ) -> None:
-        """A window has `window` batches a rank; every rank must iterate, as it trains."""
+        """A window has `window` batches a rank; every rank must iterate, as it trains.
+
+        The loader is a trainer's own where `own` is given, of batches of any type. It then begins
+        as it does by itself, unless a state was loaded; and it need have no states.
+        """
         self._loader = loader
+        self._own = own
         self._planner = planner
         self._rank = rank
         self._world_size = world_size
         self._window = window
         self._rows: HotRows | None = None
         self._group: dist.ProcessGroup | None = None
-        self._start: dict[str, Any] = loader.state_dict()
-        """The loader's state where the window begins."""
+        self._start: dict[str, Any] | None = None
+        """The loader's state where the window begins; none before the first, in the trainer's."""
+        if own is None:
+            self._start = loader.state_dict()
+        self._loaded = False
         self._index = 0
         """The batches of it that were yielded."""
         self._formed: Formed | None = None
@@ -72,14 +81,17 @@ class HotBatches:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[Batch]:
-        self._loader.load_state_dict(self._start)
+    def __iter__(self) -> Iterator[Any]:
+        if self._own is None or self._loaded:
+            self._loader.load_state_dict(self._start)
+        elif self._index:  # left within a window: the trainer's loader begins anew
+            self._index, self._formed = 0, None
+        self._loaded = False
         batches = iter(self._loader)
         pool = self._pool = ThreadPoolExecutor(1, thread_name_prefix="recd-hot-batches")
         try:
             ahead = pool.submit(self._read, batches, self._hot_rows(), self._formed)
-            while (window := ahead.result()) is not None:
-                self._agree(window)
+            while self._agree(window := ahead.result()) and window is not None:
                 ahead = pool.submit(self._read, batches, self._hot_rows(), None)
                 yield from self._batches(window)
         finally:
@@ -93,10 +105,23 @@ class HotBatches:
         if hasattr(self._loader, "close"):  # a loader may have none
             self._loader.close()
 
+    def __getattr__(self, name: str) -> Any:
+        """What else a trainer's own loader has: its sampler, its dataset."""
+        if name.startswith("_") or self.__dict__.get("_own") is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._loader, name)
+
     def state_dict(self) -> dict[str, Any]:
-        """The position, in numbers and texts alone."""
+        """The position, in numbers and texts alone but for what is the loader's own."""
+        if not hasattr(self._loader, "state_dict"):
+            raise CapabilityError(
+                f"cache.hot_batches: the loader, a {type(self._loader).__name__}, has no "
+                "state_dict, so that no position of hot batches can be saved. Take one that has, "
+                "say torchdata's StatefulDataLoader."
+            )
+        start = self._loader.state_dict() if self._start is None else self._start
         formed = None if self._formed is None else self._formed.to_state()
-        return {"loader": self._start, "batches": self._index, "window": formed}
+        return {"loader": start, "batches": self._index, "window": formed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on within a window as it was formed, whatever the plan is now."""
@@ -105,10 +130,10 @@ class HotBatches:
                 "the reader's state is not one of hot batches: the run that it is of had none. Set "
                 "cache.hot_batches to false to resume, or start afresh."
             )
-        self._start, self._index = state["loader"], state["batches"]
+        self._start, self._index, self._loaded = state["loader"], state["batches"], True
         self._formed = None if state["window"] is None else Formed.of_state(state["window"])
 
-    def _batches(self, window: BatchWindow) -> Iterator[Batch]:
+    def _batches(self, window: BatchWindow) -> Iterator[Any]:
         for index in range(self._index, len(window)):
             batch = window.batch(index)
             if index + 1 == len(window):
@@ -118,36 +143,46 @@ class HotBatches:
             yield batch
 
     def _read(
-        self, batches: Iterator[Batch], rows: HotRows | None, formed: Formed | None
+        self, batches: Iterator[Any], rows: HotRows | None, formed: Formed | None
     ) -> BatchWindow | None:
         """The next window; none at the end of the epoch."""
-        start = self._loader.state_dict()
+        start = self._state()
         count = self._window if formed is None else formed.num_batches
         taken = list(islice(batches, count))
         if not taken:
             return None
-        window = BatchWindow(taken, start=start, end=self._loader.state_dict())
+        own = OwnBatches() if self._own is None else self._own
+        window = BatchWindow(taken, start=start, end=self._state(), own=own)
         if formed is not None:
             window.form_again(formed)
         elif rows is not None:
             window.classify(rows)
         return window
 
-    def _agree(self, window: BatchWindow) -> None:
-        """Settle how many of its batches are hot: on all ranks as many as any can form."""
-        if window.formed is not None:  # resumed within
-            return
-        rows = self._hot_rows()
-        if rows is None:
-            window.form(0)
-            return
-        if window.version != rows.version:
-            window.classify(rows)
-        window.form(self._least(window, rows.version))
+    def _state(self) -> dict[str, Any] | None:
+        if not hasattr(self._loader, "state_dict"):
+            return None
+        state: dict[str, Any] = self._loader.state_dict()
+        return state
 
-    def _least(self, window: BatchWindow, version: str) -> int:
+    def _agree(self, window: BatchWindow | None) -> bool:
+        """Settle how many of its batches are hot: on all ranks as many as any can form.
+
+        Whether there is a window: all ranks must have one, or none.
+        """
+        if window is None or window.formed is None:  # else it is resumed within
+            rows = self._hot_rows()
+            if window is not None and rows is not None and window.version != rows.version:
+                window.classify(rows)
+            least = 0 if rows is None else self._least(window, rows.version)
+            if window is not None:
+                window.form(least)
+        return window is not None
+
+    def _least(self, window: BatchWindow | None, version: str) -> int:
+        hot, length = (0, 0) if window is None else (window.most_hot, len(window))
         if self._world_size == 1:
-            return window.most_hot
+            return hot
         if not dist.is_initialized():
             raise CapabilityError(
                 f"cache.hot_batches: {self._world_size} ranks agree on hot batches, but there is "
@@ -158,13 +193,13 @@ class HotBatches:
             # Its own, for the trainer's may be busy; of gloo, for what is counted is on the CPU.
             self._group = dist.new_group(backend="gloo")
         number = int(version[:15], 16)
-        counts = torch.tensor([window.most_hot, len(window), -len(window), number, -number])
+        counts = torch.tensor([hot, length, -length, number, -number])
         dist.all_reduce(counts, dist.ReduceOp.MIN, self._group)
         least, fewest, most, lowest, highest = counts.tolist()
         if (fewest, lowest) != (-most, -highest):
             raise DataError(
                 f"cache.hot_batches: ranks have windows of {fewest} to {-most} batches, rank "
-                f"{self._rank} of {len(window)}, or tier plans that differ: all must yield as many "
+                f"{self._rank} of {length}, or tier plans that differ: all must yield as many "
                 "batches an epoch, and plan alike."
             )
         return int(least)

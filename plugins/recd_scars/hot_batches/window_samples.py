@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from typing import Any, TypeAlias
 
 import numba
@@ -14,7 +15,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api import CapabilityError
-from recd_plugins.api.batch import Batch
+from recd_plugins.api.batch import SparseFeatures, parts_of, with_parts
 
 __all__ = ["WindowSamples"]
 
@@ -29,27 +30,120 @@ class WindowSamples:
     """The samples of some batches, by their place in all of them. On CPU, in numpy: torch's own
     operations would wake threads that belong to the model."""
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self._first = batches[0]
-        self._pinned = self._first.labels.is_pinned()
-        self._dense, self._labels, self._weights = (
-            np.concatenate([getattr(batch, name).numpy() for batch in batches])
-            for name in ("dense", "labels", "weights")
-        )
-        self._features = _Features([batch.features for batch in batches])
-        self._dedup = _joined([batch.dedup for batch in batches])
+    def __init__(self, batches: Sequence[Any], sizes: Sequence[int]) -> None:
+        """`sizes` are the samples of each batch, which may be of any type."""
+        self._pinned = any(_is_pinned(batches[0]))
+        self._column = _column(batches, sizes, "batch")
 
-    def batch(self, samples: I64) -> Batch:
+    def batch(self, samples: I64) -> Any:
         """The batch of the samples at these places [B], in this order."""
-        batch = dataclasses.replace(
-            self._first,
-            dense=torch.from_numpy(self._dense.take(samples, axis=0)),
-            features=self._features.take(samples),
-            labels=torch.from_numpy(self._labels.take(samples)),
-            weights=torch.from_numpy(self._weights.take(samples)),
-            dedup=None if self._dedup is None else self._dedup.select(torch.from_numpy(samples)),
+        batch = self._column(samples)
+        return batch.pin_memory() if self._pinned and hasattr(batch, "pin_memory") else batch
+
+
+Column: TypeAlias = Callable[[I64], Any]
+"""Places of samples to what a batch of them has in one of its places."""
+
+
+def _column(values: Sequence[Any], sizes: Sequence[int], path: str) -> Column:
+    """What batches have in one place: rows of samples, something made of such, or one thing."""
+    first = values[0]
+    if len({type(value) for value in values}) > 1:
+        raise _refusal(path, f"is a {' and a '.join(sorted({type(v).__name__ for v in values}))}")
+    if isinstance(first, KeyedJaggedTensor):
+        if [kjt.stride() for kjt in values] == list(sizes) and _alike(kjt.keys() for kjt in values):
+            return _Features(values).take
+        raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")
+    if isinstance(first, SparseFeatures):
+        plain = _column([value.plain for value in values], sizes, f"{path}.plain")
+        unique = _column([value.dedup for value in values], sizes, f"{path}.dedup")
+        return lambda samples: dataclasses.replace(
+            first, plain=plain(samples), dedup=unique(samples)
         )
-        return batch.pin_memory() if self._pinned else batch
+    if isinstance(first, Tensor | np.ndarray) and first.ndim:
+        if [len(value) for value in values] == list(sizes):
+            return _rows(values)
+        raise _refusal(path, f"has {len(first)} rows in a batch of {sizes[0]} samples")
+    if hasattr(first, "concat") and hasattr(first, "select"):  # an IKJT, or what is like one
+        joined = type(first).concat(values)
+        return lambda samples: joined.select(torch.from_numpy(samples))
+    if _is_list_of_samples(values, sizes):
+        every = [one for value in values for one in value]
+        return lambda samples: type(first)(every[i] for i in samples)
+    if (parts := parts_of(first)) is not None:
+        columns = {
+            name: _column(
+                [_part(value, name, path) for value in map(parts_of, values)],
+                sizes,
+                f"{path}.{name}",
+            )
+            for name in parts
+        }
+        return lambda samples: with_parts(
+            first, {name: column(samples) for name, column in columns.items()}
+        )
+    if all(_same(first, value) for value in values):
+        return lambda samples: first
+    raise _refusal(path, f"is a {type(first).__name__} that differs from batch to batch")
+
+
+def _refusal(path: str, what: str) -> CapabilityError:
+    return CapabilityError(
+        f"cache.hot_batches: {path} {what}, so nobody knows which of it goes with a sample. Say "
+        "how samples become a batch, stack.order(loader, select=...), or set hot_batches to false."
+    )
+
+
+def _part(parts: Any, name: Any, path: str) -> Any:
+    if parts is None or name not in parts:
+        raise _refusal(f"{path}.{name}", "is not in every batch")
+    return parts[name]
+
+
+def _rows(values: Sequence[Any]) -> Column:
+    """Rows of samples, of tensors or arrays."""
+    if isinstance(values[0], np.ndarray):
+        arrays: Numbers = np.concatenate(values)
+        return lambda samples: arrays.take(samples, axis=0)
+    if values[0].dtype == torch.bfloat16:  # which numpy does not have
+        every = torch.cat(list(values))
+        return lambda samples: every[torch.from_numpy(samples)]
+    joined: Numbers = np.concatenate([value.detach().numpy() for value in values])
+    return lambda samples: torch.from_numpy(joined.take(samples, axis=0))
+
+
+def _is_list_of_samples(values: Sequence[Any], sizes: Sequence[int]) -> bool:
+    """Whether each is a plain list of a value for each sample, such as a text."""
+    return (
+        type(values[0]) in (list, tuple)
+        and [len(value) for value in values] == list(sizes)
+        and not any(isinstance(one, Tensor | KeyedJaggedTensor) for one in values[0])
+    )
+
+
+def _alike(values: Iterable[Any]) -> bool:
+    first, *others = values
+    return all(other == first for other in others)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor | np.ndarray):  # of no dimension
+        return bool(one == other)
+    return isinstance(one, Plain) and one == other
+
+
+Plain = (str, bytes, int, float, bool, Enum)
+
+
+def _is_pinned(batch: Any) -> Iterator[bool]:
+    parts = parts_of(batch)
+    for part in (parts or {}).values():
+        if isinstance(part, Tensor):
+            yield part.is_pinned()
+        else:
+            yield from _is_pinned(part)
 
 
 class _Features:
@@ -104,20 +198,6 @@ class _Features:
             length_per_key=counts.tolist(),
             offset_per_key=offsets,
         )
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """Deduplicated features: an IKJT, or whatever can be joined and selected like one."""
-    first = parts[0]
-    if first is None:
-        return None
-    if not (hasattr(first, "concat") and hasattr(first, "select")):
-        raise CapabilityError(
-            f"cache.hot_batches: batches are deduplicated into a {type(first).__name__}, which has "
-            "no `concat` and `select` to put samples into other batches. Let the converter make "
-            "an InverseKeyedJaggedTensor, or set hot_batches to false."
-        )
-    return type(first).concat(parts)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -5,6 +5,13 @@ from recd_plugins.data.columns import Columns
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.own_batches import (
+    OwnBatches,
+    features_of,
+    marked_batch,
+    parts_of,
+    with_parts,
+)
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
 
@@ -13,8 +20,13 @@ __all__ = [
     "Columns",
     "Groups",
     "InverseKeyedJaggedTensor",
+    "OwnBatches",
     "PartialInverseKeyedJaggedTensor",
     "RowWise",
     "SparseFeatures",
     "check_groups",
+    "features_of",
+    "marked_batch",
+    "parts_of",
+    "with_parts",
 ]

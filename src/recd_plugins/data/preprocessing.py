@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.naming.patterns import check_patterns, matching
 
 if TYPE_CHECKING:
     from recd_plugins.slots import Preprocess
     from recd_plugins.sparse.groups import Groups
 
-__all__ = ["Step"]
+__all__ = ["ChosenTransform", "Step", "schema_of_keys", "steps_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenTransform:
+    """A transform, and the features that registry.yaml chose it for, by name or glob."""
+
+    who: str
+    """The record and its place in registry.yaml, for error messages."""
+    where: str
+    """The place alone."""
+    features: tuple[str, ...]
+    transform: Preprocess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,3 +114,33 @@ class Step:
                 f"groups: {' | '.join(', '.join(part) for part in parts)}. Deduplicate them as one "
                 "group of dedup.groups, or leave all of them out."
             )
+
+
+def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:
+    """Each transform on what the ones before it make of the schema."""
+    steps: list[Step] = []
+    for one in chosen:
+        names = schema.sparse_names
+        check_patterns(one.features, names, kind="feature", where=one.where)
+        takes = tuple(matching(one.features, names))
+        step = Step(who=one.who, transform=one.transform, before=schema, takes=takes)
+        try:
+            schema = step.after()
+        except RecdError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{one.who} raised {type(error).__name__} when asked for its schema: {error}. Run "
+                "with --debug for its traceback."
+            ) from error
+        steps.append(step)
+    return steps
+
+
+MOST_IDS = 2**62
+
+
+def schema_of_keys(keys: Iterable[str]) -> Schema:
+    """What is known of the features of batches that no table describes: their names."""
+    features = tuple(SparseFeature(name=key, num_ids=MOST_IDS) for key in keys)
+    return Schema(label="", session_id=None, timestamp=None, sparse=features)

@@ -1,17 +1,19 @@
-"""What happens to a batch between the table and the trainer: dedup, then transforms."""
+"""What happens to a batch between reader and trainer: dedup, then transforms."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
-from recd_plugins.errors import PluginError, nearest
+from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
+from recd_plugins.errors import DataError, PluginError, nearest
+from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
@@ -20,7 +22,7 @@ from recd_plugins.sparse.row_wise import RowWise
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess
 
-__all__ = ["BatchTransform"]
+__all__ = ["BatchTransform", "Conversion", "row_wise"]
 
 KINDS = (KeyedJaggedTensor, InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor)
 
@@ -52,29 +54,38 @@ class BatchTransform:
         Then the batch's features are the others; without `unjoined` they are all. What the
         converter asks for beside features is in `unjoined` alone.
         """
-        batch = self._deduplicated(batch, unjoined)
-        features, dedup = batch.features, batch.dedup
+        features, dedup = self.of(batch.features, unjoined, batch.dedup)
+        return dataclasses.replace(batch, features=features, dedup=dedup)
+
+    def of(
+        self, features: KeyedJaggedTensor, unjoined: Columns | None = None, dedup: Any = None
+    ) -> tuple[KeyedJaggedTensor, Any]:
+        """The features that stay as they were, and what became of those that the converter took.
+
+        Without a converter, `dedup` is what they became before.
+        """
+        if self._dedup is not None and self.takes:
+            features, dedup = self._deduplicated(self._dedup, features, unjoined)
         for names, transform in self._steps:
             features = transform(features, names)
             if isinstance(dedup, KINDS):
                 dedup = transform(dedup, names)
             elif dedup is not None:
                 _check_reached(features, names, dedup, transform)
-        return dataclasses.replace(batch, features=features, dedup=dedup)
+        return features, dedup
 
-    def _deduplicated(self, batch: Batch, unjoined: Columns | None) -> Batch:
-        if self._dedup is None or not self.takes:
-            return batch
-        features = batch.features
+    def _deduplicated(
+        self, dedup: DedupConverter, features: KeyedJaggedTensor, unjoined: Columns | None
+    ) -> tuple[KeyedJaggedTensor, Any]:
         if self.asks and unjoined is None:
             raise PluginError(
-                f"dedup: {type(self._dedup).__name__} asks for {' and '.join(self.asks)}, which "
+                f"dedup: {type(dedup).__name__} asks for {' and '.join(self.asks)}, which "
                 "this reader does not hand over. Choose one that does: `reader: local`."
             )
         taken = JoinedColumns(features) if unjoined is None else unjoined
         for key in self.takes:
             if key not in taken.keys:
-                who = type(self._dedup).__name__
+                who = type(dedup).__name__
                 raise PluginError(
                     f"dedup: {who} takes feature {key!r}, which there is not; "
                     f"{nearest(key, taken.keys)}"
@@ -83,7 +94,68 @@ class BatchTransform:
             keys = features.keys()
             taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
             features = without(features, self.takes)
-        return dataclasses.replace(batch, features=features, dedup=self._dedup.convert(taken))
+        return features, dedup.convert(taken)
+
+
+class Conversion:
+    """The KJT of a trainer's own batch to what an adapted model takes in its place.
+
+    That is `SparseFeatures` where features are deduplicated, else a KJT. Every worker of a loader
+    may have a copy of it, pickled or forked: it holds the converter and the transforms alone.
+    """
+
+    def __init__(
+        self, transforms: Sequence[ChosenTransform], dedup: DedupConverter | None = None
+    ) -> None:
+        self._transforms = tuple(transforms)
+        self._dedup = dedup
+        self._by_keys: dict[tuple[str, ...], BatchTransform] = {}
+
+    def __call__(
+        self, features: KeyedJaggedTensor | SparseFeatures
+    ) -> KeyedJaggedTensor | SparseFeatures:
+        """All samples' features, each id as it was; what is converted already stays."""
+        if isinstance(features, SparseFeatures):
+            return features
+        if not isinstance(features, KeyedJaggedTensor):
+            raise DataError(
+                f"convert: takes a KeyedJaggedTensor, but was given a {type(features).__name__}. "
+                "Of a batch that holds one, hand over that, or use stack.converting(collate) or "
+                "stack.converted(loader)."
+            )
+        if features.variable_stride_per_key():
+            raise DataError(
+                "convert: the keys of this KeyedJaggedTensor differ in batch size (variable "
+                "stride, VBE), so that no sample has a row under every key. Convert the features "
+                "before they become such a one, or take `dedup` and `preprocess` out of "
+                "registry.yaml."
+            )
+        keys = tuple(features.keys())
+        if keys not in self._by_keys:
+            self._by_keys[keys] = self._transform(keys)
+        plain, dedup = self._by_keys[keys].of(features)
+        if dedup is None:
+            return plain
+        made = SparseFeatures.of(plain, dedup)
+        return dataclasses.replace(made, order=keys) if set(made.keys()) == set(keys) else made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_by_keys": {}}
+
+    def _transform(self, keys: Sequence[str]) -> BatchTransform:
+        steps = steps_of(self._transforms, schema_of_keys(keys)) if self._transforms else []
+        groups = getattr(self._dedup, "groups", ())
+        for step in steps:
+            groups = step.groups(groups)  # it refuses what unique samples do not allow
+        return BatchTransform(row_wise(steps), self._dedup)
+
+
+def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:
+    """Each step's transform, made to run on unique samples, with the features that it takes."""
+    return [
+        (step.takes, RowWise(step.transform, step.names if step.changes_keys else None))
+        for step in steps
+    ]
 
 
 def _taken(dedup: DedupConverter) -> frozenset[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.fx import Proxy
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
@@ -39,6 +40,7 @@ def adapt(
     unique_shares: Sequence[float] | None = None,
     pool_unique: bool = True,
     route: Route = "padded",
+    own_batches: bool = False,
 ) -> nn.Module:
     """Make `model` take batches whose features of `groups` are deduplicated; itself, changed.
 
@@ -48,15 +50,21 @@ def adapt(
     stay, and a batch without `dedup` still works.
     By the route `vbe` (CUDA) TorchRec expands what it looked up, so that nothing stays unique.
     `unique_shares` are each group's unique samples over the samples of a batch, as expected.
+    Of `own_batches`, which a trainer converts, the model finds what is deduplicated where its KJT
+    was; in a `Batch` of the host's it is beside the KJT, and the model's root is led there.
     """
     modules = dict(model.named_modules())
-    _check(modules, poolings)
+    check_patterns(poolings, modules, kind="module of the model", where="adapt")
+    left = _left_as_they_are(modules, groups)
     for path, module in modules.items():
+        if path in left:
+            continue
         if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
             deduplicated(module, groups, unique_shares, route)
         elif pool_unique and route == "padded" and _is_pooling(path, module, poolings):
             DedupPooling(module)
-    seeing_all_features(model)
+    if not own_batches:
+        seeing_all_features(model)
     return model
 
 
@@ -72,25 +80,46 @@ def explain(model: nn.Module) -> str:
     return "\n".join(["adapted to unique samples:", *lines])
 
 
-def _check(modules: Mapping[str, nn.Module], poolings: Sequence[str]) -> None:
-    """Refuse what would meet unique samples unprepared, and names of no module.
+def _left_as_they_are(modules: Mapping[str, nn.Module], groups: Groups) -> frozenset[str]:
+    """The paths of modules that cannot be adapted and need not be, and of all that is in them.
 
     That is collections of another kind, and TorchRec's modules that hold a collection and treat
-    its features themselves.
+    its features themselves: they read the expansion. Where one of their features is deduplicated
+    they are refused.
     """
+    unique = frozenset(key for group in groups for key in group)
     kinds = (*OURS, EmbeddingCollection, EmbeddingBagCollection)
     interfaces = (EmbeddingCollectionInterface, EmbeddingBagCollectionInterface)
+    left: set[str] = set()
     for path, module in modules.items():
         holds = any(isinstance(child, interfaces) for child in module.children())
-        if (isinstance(module, interfaces) and type(module) not in kinds) or (
+        if not (isinstance(module, interfaces) and type(module) not in kinds) and not (
             holds and type(module).__module__.startswith("torchrec.modules.")
         ):
+            continue
+        found = _features_of(module)
+        if found is None or unique & found:
+            which = f" ({', '.join(sorted(unique & found))})" if found else ""
             raise CapabilityError(
                 f"dedup: module {path!r} is a {type(module).__name__}, which cannot look up unique "
-                "samples: TorchRec's EmbeddingCollection and EmbeddingBagCollection can. Use one "
-                "of these, or take `dedup` out of registry.yaml."
+                f"samples{which}: TorchRec's EmbeddingCollection and EmbeddingBagCollection can. "
+                "Use one of these, name dedup.groups without its features, or take `dedup` out of "
+                "registry.yaml."
             )
-    check_patterns(poolings, modules, kind="module of the model", where="adapt")
+        left |= {f"{path}.{name}".strip(".") for name, _ in module.named_modules()}
+    return frozenset(left)
+
+
+def _features_of(module: nn.Module) -> frozenset[str] | None:
+    """What a module of TorchRec's, or a module in it, looks up; none where nobody can say."""
+    configs: list[Any] = []
+    for part in module.modules():
+        for name in ("embedding_bag_configs", "embedding_configs"):
+            tables = getattr(part, name, None)
+            configs += tables() if callable(tables) else tables or []
+    if not configs:
+        return None
+    return frozenset(key for config in configs for key in config.feature_names)
 
 
 def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
@@ -147,7 +176,9 @@ def seeing_all_features(model: nn.Module) -> None:
 
     @functools.wraps(forward)  # by which torch.fx finds how many arguments there are
     def seeing(self: nn.Module, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        seen = BatchView(batch) if hasattr(batch, "sparse") else batch  # a KJT, say
+        # A proxy while it is traced. A stranger's batch may have attributes of these names.
+        ours = isinstance(batch, Proxy) or hasattr(type(batch), "sparse")
+        seen = BatchView(batch) if ours else batch  # a KJT, say
         return forward(self, seen, *args, **kwargs)
 
     body = {"forward": seeing, "sees_all_features": True, "__module__": kind.__module__}

@@ -6,11 +6,12 @@ it inherits `OrdersBatches`.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.topology import Topology
 
@@ -23,9 +24,17 @@ if TYPE_CHECKING:
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.explain.plan_report import PlanReport
     from recd_plugins.planning.tier_plan import TierPlan
-    from recd_plugins.slots import Loader
+    from recd_plugins.sparse.own_batches import OwnBatches
 
-__all__ = ["HoldsRowWise", "OrdersBatches", "Proposes", "Retiers", "Tiered", "from_rank_0"]
+__all__ = [
+    "HoldsRowWise",
+    "OrdersBatches",
+    "Proposes",
+    "Retiers",
+    "Tiered",
+    "agreed",
+    "from_rank_0",
+]
 
 T = TypeVar("T")
 
@@ -68,10 +77,12 @@ class OrdersBatches(ABC):
     """A planner that puts the samples of the train split in other batches, by its plan."""
 
     @abstractmethod
-    def order(self, loader: Loader, rank: int, world_size: int) -> Loader:
+    def order(self, loader: Any, rank: int, world_size: int, own: OwnBatches | None = None) -> Any:
         """A loader of as many batches of the same samples, or the loader itself.
 
-        It is made before there is a plan, and iterated once there is one, by every rank.
+        It is made before there is a plan, and iterated once there is one, by every rank. The
+        loader is a `Loader` of the host's batches; or a trainer's own, of batches whose samples
+        are got at by `own`.
         """
 
 
@@ -101,6 +112,21 @@ class HoldsRowWise(Proposes):
     @abstractmethod
     def explain(self) -> str:
         """Why the last plan is what it is, in words."""
+
+
+def agreed(make: Callable[[], T]) -> T:
+    """What rank 0 of the job makes, on every rank; of a job of one rank, what that makes."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        assert dist.GroupMember.WORLD is not None
+        return from_rank_0(dist.GroupMember.WORLD, make)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise CapabilityError(
+            "the ranks of this job must agree on what they see in batches, but there is no process "
+            "group. Call torch.distributed.init_process_group first."
+        )
+    return make()
 
 
 def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:

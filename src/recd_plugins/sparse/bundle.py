@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
@@ -12,12 +12,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.compat.pytorch import pytree
+from recd_plugins.sparse.keyed import mark_of, marked
 
 __all__ = ["Bundle"]
 
 
 class Bundle(Pipelineable):
-    """Base of such dataclasses; fields that are neither KJT nor tensor stay as they are.
+    """Base of such dataclasses; what is no KJT, tensor or bundle among the fields stays as it is.
 
     Each is known to torch's trees (pytree).
     """
@@ -27,7 +28,7 @@ class Bundle(Pipelineable):
         pytree.register_pytree_node(
             cls,
             _flatten,
-            lambda leaves, context: _unflatten(cls, leaves, context),
+            lambda leaves, context: _unflatten(cls, iter(leaves), context),
             serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
         )
 
@@ -39,16 +40,17 @@ class Bundle(Pipelineable):
 
     def record_stream(self, stream: torch.Stream) -> None:
         for part in _fields(self).values():
-            if isinstance(part, Tensor | KeyedJaggedTensor):
+            if isinstance(part, MOVED):
                 part.record_stream(stream)
 
     def _each(self, move: Callable[[Any], Any]) -> Self:
         moved = {
-            name: move(part)
-            for name, part in _fields(self).items()
-            if isinstance(part, Tensor | KeyedJaggedTensor)
+            name: move(part) for name, part in _fields(self).items() if isinstance(part, MOVED)
         }
         return dataclasses.replace(self, **moved)
+
+
+MOVED = (Tensor, KeyedJaggedTensor, Bundle)
 
 
 def _fields(bundle: Any) -> dict[str, Any]:
@@ -65,30 +67,36 @@ def _flatten(bundle: Bundle) -> tuple[list[Tensor], list[Any]]:
                 weights = part.weights_or_none()
                 tensors = [part.values(), part.lengths()]
                 leaves += tensors if weights is None else [*tensors, weights]
-                context.append(("kjt", part.keys(), part.stride(), weights is not None))
+                context.append(
+                    ("kjt", part.keys(), part.stride(), weights is not None, mark_of(part))
+                )
             case Tensor():
                 leaves.append(part)
                 context.append(("tensor",))
+            case Bundle():
+                inner, how = _flatten(part)
+                leaves += inner
+                context.append(("bundle", type(part), how))
             case _:
                 context.append(("plain", part))
     return leaves, context
 
 
-def _unflatten(kind: type[Bundle], leaves: Iterable[Any], context: list[Any]) -> Bundle:
-    left = iter(leaves)
+def _unflatten(kind: type[Bundle], leaves: Iterator[Any], context: list[Any]) -> Bundle:
     parts: list[Any] = []
     for entry in context:
         match entry:
-            case ("kjt", keys, stride, weighted):
-                values, lengths = next(left), next(left)
-                weights = next(left) if weighted else None
-                parts.append(
-                    KeyedJaggedTensor(
-                        keys=keys, values=values, lengths=lengths, weights=weights, stride=stride
-                    )
+            case ("kjt", keys, stride, weighted, mark):
+                values, lengths = next(leaves), next(leaves)
+                weights = next(leaves) if weighted else None
+                kjt = KeyedJaggedTensor(
+                    keys=keys, values=values, lengths=lengths, weights=weights, stride=stride
                 )
+                parts.append(marked(kjt, mark))
             case ("tensor",):
-                parts.append(next(left))
+                parts.append(next(leaves))
+            case ("bundle", inner, how):
+                parts.append(_unflatten(inner, leaves, how))
             case ("plain", part):
                 parts.append(part)
     return kind(*parts)

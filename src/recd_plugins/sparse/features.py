@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.errors import CapabilityError
+from recd_plugins.sparse.bundle import Bundle
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
+from recd_plugins.sparse.keyed import marked
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["FeatureLookup", "KeyRows", "SparseFeatures"]
@@ -35,17 +39,32 @@ class KeyRows(NamedTuple):
     """[B]: which row each sample has; none where row i is sample i's."""
 
 
-@dataclass(frozen=True)
-class SparseFeatures:
+EXPANDED = frozenset(
+    [
+        *("values", "weights", "weights_or_none", "lengths", "lengths_or_none"),
+        *("offsets", "offsets_or_none", "length_per_key", "length_per_key_or_none"),
+        *("offset_per_key", "offset_per_key_or_none", "index_per_key", "size_in_bytes"),
+        *("split", "permute", "flatten_lengths", "inverse_indices_or_none"),
+    ]
+)
+"""What else a KJT answers: here, `to_kjt` does."""
+
+
+@dataclass(frozen=True, eq=False)
+class SparseFeatures(Bundle):
     """All sparse features of B samples; a feature is in `plain` or in `dedup`.
 
-    Where a model reads ids itself, it finds them as in a KJT: by key, expanded.
+    It stands for a KJT of all B samples: a trainer moves, pins and pickles it as one. Where a
+    model reads ids itself, it finds them as in a KJT, expanded.
     """
 
     plain: KeyedJaggedTensor
     """The features that are not deduplicated, B rows each."""
     dedup: InverseKeyedJaggedTensor | None = None
     """The deduplicated ones: the unique samples of each group, and which sample has which."""
+    order: tuple[str, ...] = ()
+    """The keys of the KJT that it stands for, in their order; by default `plain`'s, then
+    `dedup`'s."""
 
     @classmethod
     def of(
@@ -102,12 +121,55 @@ class SparseFeatures:
             for group, lookup in zip(self.dedup.groups, self.dedup.inverse_lookup, strict=True):
                 yield KeyRows(self.dedup.kjt, group, lookup)
 
+    def marked(self, hot_under: str | None) -> SparseFeatures:
+        """The same features with the mark of a hot batch, or none (`sparse.keyed`)."""
+        dedup = self.dedup
+        if dedup is not None:
+            dedup = dataclasses.replace(dedup, kjt=marked(dedup.kjt, hot_under))
+        return dataclasses.replace(self, plain=marked(self.plain, hot_under), dedup=dedup)
+
     def keys(self) -> list[str]:
-        return [*self.plain.keys(), *self.lookups]
+        return list(self.order) or [*self.plain.keys(), *self.lookups]
 
     def stride(self) -> int:
         """B."""
         return int(self.plain.stride())
+
+    def stride_per_key(self) -> list[int]:
+        """[F]: B."""
+        return [self.stride()] * len(self.keys())
+
+    def variable_stride_per_key(self) -> bool:
+        """Whether keys differ in their number of samples: never."""
+        return False
+
+    def device(self) -> torch.device:
+        device: torch.device = self.plain.device()
+        return device
+
+    def to_kjt(self) -> KeyedJaggedTensor:
+        """All B rows of all features, in the order of `keys`: the KJT that this stands for."""
+        return self._expanded
+
+    @cached_property
+    def _expanded(self) -> KeyedJaggedTensor:
+        if self.dedup is None:
+            return self.plain
+        parts = WeightedJagged.by_key(self.plain) | WeightedJagged.by_key(self.dedup.to_kjt())
+        rows = WeightedJagged.joined([parts[key] for key in self.keys()])
+        return KeyedJaggedTensor(
+            keys=self.keys(),
+            values=rows.values,
+            lengths=rows.lengths,
+            weights=rows.weights,
+            stride=self.stride(),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What a KJT has beside keys and strides, by `EXPANDED`."""
+        if name not in EXPANDED:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.to_kjt(), name)
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """All B rows of a feature."""
@@ -118,4 +180,5 @@ class SparseFeatures:
     def to_dict(self) -> dict[str, JaggedTensor]:
         """All B rows of every feature."""
         dedup = {} if self.dedup is None else self.dedup.to_kjt().to_dict()
-        return {**self.plain.to_dict(), **dedup}
+        found = {**self.plain.to_dict(), **dedup}
+        return {key: found[key] for key in self.keys()}

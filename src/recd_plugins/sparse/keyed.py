@@ -47,12 +47,16 @@ def marked(features: KeyedJaggedTensor, hot_under: str | None) -> KeyedJaggedTen
     """The same features with this mark, or none; the KJT handed over does not change.
 
     The mark names the tier plan under which the batch is hot, for a plan may change while a batch
-    is under way. It is on the KJTs, so it reaches modules that are handed a KJT alone. What makes
-    another KJT loses it, and the batch is then a normal one: slower, as right.
+    is under way. It is on the KJTs, so it reaches modules that are handed a KJT alone. Moves and
+    pinning keep it. What makes another KJT loses it, and the batch is then a normal one: slower,
+    as right.
     """
     if mark_of(features) == hot_under:
         return features
+    from recd_plugins.sparse.hot import hot_kind
+
     other = copy(features)
+    other.__class__ = hot_kind(type(features), hot_under is not None)
     setattr(other, ATTRIBUTE, hot_under)
     return other
 

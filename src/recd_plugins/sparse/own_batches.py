@@ -1,0 +1,223 @@
+"""Batches of a trainer's own type: where their sparse features are, and others put in their place.
+
+A batch is a KJT, or something that holds one: a dataclass, a mapping, a tuple, any object with
+attributes, and such things in each other.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.bundle import Bundle
+from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.keyed import marked
+
+__all__ = [
+    "FeaturesOf",
+    "OwnBatches",
+    "Select",
+    "features_of",
+    "marked_batch",
+    "parts_of",
+    "replaced",
+    "sampled_features",
+    "with_parts",
+]
+
+CPU = torch.device("cpu")
+FeaturesOf = Callable[[Any], Any]
+"""A batch to its sparse features: `lambda batch: batch.sparse_features`."""
+
+DEEPEST = 4
+"""How deep a batch is looked into."""
+SPARSE = (KeyedJaggedTensor, SparseFeatures)
+
+
+Select = Callable[[Sequence[Any], Tensor], Any]
+"""Some batches, and samples [N] by their place in all of these, to a batch of those samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnBatches:
+    """How a planner gets at the samples of batches of a trainer's own type."""
+
+    features: FeaturesOf | None = None
+    """A batch to its sparse features; by default the only ones that it holds."""
+    select: Select | None = None
+    """Samples of several batches to a batch; by default all that a batch holds is taken apart."""
+
+
+def features_of(
+    batch: Any, features: FeaturesOf | None = None
+) -> KeyedJaggedTensor | SparseFeatures:
+    """The sparse features of a batch: what `features` says, or else the only ones that it holds."""
+    if features is not None:
+        found = features(batch)
+        if isinstance(found, list | tuple) and len(found) == 1:
+            (found,) = found
+        if not isinstance(found, SPARSE):
+            raise DataError(
+                f"features: it makes a {type(found).__name__} of a {type(batch).__name__}, but "
+                "must return the KeyedJaggedTensor that the batch holds: "
+                "features=lambda batch: batch.sparse_features."
+            )
+        return found
+    held = [(path, part) for path, part in walk(batch) if isinstance(part, SPARSE)]
+    if len(held) == 1:
+        return held[0][1]
+    kind = type(batch).__name__
+    what = f"a {kind} holds no KeyedJaggedTensor"
+    if held:
+        what = f"a {kind} holds {len(held)} KeyedJaggedTensors ({', '.join(p for p, _ in held)})"
+    raise DataError(
+        f"features: {what}, so say which is meant: features=lambda batch: batch.sparse_features."
+    )
+
+
+MOST_BATCHES = 8
+MOST_SAMPLES = 1 << 16
+MOST_IDS = 1 << 23
+
+
+def sampled_features(
+    batches: Iterable[Any], features: FeaturesOf | None = None
+) -> tuple[KeyedJaggedTensor, ...]:
+    """The KJTs of a loader's first batches: a few, and no more than show what repeats."""
+    if iter(batches) is batches:
+        raise DataError(
+            "batches: an iterator would lose those that are looked at. Hand over the loader, of "
+            "which each iteration begins anew."
+        )
+    found: list[KeyedJaggedTensor] = []
+    for batch in batches:
+        kjt = features_of(batch, features)
+        if isinstance(kjt, SparseFeatures):
+            raise DataError(
+                "batches: these are converted already, so that how they repeat no longer shows. "
+                "Hand over a loader of batches that are not."
+            )
+        found.append(kjt.to(CPU))
+        samples, ids = (sum(map(count, found)) for count in (_samples, _ids))
+        if len(found) >= MOST_BATCHES or samples >= MOST_SAMPLES or ids >= MOST_IDS:
+            break
+    if not found:
+        raise DataError("batches: there are none to look at: the loader is empty.")
+    return tuple(found)
+
+
+def _samples(kjt: KeyedJaggedTensor) -> int:
+    return int(kjt.stride())
+
+
+def _ids(kjt: KeyedJaggedTensor) -> int:
+    return int(kjt.values().numel())
+
+
+def replaced(batch: Any, old: Any, new: Any) -> Any:
+    """The batch with `new` wherever it holds `old`, itself as it was; all else is shared."""
+    if old is new:
+        return batch
+    made = _replaced(batch, old, new, DEEPEST)
+    if made is batch:
+        raise DataError(
+            f"features: what it returns is not in the {type(batch).__name__} itself, so nothing "
+            "can be put in its place. Let it return the KeyedJaggedTensor that the batch holds."
+        )
+    return made
+
+
+def marked_batch(batch: Any, features: Any, hot_under: str | None) -> Any:
+    """The batch, whose features these are, with the mark of a hot batch on them, or none."""
+    if isinstance(features, SparseFeatures):
+        return replaced(batch, features, features.marked(hot_under))
+    return replaced(batch, features, marked(features, hot_under))
+
+
+def _replaced(value: Any, old: Any, new: Any, depth: int) -> Any:
+    if value is old:
+        return new
+    parts = parts_of(value) if depth else None
+    if parts is None:
+        return value
+    made = {name: _replaced(part, old, new, depth - 1) for name, part in parts.items()}
+    if all(made[name] is part for name, part in parts.items()):
+        return value
+    return with_parts(value, made)
+
+
+def walk(batch: Any, depth: int = DEEPEST, path: str = "batch") -> Iterator[tuple[str, Any]]:
+    """Each thing that a batch holds and that holds no more, with the way to it: `batch.labels`."""
+    parts = parts_of(batch) if depth else None
+    if parts is None:
+        yield path, batch
+        return
+    for name, part in parts.items():
+        step = f"[{name!r}]" if _by_item(batch) else f".{name}"
+        yield from walk(part, depth - 1, path + step)
+
+
+def parts_of(value: Any) -> Mapping[Any, Any] | None:
+    """What a batch, or a part of one, is made of; none where it is a leaf, as tensors are."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, list | tuple):
+        if hasattr(value, "_fields"):
+            return dict(zip(value._fields, value, strict=True))
+        return dict(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, *LEAVES)):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    return _attributes(value) if _by_attribute(value) else None
+
+
+def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """A copy of what `parts_of` took apart, of other parts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **parts)
+    if isinstance(value, tuple):
+        kind: Any = type(value)
+        return kind(*parts.values()) if hasattr(value, "_fields") else kind(parts.values())
+    made = copy.copy(value)
+    if isinstance(value, Mapping | list):
+        for name, part in parts.items():
+            made[name] = part
+    else:
+        for name, part in parts.items():
+            setattr(made, name, part)
+    return made
+
+
+def _by_item(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple) and not hasattr(value, "_fields")
+
+
+def _by_attribute(value: Any) -> bool:
+    """Whether it is an object of a stranger's class that holds its parts as attributes."""
+    if isinstance(value, (type, *LEAVES)) or callable(value):
+        return False
+    return type(value).__module__.partition(".")[0] not in NO_BATCHES and bool(_attributes(value))
+
+
+LEAVES = (Tensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor, Bundle)
+NO_BATCHES = frozenset(
+    ["builtins", "torch", "numpy", "pandas", "pyarrow", "datetime", "pathlib", "enum", "decimal"]
+)
+"""Packages whose objects are values in a batch, and hold no features."""
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = getattr(kind, "__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found

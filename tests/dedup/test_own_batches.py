@@ -1,0 +1,301 @@
+"""Rung 1 and 2 (values, a loader's workers): a trainer's own batches, converted."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset
+from torchrec.datasets.random import RandomRecDataset
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_plugins
+from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
+from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.own_batches import features_of, replaced
+from recd_plugins.testing.batches import from_lists, to_lists
+
+GROUPS = [["history", "brands"], ["region"]]
+LISTS = {
+    "item": [[1], [2], [3], [4]],
+    "history": [[5, 6], [5, 6], [], [5, 6]],
+    "region": [[7], [8], [7], [8]],
+    "brands": [[1], [1], [], [2]],
+    "none": [[], [], [], []],
+}
+
+
+def stack_of(**slots: Any) -> recd_plugins.Stack:
+    dedup = {"dedup": {"use": "exact", "groups": GROUPS, "validate": True}}
+    return recd_plugins.load({"plugins": ["recd_dedup"], **dedup, **slots})
+
+
+def alike(one: KeyedJaggedTensor, other: KeyedJaggedTensor) -> bool:
+    """To the bit, in one order of keys."""
+    parts = [(kjt.values(), kjt.lengths(), kjt.weights_or_none()) for kjt in (one, other)]
+    return one.keys() == other.keys() and all(
+        a is b is None or (a.dtype == b.dtype and torch.equal(a, b))
+        for a, b in zip(*parts, strict=True)
+    )
+
+
+def with_types(kjt: KeyedJaggedTensor, ids: torch.dtype, weighted: bool) -> KeyedJaggedTensor:
+    values = kjt.values()
+    return KeyedJaggedTensor(
+        keys=kjt.keys(),
+        values=values.to(ids),
+        lengths=kjt.lengths().to(torch.int32),
+        weights=values.float() / 2 if weighted else None,
+    )
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 3, 4])
+def test_what_is_converted_stands_for_the_kjt(ids: torch.dtype, weighted: bool, size: int) -> None:
+    kjt = with_types(from_lists({k: rows[:size] for k, rows in LISTS.items()}), ids, weighted)
+    made = stack_of().convert(kjt)
+    assert isinstance(made, SparseFeatures)
+    assert made.plain.keys() == ["item", "none"]
+    assert made.dedup is not None
+    assert made.dedup.unique_counts == {0: (0, 0), 1: (1, 1), 3: (2, 2), 4: (3, 2)}[size]
+    moved = made.to(torch.device("cpu"), non_blocking=True)
+    leaves, how = pytree.tree_flatten(moved)
+    for one in (made, moved, pickle.loads(pickle.dumps(made)), pytree.tree_unflatten(leaves, how)):
+        assert alike(one.to_kjt(), kjt)
+        assert (one.keys(), one.stride(), one.device()) == (kjt.keys(), size, kjt.device())
+        assert torch.equal(one.values(), kjt.values())
+        assert torch.equal(one.offsets(), kjt.offsets())
+        assert one.length_per_key() == kjt.length_per_key()
+        if size:  # TorchRec's own KJT without samples has no features by key
+            assert torch.equal(one["region"].values(), kjt["region"].values())
+            assert list(one.to_dict()) == kjt.keys()
+        first, rest = one.split([2, 3])
+        assert (first.keys(), rest.keys()) == (kjt.keys()[:2], kjt.keys()[2:])
+    with pytest.raises(AttributeError, match="no attribute 'weight'"):
+        _ = made.weight
+
+
+def test_the_next_look_is_at_what_it_was_made_of() -> None:
+    convert = stack_of().convert
+    made = convert(from_lists(LISTS))
+    assert convert(made) is made
+    kjt = from_lists(LISTS)
+    assert stack_of(dedup=None).convert(kjt) is kjt
+    assert stack_of(dedup="none").convert(kjt) is kjt
+
+
+def test_what_cannot_be_converted_is_refused() -> None:
+    convert = stack_of().convert
+    ragged = KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.arange(3),
+        lengths=torch.ones(3, dtype=torch.int32),
+        stride_per_key_per_rank=[[1], [2]],
+    )
+    with pytest.raises(DataError, match="differ in batch size"):
+        convert(ragged)
+    with pytest.raises(DataError, match=r"was given a dict.*stack.converting"):
+        convert({"features": from_lists(LISTS)})
+    with pytest.raises(PluginError, match="'region', which there is not; did you mean 'regio'"):
+        convert(from_lists({"history": [[1]], "brands": [[1]], "regio": [[2]]}))
+    with pytest.raises(RegistryError, match="'a' is named twice"):
+        _ = stack_of(dedup={"use": "exact", "groups": [["a", "a"]]}).convert
+
+
+def test_transforms_run_on_unique_samples() -> None:
+    steps = [
+        {"use": "first_x", "features": "history", "n": 1},
+        {"use": "sigrid_hash", "features": ["item", "region", "history"], "modulo": 1000},
+    ]
+    kjt = from_lists(LISTS)
+    made = stack_of(preprocess=steps).convert(kjt)
+    plain = stack_of(dedup=None, preprocess=steps).convert(kjt)
+    assert isinstance(plain, KeyedJaggedTensor)
+    assert alike(made.to_kjt(), plain)
+    assert made.dedup.kjt.values().numel() < plain.values().numel()
+    with pytest.raises(RegistryError, match="no feature matches 'histroy'"):
+        stack_of(preprocess=[{"use": "first_x", "features": "histroy", "n": 1}]).convert(kjt)
+
+
+class Pair(NamedTuple):
+    features: Any
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Frozen:
+    sparse: Any
+    labels: Tensor
+
+
+class Slots:
+    __slots__ = ("kjt", "labels")
+
+    def __init__(self, kjt: Any, labels: Tensor) -> None:
+        self.kjt, self.labels = kjt, labels
+
+
+KINDS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "kjt": lambda kjt, labels: kjt,
+    "tuple": lambda kjt, labels: (kjt, labels),
+    "list": lambda kjt, labels: [labels, kjt],
+    "named tuple": Pair,
+    "frozen dataclass": Frozen,
+    "object": lambda kjt, labels: SimpleNamespace(ids=kjt, labels=labels),
+    "slots": Slots,
+    "mapping": lambda kjt, labels: {"x": {"kjt": kjt}, "labels": labels},
+    "nested": lambda kjt, labels: Pair(Frozen((kjt, "v1"), labels), labels),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_any_type(kind: str) -> None:
+    kjt, labels = from_lists(LISTS), torch.arange(4)
+    batch = KINDS[kind](kjt, labels)
+    made = stack_of().converting()(batch)
+    assert type(made) is (SparseFeatures if kind == "kjt" else type(batch))
+    assert alike(features_of(made).to_kjt(), kjt)
+    assert features_of(batch) is kjt  # it stays as it is: a dataset may yield it again
+    again = replaced(made, features_of(made), kjt)
+    assert features_of(again) is kjt
+    if kind == "object":
+        assert made.labels is labels
+
+
+def test_which_kjt_is_meant() -> None:
+    kjt, other = from_lists(LISTS), from_lists({"item": [[1]]})
+    with pytest.raises(
+        DataError, match=r"holds 2 KeyedJaggedTensors \(batch.features, batch.labels"
+    ):
+        features_of(Pair(kjt, other))
+    assert features_of(Pair(kjt, other), lambda batch: batch.features) is kjt
+    with pytest.raises(DataError, match="a dict holds no KeyedJaggedTensor"):
+        features_of({"labels": torch.zeros(1)})
+    with pytest.raises(DataError, match="makes a Tensor of a Pair"):
+        features_of(Pair(kjt, torch.zeros(1)), lambda batch: batch.labels)
+    made = stack_of().converting(features=lambda batch: from_lists(LISTS))
+    with pytest.raises(DataError, match="is not in the Pair itself"):
+        made(Pair(kjt, torch.zeros(1)))
+
+
+class Samples(Dataset[int]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def collate(samples: list[int]) -> Pair:
+    kjt = from_lists({key: [rows[i % 4] for i in samples] for key, rows in LISTS.items()})
+    return Pair(kjt, torch.tensor(samples))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_and_its_workers_convert(workers: int) -> None:
+    stack = stack_of()
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": workers}
+    plain = list(DataLoader(Samples(), collate_fn=collate, **options))
+    loader = DataLoader(Samples(), collate_fn=stack.converting(collate), **options)
+    outside = stack.converted(DataLoader(Samples(), collate_fn=collate, **options))
+    assert len(outside) == 4
+    assert outside.batch_size == 8
+    for made, again, batch in zip(loader, outside, plain, strict=True):
+        for one in (made, again):
+            assert isinstance(one.features, SparseFeatures)
+            assert alike(one.features.to_kjt(), batch.features)
+            assert torch.equal(one.labels, batch.labels)
+
+
+def test_what_a_worker_is_sent_is_small() -> None:
+    """A copy of the converter, whatever the stack has seen: no table, no batch, no plan."""
+    stack = stack_of(dedup={"use": "exact"}, preprocess=[{"use": "first_x", "n": 2}])
+    model = torch.nn.Identity()
+    stack.adapt(model, batches=[from_lists({k: rows * 2000 for k, rows in LISTS.items()})])
+    sent = pickle.dumps(stack.converting(collate))
+    assert len(sent) < 5_000
+    assert alike(pickle.loads(sent)([0, 1]).features.to_kjt(), collate([0, 1]).features)
+
+
+def test_torchrecs_own_dataset_yields_the_same_batches_again() -> None:
+    keys = list(LISTS)
+    dataset = RandomRecDataset(
+        keys, batch_size=16, hash_size=3, ids_per_feature=2, num_dense=3, num_batches=4,
+        num_generated_batches=2, manual_seed=0,
+    )  # fmt: skip
+    loader = DataLoader(dataset, batch_size=None, collate_fn=stack_of().converting())
+    first, second, third, _ = list(loader)
+    assert alike(first.sparse_features.to_kjt(), third.sparse_features.to_kjt())
+    assert not alike(first.sparse_features.to_kjt(), second.sparse_features.to_kjt())
+    assert isinstance(next(iter(dataset)).sparse_features, KeyedJaggedTensor)
+    moved = first.to(torch.device("cpu"), non_blocking=True)
+    assert alike(moved.sparse_features.to_kjt(), first.sparse_features.to_kjt())
+    assert moved.sparse_features.dedup.unique_counts == first.sparse_features.dedup.unique_counts
+
+
+def sessions(seed: int, weighted: bool = False) -> KeyedJaggedTensor:
+    """Sixteen samples a session: two features stay within one, `item` does not."""
+    draw = torch.Generator().manual_seed(seed)
+    first = torch.randint(0, 10_000, (16, 4), generator=draw).repeat_interleave(16, 0)
+    columns = {
+        "seen": first,
+        "item": torch.randint(0, 10_000, (256, 1), generator=draw),
+        "bought": first + 1,
+    }
+    kjt = from_lists({key: rows.tolist() for key, rows in columns.items()})
+    return with_types(kjt, torch.int64, True) if weighted else kjt
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
+    stack = stack_of(dedup={"use": "exact", "groups": "auto"})
+    taken = []
+
+    def loader() -> Iterator[Pair]:
+        for seed in range(100):
+            taken.append(seed)
+            yield Pair(sessions(seed, weighted), torch.zeros(256))
+
+    class Loader:
+        __iter__ = staticmethod(loader)
+
+    with pytest.raises(RegistryError, match=r"neither a dataset .* nor batches.*stack.adapt"):
+        _ = stack.convert
+    stack.adapt(torch.nn.Identity(), batches=Loader(), features=lambda batch: batch.features)
+    assert len(taken) == 8
+    made = stack.convert(sessions(500, weighted))
+    assert made.dedup.groups == (("seen", "bought"),)
+    assert made.plain.keys() == ["item"]
+    head, *reasons = stack.explain().splitlines()
+    assert head == "dedup: 8 batches of 256 samples: 1 groups"
+    assert "  item: left as it is, factor 1.0" in "\n".join(reasons)
+    with pytest.raises(CapabilityError, match="settled before"):
+        stack.adapt(torch.nn.Identity(), batches=Loader())
+
+
+def test_what_cannot_be_looked_at() -> None:
+    def auto() -> recd_plugins.Stack:
+        return stack_of(dedup={"use": "exact", "groups": "auto"})
+
+    model = torch.nn.Identity()
+    with pytest.raises(DataError, match="an iterator would lose"):
+        auto().adapt(model, batches=iter([sessions(0)]))
+    with pytest.raises(DataError, match="the loader is empty"):
+        auto().adapt(model, batches=[])
+    with pytest.raises(DataError, match="converted already"):
+        auto().adapt(model, batches=[stack_of().convert(from_lists(LISTS))])
+
+
+def test_groups_are_as_large_as_batches_show() -> None:
+    stack = stack_of(dedup={"use": "exact", "groups": [["seen"], ["item"]]})
+    stack.adapt(torch.nn.Identity(), batches=[sessions(0), sessions(1)])
+    assert stack._unique_shares == (1 / 16, pytest.approx(1, abs=0.05))
+    assert to_lists(stack.convert(sessions(2)).to_kjt()) == to_lists(sessions(2))

@@ -1,0 +1,187 @@
+"""Rung 3 (two gloo ranks): trainers of TorchRec's own make train on unique samples as on all.
+
+Its models, datasets, batches and pipelines stay as they are; only their batches are converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchrec.datasets.random import RandomRecDataset
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import TrainPipelineBase
+from torchrec.distributed.types import ShardedModule
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.stack import load
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import assert_alike
+from recd_plugins.testing.rounding import plain_of
+from recd_plugins.testing.trained import Trained
+from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+KEYS = ["user", "item", "history", "shop"]
+ROWS = 11
+DIM = 8
+STEPS = 5
+
+
+def dlrm() -> nn.Module:
+    """As in TorchRec's examples."""
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t_{key}", embedding_dim=DIM, num_embeddings=ROWS, feature_names=[key]
+        )
+        for key in KEYS
+    ]
+    bags = EmbeddingBagCollection(tables=tables, device=META)
+    return DLRMTrain(DLRM(bags, 3, dense_arch_layer_sizes=[8, DIM], over_arch_layer_sizes=[8, 1]))
+
+
+class Sequences(nn.Module):
+    """A batch is a KJT: histories are averaged, and scored against the item; ids are read too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingConfig(
+                name="t_item",
+                embedding_dim=DIM,
+                num_embeddings=ROWS,
+                feature_names=["history", "item"],
+            )
+        ]
+        self.embeddings = EmbeddingCollection(tables=tables, device=META)
+        self.score = nn.Linear(DIM, DIM)
+        self.head = Head()
+
+    def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        found = self.embeddings(kjt)
+        return self.head(self.score(found["history"].values()), found["history"].lengths(), kjt)
+
+
+class Head(nn.Module):
+    """A leaf: TorchRec's tracer does not look inside."""
+
+    def forward(self, values: Tensor, lengths: Tensor, kjt: KeyedJaggedTensor) -> Any:
+        rows = torch.repeat_interleave(torch.arange(kjt.stride()), lengths.long())
+        means = values.new_zeros(kjt.stride(), DIM).index_add(0, rows, values.tanh())
+        jagged = kjt["item"]
+        first = jagged.values()[jagged.offsets()[:-1]].float() / ROWS
+        loss = (means.sum(1) - first).square().mean()
+        return loss, loss.detach()
+
+
+def loader(collate: Any) -> DataLoader[Any]:
+    """Few ids, so that samples repeat; each batch is another's again."""
+    dataset = RandomRecDataset(
+        KEYS,
+        batch_size=24,
+        hash_size=ROWS,
+        ids_per_features=[1, 1, 2, 2],
+        min_ids_per_features=[1, 1, 0, 0],
+        num_dense=3,
+        manual_seed=dist.get_rank(),
+        num_batches=STEPS,
+        num_generated_batches=3,
+    )
+    return DataLoader(dataset, batch_size=None, collate_fn=collate)
+
+
+def only_features(batch: Any) -> KeyedJaggedTensor:
+    """A trainer whose batch is a KJT alone."""
+    features: KeyedJaggedTensor = batch.sparse_features
+    return features
+
+
+def train(
+    kind: str, dedup: bool, pipeline: str, rounding: AbstractContextManager[object]
+) -> dict[str, Tensor]:
+    """On a rank, by TorchRec's own parts and ours; losses and all that was trained."""
+    settings = {"optimizer": {"tables": "sgd", "tables_lr": 0.1}}
+    slots = {"dedup": {"use": "exact", "groups": [["user", "history"], ["shop"]]}} if dedup else {}
+    if dedup and kind == "sequences":
+        slots["dedup"]["groups"] = [["history"], ["shop"]]
+    stack = load({"plugins": ["recd_dedup"], "train": settings, **slots})
+    torch.manual_seed(0)
+    model = dlrm() if kind == "dlrm" else Sequences()
+    initialisers = table_initialisers(model)
+    collate = None if kind == "dlrm" else only_features
+    batches = loader(stack.converting(collate))
+    model = stack.adapt(model)
+    plan = stack.plan(model)
+    sharded = DistributedModelParallel(model, device=CPU, plan=plan, sharders=stack.sharders())
+    initialise_tables(sharded, initialisers, 0)
+    dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    optimizer = torch.optim.SGD(dense.values(), lr=0.1)
+    kinds = {"ahead": TrainPipelineSparseDist, "base": TrainPipelineBase}
+    losses = []
+    with rounding:
+        if pipeline == "loop":
+            for batch in batches:
+                optimizer.zero_grad()
+                loss, _ = sharded(batch)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        else:
+            stages, stream = kinds[pipeline](sharded, optimizer, CPU), iter(batches)
+            for _ in range(STEPS):
+                out = stages.progress(stream)
+                losses.append((out[0] if isinstance(out, tuple) else out).detach())
+            if pipeline == "ahead":
+                count = sum(isinstance(module, ShardedModule) for module in sharded.modules())
+                assert len(stages._pipelined_modules) == count
+    everyones = [torch.empty(STEPS) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, torch.stack(losses))
+    left = Trained.of(sharded, initialisers, losses=torch.stack(everyones, 1).tolist())
+    return left.tensors()
+
+
+def dedup_and_not(kind: str) -> None:
+    """On a rank: alike, in every pipeline."""
+    plain = plain_of(partial(train, kind, False, "ahead"))
+    for pipeline in ("ahead", "base", "loop"):
+        assert_alike(train(kind, True, pipeline, nullcontext()), *plain)
+
+
+@pytest.mark.parametrize("kind", ["dlrm", "sequences"])
+def test_torchrecs_own_trainers(gloo_pool: GlooPool, kind: str) -> None:
+    gloo_pool.run(dedup_and_not, kind)
+
+
+def groups_of_ranks() -> tuple[Any, Any]:
+    """On a rank: `groups: auto` by its own batches, of which rank 0's alone repeat."""
+    keys = ["a", "b"]
+
+    def batches() -> Iterator[KeyedJaggedTensor]:
+        repeated = dist.get_rank() == 0
+        for seed in range(3):
+            draw = torch.Generator().manual_seed(seed)
+            rows = torch.randint(0, 10**6, (8 if repeated else 64, 2), generator=draw)
+            values = rows.repeat(8 if repeated else 1, 1)
+            ids = torch.cat([values.flatten(), torch.arange(64)])
+            yield KeyedJaggedTensor(
+                keys=keys, values=ids, lengths=torch.tensor([2] * 64 + [1] * 64)
+            )
+
+    stack = load({"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": "auto"}})
+    stack.adapt(nn.Identity(), batches=list(batches()))
+    return stack.convert(next(batches())).dedup.groups, stack._unique_shares
+
+
+def test_ranks_agree_on_groups(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(groups_of_ranks) == [((("a",),), (1 / 8,))] * 2

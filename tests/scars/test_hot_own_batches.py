@@ -1,0 +1,275 @@
+"""Rung 1 to 3 (values, a stateful loader, two ranks): hot batches of a trainer's own type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hot_table import ALL, SOME, Plans, heard, is_hot, liked
+from test_hot_training import build, on_two_ranks
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import TrainPipelineSparseDist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import without
+from recd_plugins.sparse.keyed import mark_of
+from recd_plugins.sparse.own_batches import OwnBatches, features_of
+from recd_plugins.testing.batches import from_lists, to_lists
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.tiers.sharder import TierCluster
+from recd_plugins.trainer.measure.traffic import TrafficCounter
+from recd_scars.hot_batches import HotBatches
+
+ROWS = 96
+
+
+def kjt_of(rows: list[int]) -> KeyedJaggedTensor:
+    lists = {
+        "row": [[row] for row in rows],
+        "heard": [heard(row) for row in rows],
+        "liked": [liked(row) for row in rows],
+    }
+    return from_lists(lists)
+
+
+@dataclass
+class Click:
+    """Whatever a trainer may keep of its samples."""
+
+    ids: Any
+    dense: Tensor
+    half: Tensor
+    array: Any
+    names: list[str]
+    epoch: int
+    more: dict[str, Any]
+    left_out: None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Click:
+        return Click(**{**vars(self), "ids": self.ids.to(device, non_blocking=non_blocking)})
+
+
+class Pair(NamedTuple):
+    ids: Any
+    dense: Tensor
+
+
+def click(rows: list[int]) -> Click:
+    numbers = torch.tensor(rows)
+    return Click(
+        ids=kjt_of(rows),
+        dense=numbers[:, None].repeat(1, 2),
+        half=numbers.bfloat16(),
+        array=np.array(rows, np.int16),
+        names=[f"row {row}" for row in rows],
+        epoch=3,
+        more={"weights": (numbers.float(), "sum"), "scale": torch.tensor(0.5)},
+    )
+
+
+def deduplicated(rows: list[int]) -> dict[str, Any]:
+    kjt = kjt_of(rows)
+    dedup = InverseKeyedJaggedTensor.from_kjt(kjt, [["heard", "liked"]])
+    return {"ids": SparseFeatures(without(kjt, ["heard", "liked"]), dedup)}
+
+
+KINDS: dict[str, Callable[[list[int]], Any]] = {
+    "dataclass": click,
+    "kjt": kjt_of,
+    "named tuple": lambda rows: Pair(kjt_of(rows), torch.tensor(rows)),
+    "tuple": lambda rows: (torch.tensor(rows), kjt_of(rows)),
+    "deduplicated": deduplicated,
+}
+
+
+def stage_of(kind: str, loader: type[DataLoader[Any]] = DataLoader, **options: Any) -> HotBatches:
+    options = {"plan": SOME, "own": OwnBatches(), "rank": 0, "world_size": 1} | options
+    rows: Any = range(options.pop("first", 0), options.pop("last", ROWS))
+    made = loader(rows, batch_size=6, collate_fn=KINDS[kind])
+    return HotBatches(made, Plans(options.pop("plan")), window=4, **options)
+
+
+def rows_of(batch: Any) -> list[int]:
+    """Its rows, once every part of it was found to be theirs."""
+    lists = to_lists(features_of(batch))
+    rows = [row for (row,) in lists["row"]]
+    assert lists["heard"] == [heard(row) for row in rows]
+    assert lists["liked"] == [liked(row) for row in rows]
+    if isinstance(batch, Click):
+        batch.ids, expected = None, click(rows)
+        expected.ids = None
+        assert torch.equal(batch.dense, expected.dense)
+        assert torch.equal(batch.half, expected.half)
+        assert (batch.array == expected.array).all()
+        assert batch.array.dtype == np.int16
+        assert (batch.names, batch.epoch) == (expected.names, 3)
+        assert torch.equal(batch.more["weights"][0], expected.more["weights"][0])
+        assert batch.more["weights"][1] == "sum"
+    if isinstance(batch, tuple):
+        assert next(part for part in batch if isinstance(part, Tensor)).tolist() == rows
+    return rows
+
+
+def mark_in(batch: Any) -> str | None:
+    features = features_of(batch)
+    return mark_of(features.plain if isinstance(features, SparseFeatures) else features)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_any_type_are_taken_apart(kind: str) -> None:
+    stage = stage_of(kind)
+    assert len(stage) == ROWS // 6
+    assert stage.batch_size == 6
+    for _ in range(2):
+        batches = list(stage)
+        marks = [mark_in(batch) for batch in batches]
+        assert {None, SOME.version} == set(marks)
+        assert [features_of(batch).stride() for batch in batches] == [6] * 16
+        rows = [rows_of(batch) for batch in batches]
+        assert sorted(row for batch in rows for row in batch) == list(range(ROWS))
+        for mark, of_batch in zip(marks, rows, strict=True):
+            assert mark is None or all(is_hot(row, SOME) for row in of_batch)
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "kjt"])
+def test_the_mark_stays_where_a_trainer_moves_its_batch(kind: str) -> None:
+    batch = next(batch for batch in stage_of(kind) if mark_in(batch))
+    assert mark_in(batch.to(torch.device("cpu"), non_blocking=True)) == SOME.version
+
+
+def test_a_trainer_may_select_by_itself() -> None:
+    def select(batches: list[Any], samples: Tensor) -> Any:
+        rows = torch.cat([batch["ids"]["row"].values() for batch in batches])
+        return {"ids": kjt_of(rows[samples].tolist()), "made": True}
+
+    def opaque(rows: list[int]) -> Any:
+        return {"ids": kjt_of(rows), "unknown": object()}
+
+    KINDS["opaque"] = opaque
+    batches = list(stage_of("opaque", own=OwnBatches(select=select)))
+    assert sorted(row for batch in batches for row in rows_of(batch)) == list(range(ROWS))
+    with pytest.raises(CapabilityError, match=r"batch.unknown is a object that differs.*select="):
+        list(stage_of("opaque"))
+    wrong = OwnBatches(select=lambda batches, samples: batches[0])
+    KINDS["uneven"] = lambda rows: {"ids": kjt_of(rows[: 6 - rows[0] // 6 % 2]), "unknown": 1}
+    with pytest.raises(DataError, match="was asked for"):
+        list(stage_of("uneven", own=wrong))
+    del KINDS["opaque"], KINDS["uneven"]
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (lambda rows: torch.zeros(3, 2), "batch.part has 3 rows in a batch of 6 samples"),
+        (lambda rows: rows[0], "batch.part is a int that differs from batch to batch"),
+        (lambda rows: [rows[0], rows[1]], r"batch.part.0 is a int that differs"),
+        (lambda rows: kjt_of(rows[:2]), "holds 2 KeyedJaggedTensors"),
+    ],
+)
+def test_what_cannot_be_taken_apart_is_refused(part: Any, reason: str) -> None:
+    KINDS["odd"] = lambda rows: {"ids": kjt_of(rows), "part": part(rows)}
+    with pytest.raises((CapabilityError, DataError), match=reason):
+        list(stage_of("odd"))
+    del KINDS["odd"]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's own call
+def test_a_stateful_loader_resumes_exactly() -> None:
+    whole = [(mark_in(batch), rows_of(batch)) for batch in stage_of("kjt", StatefulDataLoader)]
+    for count in (0, 1, 6, 8, 13):
+        stage = stage_of("kjt", StatefulDataLoader)
+        stream = iter(stage)
+        for _ in range(count):
+            next(stream)
+        state = stage.state_dict()
+        resumed = stage_of("kjt", StatefulDataLoader)
+        resumed.load_state_dict(state)
+        assert [(mark_in(b), rows_of(b)) for b in resumed] == whole[count:], count
+    with pytest.raises(CapabilityError, match="a DataLoader, has no state_dict"):
+        stage_of("kjt").state_dict()
+
+
+def uneven_ranks() -> str:
+    """On a rank: rank 1 has a window less; every rank says so, and none waits for the other."""
+    rank = dist.get_rank()
+    stage = stage_of("kjt", rank=rank, world_size=2, last=ROWS - 24 * rank)
+    with pytest.raises(DataError) as raised:
+        list(stage)
+    return str(raised.value)
+
+
+def test_ranks_of_unequal_steps_are_refused_on_all(gloo_pool: GlooPool) -> None:
+    for message in gloo_pool.run(uneven_ranks):
+        assert "ranks have windows of 0 to 4 batches" in message
+
+
+class OwnModel(nn.Module):
+    """test_hot_training's model on TorchRec's own batches."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.sequences, self.bags = inner.sequences, inner.bags
+        self.sum, self.over = inner.sum, inner.over
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        summed = self.sum(self.sequences(batch.sparse_features)["heard"])
+        both = torch.cat([summed, self.bags(batch.sparse_features)["liked"]], dim=1)
+        logits = self.over(both).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, loss.detach()
+
+
+def torchrec_batch(rows: list[int]) -> Batch:
+    numbers = torch.tensor(rows).float()
+    return Batch(numbers[:, None], kjt_of(rows), numbers % 2)
+
+
+def watched(stage: HotBatches, marks: list[bool]) -> Iterator[Batch]:
+    for batch in stage:
+        marks.append(mark_in(batch) is not None)
+        yield batch
+
+
+def traffic_of_steps() -> list[tuple[bool, set[str]]]:
+    """On a rank: whether all batches are hot, and the collectives of TorchRec's pipeline."""
+    rank = dist.get_rank()
+    KINDS["torchrec"] = torchrec_batch
+    found = []
+    for plan in (SOME, ALL):
+        model = build("sgd", TierCluster(on_two_ranks(plan, "rank")), wrap=OwnModel)
+        stage = stage_of(
+            "torchrec",
+            rank=rank,
+            world_size=2,
+            plan=on_two_ranks(plan, "rank"),
+            first=rank,
+            last=ROWS,
+        )
+        marks: list[bool] = []
+        optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        stream = watched(stage, marks)
+        with TrafficCounter() as counter:
+            for _ in range(len(stage)):
+                pipeline.progress(stream)
+        found.append((all(marks), set(counter.traffic)))
+    return found
+
+
+def test_a_pipeline_of_hot_batches_makes_no_all_to_all(gloo_pool: GlooPool) -> None:
+    for some, every in gloo_pool.run(traffic_of_steps):
+        assert not some[0]
+        assert "all_to_all" in some[1]
+        assert every[0]
+        assert "all_to_all" not in every[1]
