@@ -46,9 +46,9 @@ class FlexShardConfig(Config):
     goal auto, `*` means those of sequences, and pooled tables are named, with `coalesce: rank` or
     `node`."""
     profile: Path | None = None
-    """A saved profile to plan with; by default the train split's first batches are counted."""
+    """A saved profile to plan with; by default the first batches of training are counted."""
     profile_batches: Annotated[int, Range(ge=1)] = 100
-    """How many batches to count."""
+    """How many batches of each rank to count."""
     plan: Path | None = None
     """A tier plan that `recd plan --save` wrote, to be taken as it is, for the same number of
     ranks and nodes; nothing is counted or chosen then."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
 from recd_flexshard.policy.search import PlanSearch
-from recd_plugins.api import Context, Topology, fitting
+from recd_plugins.api import Context, Topology, Unused, fitting
 from recd_plugins.api.planning import (
     AS_TORCHREC,
     GB,
@@ -67,6 +67,17 @@ class FlexShardPlanner(TierPlanner):
         return {
             name: table for name, table in found.items() if not table.pooled or fitting(name, named)
         }
+
+    def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
+        """Pooled tables are for whoever names them."""
+        names = ", ".join(every)
+        return Unused(
+            what="sharding: flexshard",
+            why="no table of sequences is in the model; of its pooled tables TorchRec sends one "
+            "sum for a bag, so that a replica of a row alone spares nothing",
+            cure="Set `goal: auto`, which plans pooled tables too; or have their rows travel: "
+            f"`coalesce: rank, tables: [{names}]`.",
+        )
 
     def choose(
         self,

@@ -54,10 +54,10 @@ class ScarsConfig(Config):
     mapped_folder: Path | None = None
     """The folder of these files, on a disk; by default `mapped` in the registry's folder."""
     profile: Path | None = None
-    """A saved profile to plan with; by default the train split's first batches are counted."""
+    """A saved profile to plan with; by default the first batches of training are counted."""
     profile_batches: Annotated[int, Range(ge=0)] = 100
-    """How many batches to count; 0: nothing is cached at first, and train.retier_every sizes and
-    fills the cache by what it sees."""
+    """How many batches of each rank to count; 0: nothing is cached at first, and
+    train.retier_every sizes and fills the cache by what it sees."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

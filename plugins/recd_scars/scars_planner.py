@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recd_plugins.api import CapabilityError, Context, Topology
+from recd_plugins.api import CapabilityError, Context, Notice, Topology, Unused
 from recd_plugins.api.planning import (
     GB,
     ChosenSizes,
@@ -108,6 +108,30 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             own=own,
         )
 
+    def notices(self) -> Sequence[Notice]:
+        found = list(super().notices())
+        planned = self.tier_plan.tables.values() if self.tier_plan else ()
+        sized = planned and self.num_profile_batches
+        if self._config.hot_batches and sized and not any(len(one.replicated) for one in planned):
+            found.append(
+                Unused(
+                    what="cache: hot_batches",
+                    why="no row has a copy on every rank, so that no batch can be hot",
+                    cure="Set `cache.hot_batches: false`, or give the cache more rows: `size: "
+                    "budget` with `budget_gb`.",
+                )
+            )
+        return found
+
+    def unordered(self) -> Iterable[Notice]:
+        planned = self.tier_plan.tables.values() if self.tier_plan else ()
+        if self._config.hot_batches and any(len(one.replicated) for one in planned):
+            yield Unused(
+                what="cache: hot_batches",
+                why="the trainer's batches come from no loader that puts hot samples together",
+                cure="Train with `loader = stack.order(loader)`, or set `cache.hot_batches: false`.",
+            )
+
     @property
     def features_of(self) -> Mapping[str, Sequence[str]]:
         """The features of each table in collections that have tiers, tables left out among them."""
@@ -171,7 +195,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         assert self._on is not None
         assert self._memory is not None
         counted = {name: table.counted for name, table in self.found.items()}
-        self.profile = profile_batches(batches, counted)
+        self.profile = profile_batches(batches, counted, features=self.context.features)
         tables = {name: t.with_rows(self.profile[name]) for name, t in self.found.items()}
         chosen = self._sized(tables, self._on, self._memory)
         self.report, self.explanation = chosen.report, chosen.reason

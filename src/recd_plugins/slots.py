@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.columns import Columns
+    from recd_plugins.planning.access.access_profile import Profile
+    from recd_plugins.planning.access.lookups import FeaturesOf
     from recd_plugins.planning.topology import Topology
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.trainer.training import Training
@@ -352,8 +354,13 @@ class Context:
     looked_at: tuple[KeyedJaggedTensor, ...] = ()
     """The features of some of the trainer's own batches, alike on all ranks; there for `dedup`,
     where the trainer handed batches over."""
-    batches: Callable[[], Iterable[Batch]] | None = None
-    """The train split's batches as rank 0's model gets them; there for `sharding` and `cache`."""
+    batches: Callable[[], Iterable[Any]] | None = None
+    """This rank's batches, as its model gets them: the train split's, or a trainer's
+    own of any type; there for `sharding` and `cache`, once a plan is asked for."""
+    features: FeaturesOf | None = None
+    """Where a batch has its sparse features, if the trainer says: `profile_batches` takes it."""
+    profile: Profile | None = None
+    """How the tables are accessed, in place of batches, if the trainer knows."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """What the slots named in the record's `uses` built."""
     others: Planner | None = None

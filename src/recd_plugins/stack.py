@@ -1,19 +1,21 @@
 """Records → loader, model, plan, sharders: what a trainer calls.
 
-stack  = rp.load("registry.yaml")
-loader = stack.loader(rank, world_size)
-model  = stack.adapt(model)
-plan   = stack.plan(model, topology, process_group)
-model  = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+stack = rp.load("registry.yaml")
+plan  = stack.plan(model, batches=loader, features=lambda batch: batch.sparse_features)
+model = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+
+The loader is the trainer's own. `stack.loader(rank, world_size)` is the registry's, of its dataset,
+which is then counted without being named; `stack.adapt(model)` has a model take what that yields.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
@@ -22,7 +24,20 @@ from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.naming.patterns import check_patterns
-from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers
+from recd_plugins.notices import GivesNotices, Notice, Notices, Unused
+from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.access.look import Look, Peeked
+from recd_plugins.planning.access.lookups import FeaturesOf
+from recd_plugins.planning.access.ranks import BatchesOfRanks
+from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
+from recd_plugins.planning.planner_bases import (
+    OrdersBatches,
+    Proposes,
+    Retiers,
+    TakesContext,
+    Tiered,
+    from_rank_0,
+)
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
@@ -38,6 +53,7 @@ from recd_plugins.slots import (
     Reader,
     check_callback,
 )
+from recd_plugins.tiers.tier_planner import TierPlanner
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,9 +64,24 @@ if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.transform import Conversion
     from recd_plugins.sparse.groups import Groups
-    from recd_plugins.sparse.own_batches import FeaturesOf, Select
+    from recd_plugins.sparse.own_batches import Select
 
 __all__ = ["Stack", "load"]
+
+B = TypeVar("B")
+
+ASKING = {
+    "log": "stack.loader",
+    "dataset": "stack.loader",
+    "etl": "stack.loader",
+    "reader": "stack.loader",
+    "preprocess": "stack.loader, nor stack.convert",
+    "pooling": "stack.model",
+    "model": "stack.model",
+    "optimizer": "stack.optimizer",
+    "callbacks": "stack.callbacks",
+}
+"""What a trainer calls for what a slot builds."""
 
 
 def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Stack:
@@ -68,6 +99,14 @@ class Stack:
         self._adapted = ""
         self._looked_at: tuple[KeyedJaggedTensor, ...] = ()
         """The features of some of the trainer's own batches."""
+        self._known: dict[str, Any] = {}
+        """What a plan is made by beside the registry, in the words of `Context`."""
+        self._asked: set[str] = set()
+        """The slots whose work somebody asked for."""
+        self._ordered = self._planned = False
+        """Whether the planner was given a loader to put in order; whether it made a plan."""
+        source = registry.source
+        self._notices = Notices(strict=registry.strict, path=source.path, lines=source.lines)
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -78,6 +117,7 @@ class Stack:
 
         Any number of processes may call it at a time: one works, the others wait.
         """
+        self._asked |= {"dataset", "etl", "log"}
         if self._tables is None:
             self._tables = prepared(self.registry, self._contexts.of, progress)
         return self._tables
@@ -108,6 +148,7 @@ class Stack:
         """
         loader = self.read(rank, world_size, split)
         if split == "train" and isinstance(planner := self.planner(), OrdersBatches):
+            self._ordered = True
             ordered: Loader = planner.order(loader, rank, world_size)
             return ordered
         return loader
@@ -139,10 +180,12 @@ class Stack:
         if rank is None or world_size is None:
             joined = dist.is_available() and dist.is_initialized()
             rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+        self._ordered = True
         return planner.order(loader, rank, world_size, OwnBatches(features=features, select=select))
 
     def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank in the reader's own order: what planners count."""
+        self._asked |= {"reader", "preprocess", "dedup"}
         self.check()
         tables = self.prepare()
         reader: Reader = self.registry.one("reader").build(self._contexts.of("reader"))
@@ -157,11 +200,13 @@ class Stack:
 
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""
+        self._asked |= {"model", "pooling"}
         model: nn.Module = self.registry.one("model").build(self._contexts.of("model", self.schema))
         return model
 
     def optimizer(self) -> OptimizerFactory | None:
         """What makes the dense parameters' optimizer; none where `train.optimizer` says it."""
+        self._asked.add("optimizer")
         choices = self.registry.chosen("optimizer")
         if not choices:
             return None
@@ -176,6 +221,7 @@ class Stack:
 
     def callbacks(self) -> list[tuple[Callback, Choice]]:
         """The callbacks of a run, each with its choice, in the order of registry.yaml."""
+        self._asked.add("callbacks")
         choices = self.registry.chosen("callbacks")
         found = [(choice.build(self._contexts.of("callbacks")), choice) for choice in choices]
         for callback, choice in found:
@@ -242,6 +288,7 @@ class Stack:
         """
         from recd_plugins.data.transform import Conversion
 
+        self._asked |= {"dedup", "preprocess"}
         return Conversion(self._transforms, self._converter)
 
     def converting(
@@ -265,13 +312,27 @@ class Stack:
 
         return ConvertedLoader(loader, self.converting(features=features))
 
+    def peek(self, batches: Iterable[B]) -> Peeked[B]:
+        """An iterator of these batches into which `plan` can look: training gets all of them."""
+        return Peeked(batches)
+
     def plan(
         self,
         model: nn.Module,
         topology: Topology | None = None,
         process_group: ProcessGroup | None = None,
+        *,
+        batches: Iterable[Any] | None = None,
+        features: FeaturesOf | None = None,
+        profile: Profile | Path | str | None = None,
     ) -> ShardingPlan:
-        """An ordinary TorchRec plan; every rank of the group must call it."""
+        """An ordinary TorchRec plan; every rank of the group must call it.
+
+        Planners count the first `batches` of each rank, of any type, which come in training all
+        the same (`Look`), and their batch size is the trainer's. `features` gives a batch's
+        KeyedJaggedTensor, where a batch holds more than one, or hides it. A `profile`, or the path
+        of a saved one, stands for them. Without both the registry's dataset is counted.
+        """
         import torch.distributed as dist
 
         group = process_group or dist.GroupMember.WORLD
@@ -280,11 +341,23 @@ class Stack:
                 "stack.plan needs a process group: call torch.distributed.init_process_group "
                 "first, or pass one."
             )
-        return self.planner().plan(model, topology or self.registry.topology, group)
+        with ExitStack() as looking:
+            if batches is None and profile is None and "dataset" in self.registry.choices:
+                self._known = self._read_by_registry(group.rank(), group.size())
+            else:
+                brought = trainer_batches(group, batches, features, profile)
+                self._known = self._read_by_trainer(looking.enter_context(brought))
+            planner = self._planner_by_now()
+            plan = planner.plan(model, topology or self.registry.topology, group)
+        self._planned = True
+        self._warn_of_plan(planner, group)
+        self._watch(model)
+        return plan
 
     def planner(self) -> Planner:
         """What plans, built once: `explain` says what it planned last."""
         if self._planner is None:
+            self._known = self._known or self._read_by_registry(0, self.registry.train.ranks)
             self._planner = self._contexts.planner(self._planning)
         return self._planner
 
@@ -292,7 +365,9 @@ class Stack:
         self, model: nn.Module, world_size: int, topology: Topology | None = None
     ) -> Planner:
         """The planner, once it has planned for so many ranks, which need not be there."""
-        planner = self.planner()
+        if "dataset" in self.registry.choices:
+            self._known["batches"] = lambda: BatchesOfRanks(self.read, world_size)
+        planner = self._planner_by_now()
         if not isinstance(planner, Proposes):
             raise CapabilityError(
                 f"{self._planning.where}: {type(planner).__name__} plans on the ranks themselves "
@@ -300,6 +375,7 @@ class Stack:
                 "inherit for this. Train with it, and see what stack.explain() says."
             )
         planner.propose(model, topology or self.registry.topology, world_size)
+        self._planned = True
         return planner
 
     def retiering_planner(self) -> Retiers:
@@ -316,9 +392,26 @@ class Stack:
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The sharders of the plan; they carry the tables' fused optimizer."""
-        sharders = self.planner().sharders()
+        planner = self.planner()
+        sharders = planner.sharders()
+        if isinstance(planner, Tiered) and not self._planned:
+            self._warn(
+                self._unused(
+                    self._planning,
+                    "stack.sharders() was asked before there is a plan",
+                    "Call `plan = stack.plan(model, ...)` first.",
+                )
+            )
         if not self._groups:
             return sharders
+        if not self._adapted:
+            self._warn(
+                self._unused(
+                    self.registry.one("dedup"),
+                    "the model is not adapted, so it takes no unique samples",
+                    "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
+                )
+            )
         from recd_plugins.embedding.sharded import with_dedup
 
         return with_dedup(sharders)
@@ -332,7 +425,94 @@ class Stack:
 
     @cached_property
     def _contexts(self) -> Contexts:
-        return Contexts(registry=self.registry, device=self.device, read=self.read)
+        return Contexts(registry=self.registry, device=self.device, known=lambda: self._known)
+
+    def _read_by_registry(self, rank: int, world_size: int) -> dict[str, Any]:
+        has = "dataset" in self.registry.choices
+        return {"batches": (lambda: self.read(rank, world_size)) if has else None}
+
+    def _read_by_trainer(self, brought: TrainerBatches) -> dict[str, Any]:
+        return {
+            "batches": brought.batches,
+            "features": brought.features,
+            "profile": brought.profile,
+            "batch_size": self._batch_size(brought),
+        }
+
+    def _batch_size(self, brought: TrainerBatches) -> int:
+        """Samples of a rank and step: the trainer's batches say it, or else the registry, or the
+        profile."""
+        chosen, found = self.registry.train.batch_size, brought.batch_size
+        if "batch_size" not in (self.registry.source.values.get("train") or {}):
+            return found or chosen
+        if brought.batches and found and found != chosen:
+            raise RegistryError(
+                f"train.batch_size is {chosen}, but the batches that stack.plan was given have "
+                f"{found} samples. Take it out of registry.yaml: a trainer's batches say it."
+            )
+        return chosen
+
+    def _planner_by_now(self) -> Planner:
+        """The planner, which knows what is known now."""
+        planner: object = self._planner
+        if isinstance(planner, TakesContext):
+            planner.take(self._contexts.planning(self._planning))
+        elif "batch_size" in self._known and not isinstance(planner, OrdersBatches):
+            self._planner = None  # it was built before the trainer's batches were known
+        return self.planner()
+
+    def _warn(self, *notices: Notice) -> None:
+        """Where all ranks find the same, each for itself."""
+        import torch.distributed as dist
+
+        self._notices.give(notices, dist.get_rank() if dist.is_initialized() else 0)
+
+    def _unused(self, choice: Choice, why: str, cure: str) -> Unused:
+        return Unused(what=f"{choice.where}: {choice.record.name}", why=why, cure=cure)
+
+    def _warn_of_plan(self, planner: Planner, group: ProcessGroup) -> None:
+        """What rank 0 found in planning; all ranks learn it where it is an error."""
+
+        def found() -> list[Notice]:
+            return list(planner.notices()) if isinstance(planner, GivesNotices) else []
+
+        if self.registry.strict:
+            self._notices.give(from_rank_0(group, found), group.rank())
+        elif group.rank() == 0:
+            self._notices.give(found(), 0)
+
+    def _watch(self, model: nn.Module) -> None:
+        """Before the sharded model's first forward: what was switched on that nobody asked for."""
+        from torchrec.distributed.types import ShardedModule
+
+        def before(module: nn.Module, _: Any) -> None:
+            if any(isinstance(part, ShardedModule) for part in module.modules()):
+                watching.remove()
+                self._warn(*self._idle())
+
+        watching = model.register_forward_pre_hook(before)
+
+    def _idle(self) -> Iterator[Notice]:
+        """What of the registry the trainer that is about to train leaves alone."""
+        planner = self.planner()
+        tiered = isinstance(planner, TierPlanner) and planner
+        if tiered and tiered.tier_plan is not None and not tiered.in_front:
+            yield self._unused(
+                self._planning,
+                "the model was sharded without its sharders, or by another plan, so that no table "
+                "has its tiers",
+                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`.",
+            )
+        if isinstance(planner, OrdersBatches) and not self._ordered:
+            yield from planner.unordered()
+        for slot, asking in ASKING.items():
+            for choice in self.registry.chosen(slot):
+                if slot not in self._asked and slot in self.registry.source.values:
+                    yield self._unused(
+                        choice,
+                        f"this trainer asks for none: it never calls {asking}",
+                        f"Call it, or take `{slot}` out of registry.yaml.",
+                    )
 
     @property
     def _planning(self) -> Choice:
@@ -356,7 +536,8 @@ class Stack:
                 "stack.adapt: which features are deduplicated was settled before it looked at "
                 "batches: convert batches after it, and adapt once with `batches`."
             )
-        self._looked_at = agreed(lambda: sampled_features(batches, features))
+        with Look(batches) as look:
+            self._looked_at = agreed(lambda: sampled_features(look, features))
 
     @cached_property
     def _transforms(self) -> list[ChosenTransform]:

@@ -267,7 +267,7 @@ def test_without_batches_or_sequences_it_says_so() -> None:
     del model.sequences
     bags = planner(goal="budget")
     bags.propose(model, SLOW, 4)
-    assert "no table may have replicas" in bags.explain()
+    assert "Set `goal: auto`, which plans pooled tables too" in bags.explain()
 
 
 def probed() -> Iterable[Batch]:

@@ -217,7 +217,7 @@ def test_a_sketch_errs_by_no_more_than_it_says(ids: list[int], capacity: int, pa
     for part in np.array_split(np.array(ids, np.int64), parts):
         other = RowSketch(capacity)
         other.add(part, 1)
-        sketch.merge(other)
+        sketch.merge(*other.state())
     assert sketch.error <= len(ids) / (capacity + 1)
     rows = sketch.distribution(num_rows=31)
     assert rows.num_rows == 31

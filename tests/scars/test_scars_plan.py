@@ -338,7 +338,8 @@ def test_without_batches_it_says_how_to_have_them(tmp_path: Path) -> None:
     made = planner(None)
     made.propose(Probe(), Topology(), 4)
     assert made.tier_plan is None
-    assert "Name a saved profile under cache.profile" in made.explain()
+    assert "Pass the trainer's own" in made.explain()
+    assert "or `cache.profile`" in made.explain()
     first = planner()
     first.propose(Probe(), Topology(), 4)
     assert first.profile is not None

@@ -17,6 +17,7 @@ from recd_plugins.errors import (
 )
 from recd_plugins.hooks.markers import hookimpl
 from recd_plugins.naming.patterns import check_patterns, fitting, matching
+from recd_plugins.notices import GivesNotices, Notice, NoticeWarning, Slower, Unused
 from recd_plugins.planning.topology import Topology
 from recd_plugins.slots import (
     CacheRecord,
@@ -63,10 +64,13 @@ __all__ = [
     "Etl",
     "EtlRecord",
     "Explains",
+    "GivesNotices",
     "Loader",
     "LogRecord",
     "LogStore",
     "ModelRecord",
+    "Notice",
+    "NoticeWarning",
     "OptimizerFactory",
     "OptimizerRecord",
     "Planner",
@@ -83,9 +87,11 @@ __all__ = [
     "Record",
     "RegistryError",
     "ShardingRecord",
+    "Slower",
     "StatsRecord",
     "TableStats",
     "Topology",
+    "Unused",
     "VersionError",
     "check_patterns",
     "fitting",

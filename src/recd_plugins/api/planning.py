@@ -3,6 +3,7 @@
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, appears
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
+from recd_plugins.planning.access.tracker import profile_tracker
 from recd_plugins.planning.constraints import CacheAlgorithm, TableConstraint
 from recd_plugins.planning.cost import (
     PAPER_K,
@@ -24,6 +25,7 @@ from recd_plugins.planning.planner_bases import (
     OrdersBatches,
     Proposes,
     Retiers,
+    TakesContext,
     Tiered,
     from_rank_0,
 )
@@ -72,6 +74,7 @@ __all__ = [
     "TableLedger",
     "TablePlan",
     "TableSizes",
+    "TakesContext",
     "TierPlan",
     "TierPlanner",
     "Tiered",
@@ -86,6 +89,7 @@ __all__ = [
     "model_tables",
     "priced",
     "profile_batches",
+    "profile_tracker",
     "replica_factor",
     "sharded_cost",
     "state_bytes",

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.batch import Batch
+    from recd_plugins.notices import Notice
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.explain.plan_report import PlanReport
     from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.slots import Context
     from recd_plugins.sparse.own_batches import OwnBatches
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "OrdersBatches",
     "Proposes",
     "Retiers",
+    "TakesContext",
     "Tiered",
     "agreed",
     "from_rank_0",
@@ -73,6 +76,19 @@ class Tiered:
     """What the tier plan costs and saves."""
 
 
+class TakesContext(ABC):
+    """A planner that is given its context again before each plan, as it is known by then.
+
+    A trainer's batches, their size and its optimizer are not known when a planner is built early,
+    say by a loader. A planner without this is built anew for a plan that they matter to.
+    """
+
+    @abstractmethod
+    def take(self, context: Context) -> None:
+        """Plan by its batches, batch size, optimizer and profile; its `others` and neighbours stay
+        those that the planner was built with."""
+
+
 class OrdersBatches(ABC):
     """A planner that puts the samples of the train split in other batches, by its plan."""
 
@@ -84,6 +100,10 @@ class OrdersBatches(ABC):
         loader is a `Loader` of the host's batches; or a trainer's own, of batches whose samples
         are got at by `own`.
         """
+
+    def unordered(self) -> Iterable[Notice]:
+        """What of its options is not used by a job that trains without `order`."""
+        return ()
 
 
 class HoldsRowWise(Proposes):

@@ -10,7 +10,7 @@ from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.naming.patterns import fitting
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
-from recd_plugins.planning.planner_bases import HoldsRowWise, from_rank_0
+from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, from_rank_0
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.planner.types import PlannerError
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+    from recd_plugins.slots import Context
 
 __all__ = ["TorchRecPlanner", "TorchRecPlannerConfig", "build_torchrec_planner"]
 
@@ -38,7 +40,7 @@ class TorchRecPlannerConfig(Config):
     host's."""
 
 
-class TorchRecPlanner(HoldsRowWise):
+class TorchRecPlanner(HoldsRowWise, TakesContext):
     """Plans with `EmbeddingShardingPlanner`; its sharders carry the fused optimizer."""
 
     def __init__(
@@ -60,6 +62,9 @@ class TorchRecPlanner(HoldsRowWise):
         self._batch_size = batch_size
         self._fused = fused
         self._explanation = "No plan has been made yet."
+
+    def take(self, context: Context) -> None:
+        self._batch_size, self._fused = context.batch_size, context.fused
 
     def may_be_row_wise(self, table: str) -> bool:
         """Whether the constraints leave a table row-wise plans with the fused kernel."""

@@ -31,7 +31,7 @@ __all__ = ["Choice", "Registry", "plugin_names"]
 DEFAULT_USES = {"reader": "local", "sharding": "torchrec"}
 """What fills a slot that registry.yaml does not name: plain TorchRec."""
 
-KEYS = ("plugins", "folder", *SLOTS, "topology", "train")
+KEYS = ("plugins", "folder", *SLOTS, "topology", "train", "strict")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,8 @@ class Registry:
     train: TrainSettings
     folder: Path
     """Where prepared tables live."""
+    strict: bool = False
+    """Whether what is switched on and not used is an error, rather than a warning."""
     source: Source = field(repr=False)
     catalog: Catalog = field(repr=False)
 
@@ -155,6 +157,7 @@ def _checked(source: Source) -> Registry:
         topology=topology,
         train=train,
         folder=_folder(values.get("folder")),
+        strict=_strict(values.get("strict")),
         source=source,
         catalog=catalog,
     )
@@ -302,6 +305,12 @@ def _folder(value: Any) -> Path:
     if value is not None and not isinstance(value, str | Path):
         raise RegistryError(f"expected a path, got {value!r}.", "folder")
     return Path(value or "data").expanduser()
+
+
+def _strict(value: Any) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise RegistryError(f"expected true or false, got {value!r}.", "strict")
+    return bool(value)
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import SLOTS, Context, Planner
-
-if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
 
 __all__ = ["Contexts"]
 
@@ -27,8 +24,8 @@ class Contexts:
 
     registry: Registry
     device: Literal["cpu", "cuda"]
-    read: Callable[[int, int], Iterable[Batch]]
-    """The train split's batches of a rank, of so many ranks."""
+    known: Callable[[], Mapping[str, Any]] = dict
+    """What planners are to know by now beside what registry.yaml says: fields of `Context`."""
 
     def of(self, slot: str, schema: Schema | None = None, tables: Tables | None = None) -> Context:
         """A slot's; its neighbours are built for it, with the same schema."""
@@ -40,10 +37,14 @@ class Contexts:
         others = None if choice.others is None else self.planner(choice.others, schema)
         context = self._context(choice.record.slot, [choice], schema)
         context = dataclasses.replace(
-            context, others=others, where=choice.where, name=choice.record.name
+            context, others=others, where=choice.where, name=choice.record.name, **self.known()
         )
         planner: Planner = choice.build(context)
         return planner
+
+    def planning(self, choice: Choice) -> Context:
+        """What a planner of a choice that is built already is to plan by from now on."""
+        return dataclasses.replace(self._context(choice.record.slot, (), None), **self.known())
 
     def _context(
         self,
@@ -53,7 +54,6 @@ class Contexts:
         tables: Tables | None = None,
     ) -> Context:
         train = self.registry.train
-        profiles = slot in PLANNING and "dataset" in self.registry.choices
         return Context(
             device=self.device,
             seed=0 if slot in ("dataset", "etl") else train.seed,
@@ -62,7 +62,6 @@ class Contexts:
             fused=train.optimizer.fused_params(),
             schema=schema,
             tables=tables,
-            batches=(lambda: self.read(0, train.ranks)) if profiles else None,
             neighbours=self._neighbours(choices, schema),
         )
 

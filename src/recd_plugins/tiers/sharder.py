@@ -49,6 +49,11 @@ class TierCluster:
         self._nodes: Nodes | None = None
         self._tiers: WeakSet[Tiers] = WeakSet()
 
+    @property
+    def in_front(self) -> bool:
+        """Whether any collection has its tiers."""
+        return bool(self._tiers)
+
     def nodes(self, env: ShardingEnv) -> Nodes:
         """The groups of the world's ranks, made once; every rank must call it."""
         if isinstance(env, ShardingEnv2D) or env.process_group is None:

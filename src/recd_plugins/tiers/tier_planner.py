@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.errors import CapabilityError, nearest
-from recd_plugins.planning.access.access_profile import Profile, profile_batches
+from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
+from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.access.ranks import first_batches, gathered, together
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
     Proposes,
     Retiers,
+    TakesContext,
     Tiered,
     from_rank_0,
 )
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-    from recd_plugins.data.batch import Batch
     from recd_plugins.planning.topology import Topology
     from recd_plugins.slots import Context
     from recd_plugins.tiers.sharder import TierCluster
@@ -61,9 +62,12 @@ class ChosenSizes:
     forced: bool = True
     """Whether they are taken even where the planner behind would have a faster plan, by the
     prices."""
+    notices: tuple[Notice, ...] = ()
+    """What of the options is not used, or is used at a loss. Where no table has a size and nothing
+    is given here, the planner says itself that it has chosen nothing."""
 
 
-class TierPlanner(Tiered, Proposes, Retiers):
+class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     """Makes a tier plan and, with the planner that it stands in front of, TorchRec's plan."""
 
     name: ClassVar[str]
@@ -96,6 +100,26 @@ class TierPlanner(Tiered, Proposes, Retiers):
         """The tables that are row-wise in the last plan, whatever the planner behind would do."""
         self._forced = True
         self._cluster: TierCluster | None = None
+        self._tally: Tally | None = None
+        """What all ranks counted, on rank 0 while it plans."""
+        self._notices: list[Notice] = []
+
+    def take(self, context: Context) -> None:
+        mine = self.context
+        self.context = dataclasses.replace(
+            context,
+            others=mine.others,
+            where=mine.where,
+            name=mine.name,
+            neighbours=mine.neighbours,
+        )
+        if isinstance(self._others, TakesContext):
+            self._others.take(context)
+
+    def notices(self) -> Sequence[Notice]:
+        """What the last plan does not use of what registry.yaml switches on."""
+        others = self._others.notices() if isinstance(self._others, GivesNotices) else ()
+        return [*self._notices, *others]
 
     @abstractmethod
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
@@ -122,10 +146,14 @@ class TierPlanner(Tiered, Proposes, Retiers):
         return rows.hottest(count)
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
-        """Rank 0's proposal, on every rank; or its error."""
-        plan, self.tier_plan = from_rank_0(
-            group, lambda: (self.propose(model, topology, group.size()), self.tier_plan)
-        )
+        """Rank 0's proposal, on every rank; or its error. Each rank counts its own batches."""
+        self._tally = self._counted(model, group)
+        try:
+            plan, self.tier_plan = from_rank_0(
+                group, lambda: (self.propose(model, topology, group.size()), self.tier_plan)
+            )
+        finally:
+            self._tally = None
         self._cluster = None
         if group.rank() != 0:
             self.explanation = "Planned on rank 0, which knows why."
@@ -133,27 +161,18 @@ class TierPlanner(Tiered, Proposes, Retiers):
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
-        found = self.found = {
-            name: table
-            for name, table in self.tables(model).items()
-            if self._others.may_be_row_wise(name)
-        }
+        self.found = self._found(model)
         self.report = self._cluster = None
+        self._notices = []
         self._leave_all()
         own: ShardingPlan | None = None
         if self._plan_path is not None:
             reason = self._from_file(self._plan_path, Cluster.of(topology, world_size))
             self._held = tuple(self.tier_plan.tables) if self.tier_plan else ()
-        elif not found:
-            reason = (
-                f"{self.name}: no {self.kind} may have replicas, for the model has none or the "
-                "options leave all out: all is left to TorchRec's planner."
-            )
-        elif self.profile_path is None and self.context.batches is None:
-            reason = (
-                f"{self.name}: there are no batches to profile, so every table is left to "
-                f"TorchRec's planner. Name a saved profile under {self.slot}.profile."
-            )
+        elif unused := self._nothing_to_plan(model):
+            self._notices = [unused]
+            reason = f"{self.name}: {unused.why}, so every table is left to TorchRec's planner. "
+            reason += unused.cure
         else:
             own = self._others.propose(model, self.home(topology), world_size)
             reason = self._tier(model, topology, world_size, own)
@@ -164,6 +183,9 @@ class TierPlanner(Tiered, Proposes, Retiers):
         plan = others.propose(model, self.home(topology), world_size)
         if own is not None and (slower := self._placed_anew(plan)) and not self._forced:
             self._leave_all()
+            cure = f"stack.explain() has the prices; take `{self.slot}` out where that is right."
+            what = f"{self.slot}: {self.name}"
+            self._notices.append(Unused(what=what, why=slower, cure=cure))
             self.explanation = f"{reason}\n{slower}\n{self._others.explain()}"
             return own
         self.explanation = f"{reason}\n{others.explain()}"
@@ -188,7 +210,12 @@ class TierPlanner(Tiered, Proposes, Retiers):
         tiered = {one.module_type: one for one in tier_sharders(self._cluster, self.context.fused)}
         return [tiered.get(one.module_type, one) for one in others]
 
-    def retier(self, batches: Iterable[Batch], group: ProcessGroup) -> None:
+    @property
+    def in_front(self) -> bool:
+        """Whether tiers stand in front of the model's tables: whether they were sharded so."""
+        return self._cluster is not None and self._cluster.in_front
+
+    def retier(self, batches: Iterable[Any], group: ProcessGroup) -> None:
         """Give the replicas to the rows that are hot in these batches of rank 0; sizes stay.
 
         Every rank calls it between the same batches; rows move once the next one is computed.
@@ -202,33 +229,38 @@ class TierPlanner(Tiered, Proposes, Retiers):
         return self.explanation
 
     def profiled(self) -> Profile:
-        """The saved profile, or one of the context's batches."""
-        if self.profile_path is None:
-            assert self.context.batches is not None  # `propose` asked
-            batches = islice(self.context.batches(), self.num_profile_batches)
-            counted = {name: table.counted for name, table in self.found.items()}
-            return profile_batches(batches, counted)
-        profile = Profile.load(self.profile_path)
-        for name, table in self.found.items():
-            where = f"{self.slot}.profile: {self.profile_path}"
+        """The trainer's profile, the saved one, or one of the context's batches."""
+        given, path = self.context.profile, self.profile_path
+        if given is None and path is None:
+            counts = self._tally or self._count()
+            self._tally = None  # so that its counters can be given up
+            return counts.profile()
+        if given is not None:
+            profile, named = given, "stack.plan: the profile"
+            again = "Profile this model: pass `batches` instead."
+        else:
+            assert path is not None
+            profile, named = Profile.load(path), f"{self.slot}.profile: {path}"
             again = "Profile again: take `profile` out of registry.yaml."
+        for name, table in self.found.items():
             if name not in profile.rows:
                 raise CapabilityError(
-                    f"{where} has no table {name!r}, as the model has; "
+                    f"{named} has no table {name!r}, as the model has; "
                     f"{nearest(name, profile.rows)} {again}"
                 )
             if profile[name].num_rows != table.num_rows:
                 raise CapabilityError(
-                    f"{where} was made of a table {name!r} of {profile[name].num_rows:,} rows, "
+                    f"{named} was made of a table {name!r} of {profile[name].num_rows:,} rows, "
                     f"but the model's has {table.num_rows:,}. {again}"
                 )
         return profile
 
-    def hotter(self, batches: Iterable[Batch]) -> TierPlan:
+    def hotter(self, batches: Iterable[Any]) -> TierPlan:
         """The last plan with the rows that are hot in these batches."""
         assert self.tier_plan is not None  # `retier` asked
         plans = self.tier_plan.tables
-        self.profile = profile_batches(batches, {name: self.found[name].counted for name in plans})
+        counted = {name: self.found[name].counted for name in plans}
+        self.profile = profile_batches(batches, counted, features=self.context.features)
         tables = {
             name: TablePlan.hottest(
                 name,
@@ -257,11 +289,19 @@ class TierPlanner(Tiered, Proposes, Retiers):
         }
         chosen = self.choose(model, tables, topology, world_size)
         self.report, reason = chosen.report, chosen.reason
+        self._notices += chosen.notices
         ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
         if ms > other and any(rows.lookups for rows in profile.rows.values()):
+            what, why = f"{self.slot}: {self.name}", compared(ms, other, OWN)
+            why = f"by the prices of this topology its plan is {why}"
             slower = f"{self.name}: this plan is {compared(ms, other, OWN)}"
-            if not chosen.forced:
+            if chosen.forced:
+                cure = f"Take `{self.slot}` out of registry.yaml for TorchRec's own plan."
+                self._notices.append(Slower(what=what, why=why, cure=cure))
+            else:
                 self.report = None
+                cure = f"Set `{self.slot}.force: true` to take it; `topology` says what links do."
+                self._notices.append(Unused(what=what, why=why, cure=cure))
                 return (
                     f"{reason}\n{slower}, by the prices of this topology: it is not taken, and "
                     f"every table is left to TorchRec's planner. Set {self.slot}.force to take it."
@@ -272,6 +312,8 @@ class TierPlanner(Tiered, Proposes, Retiers):
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
         self.tier_plan = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
+        if not sizes and not self._notices:
+            self._notices.append(self._nothing_chosen(world_size))
         return reason
 
     def _leave_all(self) -> None:
@@ -302,6 +344,85 @@ class TierPlanner(Tiered, Proposes, Retiers):
             f"{ledger.ms:.3g} ms, for {report.torchrec.ms:.3g}: all is left to it."
         )
 
+    def _found(self, model: nn.Module) -> Mapping[str, ModelTable]:
+        """The tables that the policy is for, and that may be row-wise."""
+        chosen = self.tables(model).items()
+        return {name: table for name, table in chosen if self._others.may_be_row_wise(name)}
+
+    def _counts(self) -> bool:
+        """Whether batches are counted, which all ranks decide alike."""
+        given = self._plan_path or self.profile_path or self.context.profile
+        return bool(not given and self.num_profile_batches and self.context.batches)
+
+    def _counted(self, model: nn.Module, group: ProcessGroup) -> Tally | None:
+        """What every rank counts of its share, together on rank 0; none where nothing is."""
+        self.found = self._found(model)
+        if not self.found or not self._counts():
+            return None
+        tally: list[Tally] = []
+
+        def count() -> int:
+            tally.append(self._count())
+            return tally[0].samples
+
+        together(group, count)
+        return gathered(tally[0], group)
+
+    def _count(self) -> Tally:
+        """The batches that this process reads."""
+        assert self.context.batches is not None  # `_counts` asked
+        tally = Tally(counted={name: table.counted for name, table in self.found.items()})
+        batches = first_batches(self.context.batches(), self.num_profile_batches)
+        return tally.add(batches, self.context.features)
+
+    def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
+        """Why there is nothing that could get replicas, if so."""
+        what = f"{self.slot}: {self.name}"
+        if self.found:
+            known = self.profile_path or self.context.profile
+            if known or not self.num_profile_batches or self.context.batches:
+                return None
+            return Unused(
+                what=what,
+                why="there are no batches to profile",
+                cure="Pass the trainer's own, `stack.plan(model, batches=loader, features=lambda "
+                "batch: ...)`, where `features` gives a batch's KeyedJaggedTensor; or a saved "
+                f"profile: `stack.plan(model, profile=path)`, or `{self.slot}.profile`.",
+            )
+        every, chosen = model_tables(model), self.tables(model)
+        if not every:
+            return Unused(
+                what=what,
+                why="the model has no EmbeddingCollection or EmbeddingBagCollection",
+                cure=f"Plan the model that has them, or take `{self.slot}` out.",
+            )
+        if chosen:
+            return Unused(
+                what=what,
+                why=f"constraints keep {_listed(chosen)} from being row-wise with TorchRec's fused "
+                f"kernel, which a {self.kind} with replicas is",
+                cure="Allow it in the constraints: `sharding_types: [row_wise, ...]`, "
+                "`compute_kernels: [fused, ...]`.",
+            )
+        return self.no_tables(every)
+
+    def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
+        """Why the policy is for none of the model's tables, and what would change that."""
+        return Unused(
+            what=f"{self.slot}: {self.name}",
+            why=f"no {self.kind} may have replicas: its options leave {_listed(every)} out",
+            cure=f"Name some under `{self.slot}.tables`.",
+        )
+
+    def _nothing_chosen(self, world_size: int) -> Unused:
+        return Unused(
+            what=f"{self.slot}: {self.name}",
+            why=f"by its prices for {world_size} ranks no replica and no coalescing of ids pays in "
+            f"{_listed(self.found)}, so that all tables are TorchRec's",
+            cure=f"stack.explain() and `recd explain` show the prices. Take `{self.slot}` out, or "
+            "tell it what the network is: `topology` in registry.yaml.",
+        )
+
     def _from_file(self, path: Path, cluster: Cluster) -> str:
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
         self.tier_plan = saved_plan(path, self.found, cluster, where=f"{self.slot}.plan")
@@ -310,6 +431,13 @@ class TierPlanner(Tiered, Proposes, Retiers):
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
         return self._others.row_wise(self._held, self.kernels())
+
+
+def _listed(tables: Iterable[str], most: int = 4) -> str:
+    """The first few names."""
+    names = list(tables)
+    kind = "tables" if len(names) > 1 else "table"
+    return f"{kind} {', '.join(names[:most])}{' ...' if len(names) > most else ''}"
 
 
 def saved_plan(

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.planning.access.counting import EXACT_ROWS, counters, distribution
-from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.access.counting import EXACT_ROWS, Counter, counters, distribution
+from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.access.lookups import FeaturesOf, batch_lookups
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
-if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
-
-__all__ = ["Counted", "Profile", "profile_batches"]
+__all__ = ["Counted", "Profile", "Tally", "profile_batches"]
 
 METADATA_KEY = b"recd.profile"
 SCHEMA = pa.schema(
@@ -52,6 +50,8 @@ class Profile:
     rows: Mapping[str, RowDistribution]
     samples: int = 0
     """How many were counted; 0 where formulas say."""
+    batch_size: int = 0
+    """How many a batch had, as each rank reads them; 0 where nobody knows."""
 
     def __getitem__(self, name: str) -> RowDistribution:
         if name not in self.rows:
@@ -61,7 +61,11 @@ class Profile:
     def save(self, path: Path) -> None:
         """One Arrow IPC file: a row per distribution, its runs as lists."""
         schema = SCHEMA.with_metadata(
-            {METADATA_KEY: json.dumps({"samples": self.samples}).encode()}
+            {
+                METADATA_KEY: json.dumps(
+                    {"samples": self.samples, "batch_size": self.batch_size}
+                ).encode()
+            }
         )
         each = list(self.rows.values())
         columns = [
@@ -93,7 +97,8 @@ class Profile:
                     error=table["error"][at].as_py(),
                 )
                 _check_ids(name, rows[name])
-            return cls(rows=rows, samples=int(metadata["samples"]))
+            size = int(metadata.get("batch_size", 0))
+            return cls(rows=rows, samples=int(metadata["samples"]), batch_size=size)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
@@ -103,51 +108,70 @@ class Profile:
             ) from error
 
 
+@dataclass(kw_only=True)
+class Tally:
+    """What one rank counted, of what each distribution is made of."""
+
+    counted: Mapping[str, Counted]
+    exact_rows: int = EXACT_ROWS
+    """Tables beyond so many rows in all are sketched, from the largest on."""
+    samples: int = 0
+    batch_size: int = 0
+    """Of the first batch, and of all that are counted."""
+    counters: dict[str, Counter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = {name: part.num_rows for name, part in self.counted.items()}
+        self.counters = counters(rows, exact_rows=self.exact_rows)
+
+    def add(self, batches: Iterable[Any], features: FeaturesOf | None = None) -> Tally:
+        """Count the lookups that batches bring, of one rank or several; `batch_lookups` finds them.
+
+        Batches of another size than the first are left out: they would blur `presence`.
+        """
+        for batch in batches:
+            lookups = batch_lookups(batch, features)
+            size = self.batch_size = self.batch_size or lookups.samples
+            if lookups.samples != size:
+                continue
+            self.samples += size
+            for name, part in self.counted.items():
+                ids = [lookups[feature] for feature in part.features]
+                try:
+                    self.counters[name].add(np.concatenate([NONE, *ids]), size)
+                except DataError as error:
+                    raise DataError(f"profile: {name!r}: {error}") from error
+        return self
+
+    def profile(self) -> Profile:
+        """The distributions; the counters are given up one by one."""
+        if not self.samples:
+            raise DataError(
+                "profile: there are no batches to count: the train split, or the trainer's "
+                "loader, is empty."
+            )
+        rows = {
+            name: distribution(self.counters.pop(name), part.num_rows, sample=True)
+            for name, part in self.counted.items()
+        }
+        return Profile(rows=rows, samples=self.samples, batch_size=self.batch_size)
+
+
 def profile_batches(
-    batches: Iterable[Batch], counted: Mapping[str, Counted], *, exact_rows: int = EXACT_ROWS
+    batches: Iterable[Any],
+    counted: Mapping[str, Counted],
+    *,
+    features: FeaturesOf | None = None,
+    exact_rows: int = EXACT_ROWS,
 ) -> Profile:
     """Count the lookups that batches bring, of one rank or several, after every transform.
 
     A deduplicated feature brings those of its unique samples, as a model that takes them looks
-    up; p is per sample of the batch all the same. Batches of another size than the first are
-    left out: they would blur `presence`. Rows that these batches lack get their part of the
-    lookups to come (`RowCounter`). Tables beyond `exact_rows` rows in all are sketched, from
-    the largest on.
+    up; p is per sample of the batch all the same. Rows that these batches lack get their part of
+    the lookups to come (`RowCounter`). Tables beyond `exact_rows` rows in all are sketched, from
+    the largest on. `features` says where a batch has its sparse features (`batch_lookups`).
     """
-    each = counters({name: part.num_rows for name, part in counted.items()}, exact_rows=exact_rows)
-    size = samples = 0
-    for batch in batches:
-        size = size or len(batch)
-        if len(batch) != size:
-            continue
-        samples += size
-        looked_up = _lookups(batch)
-        for name, part in counted.items():
-            ids = [_named(looked_up, feature) for feature in part.features]
-            each[name].add(np.concatenate([NONE, *ids]), size)
-    if not size:
-        raise DataError("profile: there are no batches to count: the train split is empty.")
-    rows = {
-        name: distribution(each.pop(name), part.num_rows, sample=True)
-        for name, part in counted.items()
-    }
-    return Profile(rows=rows, samples=samples)
-
-
-def _lookups(batch: Batch) -> dict[str, Integers]:
-    """The ids that each feature of a batch looks up: of unique samples where it has such."""
-    from recd_plugins.sparse.features import SparseFeatures
-
-    rows = SparseFeatures.of(batch.features, batch.dedup).rows
-    return {key: part.values.numpy().astype(np.int64, copy=False) for key, part in rows.items()}
-
-
-def _named(looked_up: Mapping[str, Integers], feature: str) -> Integers:
-    if feature not in looked_up:
-        raise DataError(
-            f"profile: the batches have no feature {feature!r}; {nearest(feature, looked_up)}"
-        )
-    return looked_up[feature]
+    return Tally(counted=counted, exact_rows=exact_rows).add(batches, features).profile()
 
 
 def _check_ids(name: str, rows: RowDistribution) -> None:

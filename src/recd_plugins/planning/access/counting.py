@@ -20,32 +20,67 @@ __all__ = [
 ]
 
 
-class RowCounter:
-    """Counts the lookups of each row, and the batches that hold it; 12 bytes a row.
+BUFFER = 1 << 18
+"""Lookups that wait to be counted together; or as many as there are counters."""
 
-    The batches say what formulas cannot: how far a row's lookups come together, in one history
-    or in the samples of one session. `distribution` turns them into `presence`.
+
+class RowCounter:
+    """Counts the lookups of each row, and the batches that hold it; mergeable over processes.
+
+    It takes 24 bytes for each row that was looked up. The batches say what formulas cannot: how
+    far a row's lookups come together, in one history or in the samples of one session.
+    `distribution` turns them into `presence`.
     """
 
     def __init__(self, num_rows: int) -> None:
         self.samples = 0
+        self._num_rows = num_rows
         self._batches = 0
-        self._lookups = np.zeros(num_rows, np.int64)
-        self._holding = np.zeros(num_rows, np.int32)
+        self._counted = np.empty((3, 0), np.int64)
+        self._waiting: list[Integers] = []
+        self._waits = 0
 
     def add(self, ids: Integers, samples: int) -> None:
         """The lookups of a batch of `samples` samples, in any order; batches of one size."""
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._lookups):
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._num_rows:
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
             raise DataError(
-                f"rows: id {wrong} is not in [0, {len(self._lookups)}): a transform yields ids "
+                f"rows: id {wrong} is not in [0, {self._num_rows}): a transform yields ids "
                 "that its schema does not allow, or the table is too small."
             )
         rows, lookups = np.unique(ids, return_counts=True)
-        self._lookups[rows] += lookups
-        self._holding[rows] += 1
+        self._wait(np.stack([rows, lookups, np.ones_like(rows)]))
         self._batches += 1
         self.samples += samples
+
+    def state(self) -> tuple[Integers, tuple[int, ...]]:
+        """[3, R] and numbers, for `merge` of a counter of the same table."""
+        return self.counted, (self.samples, self._batches)
+
+    def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
+        """Take over what another one counted, of other batches of the same size."""
+        self._wait(counted)
+        samples, batches = numbers
+        self.samples += samples
+        self._batches += batches
+
+    @property
+    def counted(self) -> Integers:
+        """[3, R] rows that were looked up, ascending; the lookups of each; the batches with it."""
+        if self._waiting:
+            every = np.concatenate([self._counted, *self._waiting], axis=1)
+            self._waiting, self._waits = [], 0
+            every = every[:, np.argsort(every[0], kind="stable")]
+            starts = np.flatnonzero(np.diff(every[0], prepend=-1))
+            sums = np.add.reduceat(every[1:], starts, axis=1) if len(starts) else every[1:]
+            self._counted = np.vstack([every[:1, starts], sums])
+        return self._counted
+
+    def _wait(self, counted: Integers) -> None:
+        self._waiting.append(counted)
+        self._waits += counted.shape[1]
+        if self._waits >= max(BUFFER, self._counted.shape[1]):
+            _ = self.counted
 
     def distribution(self, *, sample: bool = False) -> RowDistribution:
         """p = lookups / samples; presence q such that 1 - (1 - q)^B is the share of batches of
@@ -57,20 +92,18 @@ class RowCounter:
         """
         if not self.samples:
             raise DataError("rows: nothing was counted: there are no samples.")
-        seen = np.flatnonzero(self._lookups)
-        ids = seen[np.argsort(-self._lookups[seen], kind="stable")]
-        lookups = self._lookups[ids]
+        ids, lookups, holding = self.counted[:, np.argsort(-self.counted[1], kind="stable")]
         starts = np.flatnonzero(np.diff(lookups, prepend=-1))
         counts, each = np.diff(starts, append=len(ids)), lookups[starts].astype(np.float64)
         held = np.zeros(0)
         if len(ids):
-            held = np.add.reduceat(self._holding[ids], starts, dtype=np.int64) / counts
+            held = np.add.reduceat(holding, starts) / counts
         # Seen in every batch: count half a batch as without it, or presence would be 1.
         share = np.minimum(held, self._batches - 0.5) / self._batches
         presence = -np.expm1(np.log1p(-share) * self._batches / self.samples)
         always = np.where(held == self._batches, np.minimum(each / self.samples, 1.0), 0.0)
         presence = np.maximum(presence, always)
-        unseen, given = len(self._lookups) - len(ids), 0.0
+        unseen, given = self._num_rows - len(ids), 0.0
         if sample and unseen:
             given = _discount(counts, each, unseen)
             presence *= 1 - given / each
@@ -90,10 +123,6 @@ def _discount(counts: Integers, lookups: Floats, unseen: int) -> float:
         return 0.0
     # No row that was not seen gets more than one that was.
     return min(once / (once + 2 * twice), unseen / (unseen + int(counts.sum())))
-
-
-BUFFER = 1 << 18
-"""Lookups that wait to be counted together; or as many as there are counters."""
 
 
 class RowSketch:
@@ -130,14 +159,19 @@ class RowSketch:
         if self._waits >= max(BUFFER, self.capacity):
             self._count()
 
-    def merge(self, other: RowSketch) -> None:
+    def state(self) -> tuple[Integers, tuple[int, ...]]:
+        """[2, R] and numbers, for `merge` of a sketch of the same table."""
+        self._count()
+        return np.stack([self._ids, self._counts]), (self.samples, self.lookups, self._error)
+
+    def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
         """Take over what another one saw; errors add up, and so do the lookups they refer to."""
         self._count()
-        other._count()
-        self.samples += other.samples
-        self.lookups += other.lookups
-        self._error += other._error
-        self._join(other._ids, other._counts)
+        samples, lookups, error = numbers
+        self.samples += samples
+        self.lookups += lookups
+        self._error += error
+        self._join(counted[0], counted[1])
 
     def distribution(self, num_rows: int) -> RowDistribution:
         """p of the counted rows; the rest of the lookups is spread over the rest of the rows."""
@@ -188,8 +222,8 @@ class RowSketch:
 
 Counter = RowCounter | RowSketch
 
-EXACT_ROWS = 1 << 27
-"""Rows of all tables that are counted exactly: 12 bytes each, so 1.6 GB."""
+EXACT_ROWS = 1 << 26
+"""Rows of all tables that are counted exactly: 24 bytes each once it is seen, so 1.6 GB."""
 COUNTERS = 1 << 22
 """Counters of a sketch: 64 MB, and counts too low by 1 / 2^22 of all lookups at most."""
 ALL_COUNTERS = 1 << 26

@@ -1,0 +1,94 @@
+"""What registry.yaml switches on and a job does not use, or uses at a loss: one place for all.
+
+A planner, a converter or a model says it as `Notice`s; a `Stack` warns of each on rank 0, once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from recd_plugins.errors import CapabilityError
+
+__all__ = ["GivesNotices", "Notice", "NoticeWarning", "Notices", "Slower", "Unused"]
+
+
+class NoticeWarning(UserWarning):
+    """The category of the warnings on rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """What its user should know of something that registry.yaml switches on."""
+
+    what: str
+    """What is switched on, as registry.yaml has it: `sharding: flexshard`."""
+    why: str
+    """Why it does nothing, or what it costs: a clause, with the figures."""
+    cure: str
+    """Sentences that say what to do, with the lines to write."""
+    verdict: ClassVar[str]
+    """What comes of it, between `what` and `why`."""
+    refused: ClassVar[bool]
+    """Whether `strict: true` makes an error of it."""
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.verdict}: {self.why.rstrip('.')}. {self.cure}"
+
+
+class Unused(Notice):
+    """It is switched on, and this job does not use it."""
+
+    verdict = "is not used"
+    refused = True
+
+
+class Slower(Notice):
+    """It is used as it was forced to be, though steps take longer by the prices than without it."""
+
+    verdict = "makes steps slower"
+    refused = False
+
+
+class GivesNotices(ABC):
+    """What a record builds may inherit it, and is then asked once it has done its work."""
+
+    @abstractmethod
+    def notices(self) -> Sequence[Notice]:
+        """A planner's: of its last plan, on rank 0. Others': alike on all ranks."""
+
+
+class Notices:
+    """What a job has been warned of."""
+
+    def __init__(
+        self,
+        *,
+        strict: bool = False,
+        path: Path | None = None,
+        lines: Mapping[str, int] | None = None,
+    ) -> None:
+        """`strict`: what is not used is an error, on every rank that gives the notice. A warning
+        names the line of registry.yaml (`path`), of which `lines` has that of each key."""
+        self._strict = strict
+        self._path = str(path or "registry")
+        self._lines = lines or {}
+        self._given: set[Notice] = set()
+
+    def give(self, found: Iterable[Notice], rank: int) -> None:
+        """Warn of what is new, on rank 0; or raise it, where that is asked for."""
+        new = [notice for notice in dict.fromkeys(found) if notice not in self._given]
+        self._given.update(new)
+        if self._strict and (refused := [str(notice) for notice in new if notice.refused]):
+            raise CapabilityError(
+                "\n".join([*refused, "`strict: true` in registry.yaml makes an error of this."])
+            )
+        if rank == 0:
+            for notice in new:
+                key = notice.what.partition(":")[0]
+                line = self._lines.get(key, 1)
+                warnings.warn_explicit(str(notice), NoticeWarning, self._path, line)

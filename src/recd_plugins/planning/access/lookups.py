@@ -1,0 +1,162 @@
+"""What a batch of any trainer looks up: the ids of each feature, found by type or by a function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from recd_plugins.errors import DataError, nearest
+from recd_plugins.planning.access.distribution import Integers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+__all__ = ["BatchLookups", "FeaturesOf", "batch_lookups"]
+
+FeaturesOf: TypeAlias = Callable[[Any], Any]
+"""A batch to its sparse features: a KeyedJaggedTensor, what TorchRec takes in its place, an IKJT,
+or a list of these."""
+
+DEPTH = 3
+"""How deep the features may lie in a batch: `batch["inputs"].sparse`."""
+
+
+@dataclass(frozen=True)
+class BatchLookups:
+    """The lookups that one batch makes."""
+
+    samples: int
+    ids: Mapping[str, Integers]
+    """The ids of each feature, in any order; of unique samples where it has such."""
+
+    def __getitem__(self, feature: str) -> Integers:
+        if feature not in self.ids:
+            raise DataError(
+                f"profile: the batches have no feature {feature!r}; {nearest(feature, self.ids)}"
+            )
+        return self.ids[feature]
+
+
+def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookups:
+    """What a model that is given the batch looks up.
+
+    Where `features` does not say, the batch is taken, or what it holds, if that is one
+    KeyedJaggedTensor, TensorDict or IKJT; a `data.Batch` by its fields.
+    """
+    if features is not None:
+        found = features(batch)
+        parts = list(found) if isinstance(found, list | tuple) else [found]
+        for part in parts:
+            if not _is_features(part):
+                raise DataError(
+                    f"features: of a batch ({type(batch).__name__}) it gives a "
+                    f"{type(part).__name__}, which has no sparse features. Let it give the "
+                    "batch's KeyedJaggedTensor, or a list of several."
+                )
+    else:
+        parts = _found(batch)
+    each = [_lookups(part) for part in parts]
+    return BatchLookups(
+        max(one.samples for one in each), {key: ids for one in each for key, ids in one.ids.items()}
+    )
+
+
+def _found(batch: Any) -> list[Any]:
+    from recd_plugins.sparse.features import SparseFeatures
+
+    if hasattr(batch, "features") and hasattr(batch, "dedup"):
+        return [SparseFeatures.of(batch.features, batch.dedup)]
+    within = dict(_within(batch, "batch", DEPTH))
+    if len(within) == 1:
+        return list(within.values())
+    kind = type(batch).__name__
+    if not within:
+        raise DataError(
+            f"batches: a {kind} has no KeyedJaggedTensor that could be found, so its lookups "
+            "cannot be counted. Say where they are: "
+            "stack.plan(model, batches=loader, features=lambda batch: ...)."
+        )
+    raise DataError(
+        f"batches: a {kind} has {len(within)} sets of sparse features ({', '.join(within)}). Say "
+        "which the model looks up: stack.plan(model, batches=loader, features=lambda batch: "
+        f"[{', '.join(within)}])."
+    )
+
+
+def _within(part: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """The features that lie in a batch, each with the expression that names it."""
+    if _is_features(part):
+        yield where, part
+    elif depth and not hasattr(part, "dtype"):  # no tensor, no array
+        for name, child in _parts(part):
+            yield from _within(child, f"{where}{name}", depth - 1)
+
+
+def _parts(part: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(part, Mapping):
+        yield from ((f"[{key!r}]", value) for key, value in part.items())
+    elif isinstance(part, tuple) and hasattr(part, "__match_args__"):  # a named one
+        yield from ((f".{name}", getattr(part, name)) for name in part.__match_args__)
+    elif isinstance(part, list | tuple):
+        yield from ((f"[{index}]", value) for index, value in enumerate(part))
+    elif dataclasses.is_dataclass(part):
+        yield from ((f".{one.name}", getattr(part, one.name)) for one in dataclasses.fields(part))
+    else:
+        yield from ((f".{name}", value) for name, value in getattr(part, "__dict__", {}).items())
+
+
+def _is_features(part: Any) -> bool:
+    from tensordict import TensorDict
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.sparse.features import SparseFeatures
+    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+
+    if isinstance(part, TensorDict):  # one of dense floats is none
+        return bool(part.keys()) and all(_is_jagged(part[key]) for key in part.keys())  # noqa: SIM118
+    ours = SparseFeatures | InverseKeyedJaggedTensor | PartialInverseKeyedJaggedTensor
+    return isinstance(part, KeyedJaggedTensor | ours)
+
+
+def _is_jagged(part: Any) -> bool:
+    """Whether TorchRec takes it as a feature: a nested tensor, or a JaggedTensor."""
+    from torchrec.sparse.jagged_tensor import JaggedTensor
+
+    return isinstance(part, JaggedTensor) or bool(getattr(part, "is_nested", False))
+
+
+def _lookups(part: Any) -> BatchLookups:
+    from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+    from recd_plugins.sparse.features import SparseFeatures
+    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+
+    if isinstance(part, PartialInverseKeyedJaggedTensor):
+        part = part.to_ikjt()
+    if isinstance(part, InverseKeyedJaggedTensor):
+        unique = {key: _ids(rows.values) for key, rows in part.parts().items()}
+        return BatchLookups(part.inverse_lookup.shape[1], unique)
+    if isinstance(part, SparseFeatures):
+        rows = part.rows.items()
+        return BatchLookups(part.stride(), {key: _ids(one.values) for key, one in rows})
+    kjt: KeyedJaggedTensor = maybe_td_to_kjt(part)
+    ids, offsets = _ids(kjt.values()), kjt.offset_per_key()
+    ends = zip(kjt.keys(), offsets, offsets[1:], strict=False)
+    return BatchLookups(_samples(kjt), {key: ids[start:end] for key, start, end in ends})
+
+
+def _samples(kjt: KeyedJaggedTensor) -> int:
+    """B; of a KJT of variable batch, by what expands it."""
+    indices = kjt.inverse_indices_or_none()
+    return int(kjt.stride() if indices is None else indices[1].shape[-1])
+
+
+def _ids(values: Tensor) -> Integers:
+    return values.detach().cpu().numpy().astype(np.int64, copy=False)

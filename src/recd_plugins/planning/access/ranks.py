@@ -1,0 +1,136 @@
+"""Counts of every rank's own batches, merged on rank 0 by collectives of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recd_plugins.errors import DataError
+from recd_plugins.planning.access.access_profile import Tally
+from recd_plugins.planning.access.distribution import Integers
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["BatchesOfRanks", "first_batches", "gathered", "together"]
+
+FEW = 8
+"""The ranks whose batches one process reads for all of them."""
+
+
+class BatchesOfRanks:
+    """The batches of every rank, for a process that plans for ranks which are not there."""
+
+    def __init__(self, read: Callable[[int, int], Iterable[Any]], world_size: int) -> None:
+        """`read`: the batches of a rank, of so many. Of many ranks, a few are read."""
+        self._read = read
+        self._world_size = world_size
+        few = np.linspace(0, world_size, min(world_size, FEW), endpoint=False)
+        self._ranks = few.astype(int).tolist()
+
+    def __iter__(self) -> Iterator[Any]:
+        for rank in self._ranks:
+            yield from self._read(rank, self._world_size)
+
+    def first(self, count: int) -> Iterator[Any]:
+        """The first so many of each."""
+        for rank in self._ranks:
+            yield from islice(self._read(rank, self._world_size), count)
+
+
+def first_batches(batches: Iterable[Any], count: int) -> Iterator[Any]:
+    """The first so many batches of each rank that this process reads for."""
+    return batches.first(count) if isinstance(batches, BatchesOfRanks) else islice(batches, count)
+
+
+def together(group: ProcessGroup, do: Callable[[], int]) -> int:
+    """The greatest of what all ranks give; if one raises, all do, rather than wait for it."""
+    import torch
+    import torch.distributed as dist
+
+    failure: Exception | None = None
+    number = 0
+    try:
+        number = do()
+    except Exception as error:
+        failure = error
+    status = torch.tensor(
+        [group.rank() + 1 if failure else 0, number], device=_device(group), dtype=torch.int64
+    )
+    dist.all_reduce(status, dist.ReduceOp.MAX, group=group)
+    failed, greatest = status.tolist()
+    if failure is not None:
+        raise failure
+    if failed:
+        raise DataError(
+            f"rank {failed - 1} could not count its batches, and says why; no rank plans "
+            "without them."
+        )
+    return int(greatest)
+
+
+def gathered(tally: Tally, group: ProcessGroup) -> Tally:
+    """On rank 0, what all ranks counted; every rank calls it, of the same tables.
+
+    Ranks hand their counts on in pairs, so that rank 0 receives from log2(world size) of them.
+    """
+    rank, step = group.rank(), 1
+    while step < group.size():
+        if rank % (2 * step):
+            _send(tally, rank - step, group)
+            break
+        if rank + step < group.size():
+            _receive(tally, rank + step, group)
+        step *= 2
+    return tally
+
+
+def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
+    _send_numbers(np.array([tally.samples, tally.batch_size]), to, group)
+    for counter in tally.counters.values():
+        counts, numbers = counter.state()
+        _send_numbers(np.array([*numbers, counts.shape[1]]), to, group)
+        if counts.size:
+            _send_numbers(counts, to, group)
+
+
+def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
+    samples, batch_size = _receive_numbers((2,), source, group).tolist()
+    tally.samples += samples
+    tally.batch_size = tally.batch_size or batch_size
+    for counter in tally.counters.values():
+        counts, numbers = counter.state()
+        *others, length = _receive_numbers((len(numbers) + 1,), source, group).tolist()
+        shape = (counts.shape[0], length)
+        received = _receive_numbers(shape, source, group) if length else np.empty(shape, np.int64)
+        counter.merge(received, tuple(others))
+
+
+def _send_numbers(numbers: Integers, to: int, group: ProcessGroup) -> None:
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(_device(group))
+    dist.send(tensor, group=group, group_dst=to)
+
+
+def _receive_numbers(shape: tuple[int, ...], source: int, group: ProcessGroup) -> Integers:
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.empty(shape, dtype=torch.int64, device=_device(group))
+    dist.recv(tensor, group=group, group_src=source)
+    numbers: Integers = tensor.cpu().numpy()
+    return numbers
+
+
+def _device(group: ProcessGroup) -> Any:
+    """Where the group's collectives take tensors from."""
+    import torch
+    import torch.distributed as dist
+
+    on_cpu = "cpu" in dist.get_backend_config(group)
+    return torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,104 @@
+"""The lookups that TorchRec's delta tracker recorded of a sharded model, as a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recd_plugins.errors import DataError
+from recd_plugins.planning.access.access_profile import Counted, Profile, Tally
+from recd_plugins.planning.access.distribution import Integers
+from recd_plugins.planning.access.ranks import gathered, together
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+
+__all__ = ["profile_tracker"]
+
+
+def profile_tracker(
+    tracker: ModelDeltaTrackerTrec, *, batch_size: int, group: ProcessGroup | None = None
+) -> Profile:
+    """What `model.get_delta_tracker()` of TorchRec's DistributedModelParallel recorded since it
+    was made, of all tables that it tracks; every rank calls it.
+
+    Each step had `batch_size` samples on each rank. Rank 0 has the profile; on the others it is
+    empty. The tracker stays as it is: it must not have been read before, nor compact what it
+    records, for it then knows which rows were looked up, but not how often.
+    """
+    import torch.distributed as dist
+
+    over = group or dist.GroupMember.WORLD
+    if over is None:
+        raise DataError("profile: a tracker is of ranks, but there is no process group.")
+    world = over.size()
+    parts: list[_TrackedTable] = []
+
+    def read() -> int:
+        parts.extend(_tables(tracker, over.rank()))
+        return len({index for part in parts for index, _ in part.batches})
+
+    steps = together(over, read)
+    counted = {part.name: part.counted for part in parts}
+    tally, recorded = Tally(counted=counted), Tally(counted=counted)
+    for part in parts:
+        counter = recorded.counters.pop(part.name)
+        for _, ids in part.batches:
+            counter.add(ids, batch_size)
+        # A row of a sharded table is recorded on its own rank, in one batch of all ranks' samples;
+        # of a replicated one on each rank, in the rank's own batch.
+        counts, (_, *others) = counter.state()
+        samples, batches = steps * batch_size, steps
+        if part.sharded:
+            samples, batches = (samples * world, batches) if over.rank() == 0 else (0, 0)
+        numbers = (samples, batches) if len(others) == 1 else (samples, *others)
+        tally.counters[part.name].merge(counts, numbers)
+    tally.samples, tally.batch_size = steps * batch_size, batch_size
+    tally = gathered(tally, over)
+    return tally.profile() if over.rank() == 0 else Profile(rows={})
+
+
+class _TrackedTable:
+    """One table, with the ids that its part on this rank was asked for."""
+
+    def __init__(self, name: str, module: Any, lookups: Any, rank: int) -> None:
+        self.name = name
+        sharding = module.module_sharding_plan[name]
+        spec = sharding.sharding_spec
+        self.sharded = spec is not None
+        first, copies = 0, 1
+        if spec is None:
+            collection = getattr(module, "embedding_bags", None) or module.embeddings
+            num_rows = collection[name].weight.shape[0]
+        else:
+            num_rows = max(one.shard_offsets[0] + one.shard_sizes[0] for one in spec.shards)
+            mine = [one for one in spec.shards if one.placement.rank() == rank]
+            # Parts of columns are all asked for the same rows: those of the first are counted.
+            copies = len(mine) if any(one.shard_offsets[1] == 0 for one in mine) else 0
+            first = mine[0].shard_offsets[0] if mine else 0
+        self.counted = Counted(num_rows=num_rows, features=(name,))
+        self.batches: list[tuple[int, Integers]] = [
+            (one.batch_idx, first + np.sort(one.ids.cpu().numpy().astype(np.int64))[::copies])
+            for one in lookups
+            if copies
+        ]
+
+
+def _tables(tracker: ModelDeltaTrackerTrec, rank: int) -> Iterator[_TrackedTable]:
+    read = [index for index in tracker.per_consumer_batch_idx.values() if index >= 0]
+    if read or tracker.curr_compact_index:
+        raise DataError(
+            "profile: the tracker was read before, or compacts what it records "
+            "(DeltaTrackerConfig.auto_compact): it has the rows that were looked up, but not how "
+            "often. Profile a tracker of its own, with auto_compact off."
+        )
+    recorded = tracker.store.per_fqn_lookups
+    if not tracker.curr_batch_idx:
+        raise DataError("profile: the tracker has recorded no step. Train some first.")
+    for module in tracker.tracked_modules.values():
+        for name in module.module_sharding_plan:
+            fqn = tracker.table_to_fqn[name]
+            yield _TrackedTable(name, module, recorded.get(fqn, ()), rank)

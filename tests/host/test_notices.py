@@ -1,0 +1,47 @@
+"""Value tests: what is switched on and not used is a warning on rank 0, or an error, once."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+import recd_plugins as rp
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.notices import Notices, NoticeWarning, Slower, Unused
+
+IDLE = Unused(what="cache: scars", why="no row is worth it.", cure="Take `cache` out.")
+FORCED = Slower(what="sharding: x", why="2 ms a step for 1 ms", cure="Take `force` out.")
+
+
+def test_each_is_given_once_on_rank_0_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text("plugins: []\ncache: {use: scars}\n")
+    given = Notices(path=path, lines={"cache": 2})
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        given.give([IDLE, FORCED, IDLE], 0)
+        given.give([IDLE], 0)
+        Notices().give([IDLE], 1)
+    assert [str(one.message) for one in found] == [
+        "cache: scars is not used: no row is worth it. Take `cache` out.",
+        "sharding: x makes steps slower: 2 ms a step for 1 ms. Take `force` out.",
+    ]
+    assert [(one.filename, one.lineno) for one in found] == [(str(path), 2), (str(path), 1)]
+    assert found[0].category is NoticeWarning
+
+
+def test_strict_makes_an_error_of_what_is_not_used_on_every_rank() -> None:
+    for rank in (0, 1):
+        with pytest.raises(CapabilityError, match=r"scars is not used.*\n.*strict: true"):
+            Notices(strict=True).give([FORCED, IDLE], rank)
+    with pytest.warns(NoticeWarning, match="makes steps slower"):
+        Notices(strict=True).give([FORCED], 0)
+
+
+def test_strict_is_said_in_the_registry() -> None:
+    assert not rp.load({}).registry.strict
+    assert rp.load({"strict": True}).registry.strict
+    with pytest.raises(RegistryError, match="strict: expected true or false, got 'yes please'"):
+        rp.load({"strict": "yes please"})

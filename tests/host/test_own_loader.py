@@ -1,0 +1,240 @@
+"""Ladder, two ranks: a plan by a trainer's own batches, and what is said of a plan nobody uses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_plugins as rp
+from recd_plugins.errors import RecdError
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.access.access_profile import Counted, profile_batches
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.tiers.tier_planner import TierPlanner
+
+ROWS, BATCH = 400, 32
+REGISTRY: dict[str, Any] = {
+    "plugins": ["recd_flexshard"],
+    "sharding": {
+        "use": "flexshard",
+        "goal": "min_communication",
+        "profile_batches": 4,
+        "others": {"search": "greedy"},
+    },
+    "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.02},
+}
+"""Neither a dataset nor a reader, nor a model."""
+
+
+@dataclass
+class Visits:
+    """A batch that knows nothing of this project."""
+
+    pages: KeyedJaggedTensor
+    weights: torch.Tensor
+
+
+class Pages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingConfig(
+            name="pages", embedding_dim=16, num_embeddings=ROWS, feature_names=["pages"]
+        )
+        self.table = EmbeddingCollection(tables=[config], device=torch.device("meta"))
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(features)["pages"].values()
+        return found.sum()
+
+
+def visits(rank: int) -> Iterator[Visits]:
+    """Without end: of rank 0 most often rows 0 to 3, of rank 1 rows 200 to 203."""
+    draw = np.random.default_rng(rank)
+    while True:
+        hot = draw.integers(4, size=BATCH * 10) + 200 * rank
+        ids = np.where(draw.random(BATCH * 10) < 0.9, hot, draw.integers(ROWS, size=BATCH * 10))
+        lengths = torch.full((BATCH,), 10)
+        kjt = KeyedJaggedTensor(["pages"], torch.from_numpy(ids), lengths=lengths)
+        yield Visits(kjt, torch.ones(BATCH))
+
+
+def pages(batch: Visits) -> KeyedJaggedTensor:
+    return batch.pages
+
+
+def replicas(stack: rp.Stack) -> set[int]:
+    planner = stack.planner()
+    assert isinstance(planner, TierPlanner)
+    plan = planner.tier_plan
+    return set() if plan is None else set(plan.tables["pages"].replicated.tolist())
+
+
+def planned_by_batches() -> dict[str, Any]:
+    rank = dist.get_rank()
+    stack = rp.load(REGISTRY)
+    batches = stack.peek(visits(rank))
+    model = Pages()
+    plan = stack.plan(model, batches=batches, features=pages)
+    cpu = torch.device("cpu")
+    sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=stack.sharders())
+    first = next(batches)
+    sharded(first.pages).backward()
+    planner = stack.planner()
+    assert isinstance(planner, TierPlanner)
+    return {
+        "replicas": replicas(stack),
+        "batch size": planner.context.batch_size,
+        "samples": planner.profile.samples if planner.profile else 0,
+        "first": torch.equal(first.pages.values(), next(visits(rank)).pages.values()),
+    }
+
+
+def test_both_ranks_batches_say_which_rows_are_hot(gloo_pool: GlooPool) -> None:
+    """Nothing is missing from training, and the batch size is theirs."""
+    found = gloo_pool.run(planned_by_batches)
+    for one in found:
+        assert {0, 1, 2, 3, 200, 201, 202, 203} <= one["replicas"]
+        assert one["first"]
+    assert found[0]["batch size"] == BATCH
+    assert found[0]["samples"] == 2 * 4 * BATCH
+
+
+def planned_by_profile(path: Path) -> list[set[int]]:
+    """A saved one, which rank 0 alone can reach; and one at hand."""
+    profile = None
+    if dist.get_rank() == 0:
+        some = [next(visits(0)) for _ in range(3)]
+        counted = {"pages": Counted(num_rows=ROWS, features=("pages",))}
+        profile = profile_batches(some, counted)
+        profile.save(path)
+    found = []
+    dist.barrier()
+    for given in (path if dist.get_rank() == 0 else "/nowhere", profile or path):
+        stack = rp.load(REGISTRY)
+        stack.plan(Pages(), profile=given)
+        planner = stack.planner()
+        assert isinstance(planner, TierPlanner)
+        assert planner.context.batch_size == BATCH or dist.get_rank() == 1
+        found.append(replicas(stack))
+    return found
+
+
+def test_a_profile_takes_the_place_of_batches(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    (saved, at_hand), others = gloo_pool.run(planned_by_profile, tmp_path / "profile.arrow")
+    assert {0, 1, 2, 3} <= saved
+    assert not {200, 201} & saved
+    assert saved == at_hand == others[0] == others[1]
+
+
+def refusals() -> list[str]:
+    """What each mistake is answered with, on this rank."""
+    rank = dist.get_rank()
+    sized = {**REGISTRY, "train": {"batch_size": 99}}
+    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (sized, {"batches": [next(visits(0))]}),
+        (REGISTRY, {"batches": visits(0)}),
+        (REGISTRY, {"batches": [next(visits(0))] if rank == 0 else None}),
+        (REGISTRY, {"features": pages}),
+        (REGISTRY, {"batches": []}),
+        ({**REGISTRY, "strict": True}, {}),
+    ]
+    messages = []
+    for registry, given in asked:
+        try:
+            rp.load(registry).plan(Pages(), **given)
+        except RecdError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_mistakes_are_answered_on_every_rank(gloo_pool: GlooPool) -> None:
+    first, second = gloo_pool.run(refusals)
+    says = [
+        "train.batch_size is 99, but the batches that stack.plan was given have 32 samples",
+        "batches: is an iterator",
+        "this rank was given no `batches`",
+        "there are no `batches`. Pass both",
+        "there are no batches to count",
+        "sharding: flexshard is not used: there are no batches to profile. Pass the trainer's own",
+    ]
+    for messages in (first, second):
+        assert len(messages) == len(says)
+    for one, other, said in zip(first, second, says, strict=True):
+        assert said in other
+        assert said in one or "rank 1 could not count" in one
+
+
+def warned(do: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        do()
+    return [str(one.message) for one in found if one.category is NoticeWarning]
+
+
+def unused() -> list[list[str]]:
+    """The warnings of a plan without batches, of sharders without a plan, of a plan that was not
+    passed on, and of slots that the trainer leaves alone."""
+    cpu = torch.device("cpu")
+    batch = next(visits(0))
+
+    def trained_without_sharders() -> None:
+        stack = rp.load({**REGISTRY, "callbacks": [{"use": "mixed_precision"}]})
+        model = Pages()
+        plan = stack.plan(model, batches=[batch] * 4)
+        stack.sharders()
+        sharders = get_default_sharders()
+        sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
+        for _ in range(2):
+            sharded(batch.pages)
+
+    return [
+        warned(lambda: rp.load(REGISTRY).plan(Pages())),
+        warned(lambda: rp.load(REGISTRY).sharders()),
+        warned(trained_without_sharders),
+    ]
+
+
+def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
+    (planless, early, left), others = gloo_pool.run(unused)
+    assert others == [[], [], []]
+    assert len(planless) == len(early) == 1
+    assert "there are no batches to profile. Pass the trainer's own" in planless[0]
+    assert "stack.sharders() was asked before there is a plan. Call `plan =" in early[0]
+    assert len(left) == 2
+    assert "the model was sharded without its sharders" in left[0]
+    assert "callbacks[0]: mixed_precision is not used" in left[1]
+
+
+def test_the_look_is_closed_where_a_plan_fails(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(state_after_a_failure) == [True, True]
+
+
+def state_after_a_failure() -> bool:
+    before = torch.get_rng_state()
+
+    def noisy() -> Iterator[Visits]:
+        torch.rand(3)
+        yield next(visits(0))
+
+    class Noisy:
+        def __iter__(self) -> Iterator[Visits]:
+            return noisy()
+
+    stack = rp.load({**REGISTRY, "train": {"batch_size": 1}})
+    with pytest.raises(RecdError, match=r"train\.batch_size is 1"):
+        stack.plan(Pages(), batches=Noisy())
+    return torch.equal(before, torch.get_rng_state())

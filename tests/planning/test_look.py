@@ -1,0 +1,274 @@
+"""Ladder: what batches of any type look up, and a look that leaves them; then counts on ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch.utils.data import DataLoader, Dataset
+from torchrec.datasets.random import RandomRecDataset
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
+from recd_plugins.planning.access.look import Look, Peeked
+from recd_plugins.planning.access.lookups import batch_lookups
+from recd_plugins.planning.access.ranks import BatchesOfRanks, first_batches, gathered, together
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.testing.gloo import GlooPool, RanksFailed
+
+
+def kjt(*ids: int, key: str = "item") -> KeyedJaggedTensor:
+    """One id a sample."""
+    return KeyedJaggedTensor([key], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=int))
+
+
+@dataclass
+class Clicks:
+    dense: torch.Tensor
+    sparse: KeyedJaggedTensor
+
+
+class Inputs(NamedTuple):
+    clicks: Any
+    labels: torch.Tensor
+
+
+def nested(batch: KeyedJaggedTensor) -> TensorDict:
+    jagged = torch.nested.nested_tensor_from_jagged(batch.values(), batch.offsets())
+    return TensorDict({"item": jagged}, batch_size=[batch.stride()])
+
+
+def unique(batch: KeyedJaggedTensor) -> InverseKeyedJaggedTensor:
+    return InverseKeyedJaggedTensor.from_kjt(batch, [["item"]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "features"),
+    [
+        (kjt(3, 1, 3), None),
+        (Clicks(torch.rand(3, 2), kjt(3, 1, 3)), None),
+        (Inputs({"sparse": kjt(3, 1, 3)}, torch.rand(3)), None),
+        ((kjt(3, 1, 3), torch.rand(3)), None),
+        (nested(kjt(3, 1, 3)), None),
+        ({"dense": TensorDict({"a": torch.rand(3)}, [3]), "sparse": kjt(3, 1, 3)}, None),
+        ({"a": kjt(3, 1, 3), "b": kjt(1, 1, key="shop")}, lambda batch: batch["a"]),
+        ({"a": kjt(3, 1, 3), "b": kjt(1, 1, key="shop")}, lambda batch: list(batch.values())),
+    ],
+)
+def test_the_features_of_a_batch_are_found_or_named(
+    batch: Any, features: Callable[[Any], Any] | None
+) -> None:
+    found = batch_lookups(batch, features)
+    assert found.samples == 3
+    assert found["item"].tolist() == [3, 1, 3]
+
+
+def test_unique_samples_are_looked_up_once() -> None:
+    found = batch_lookups({"batch": unique(kjt(3, 1, 3))})
+    assert found.samples == 3
+    assert sorted(found["item"].tolist()) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("batch", "features", "says"),
+    [
+        ([torch.rand(3)], None, r"a list has no KeyedJaggedTensor .* features=lambda batch"),
+        (
+            Clicks(kjt(1), kjt(2)),  # type: ignore[arg-type]
+            None,
+            r"2 sets .*batch\.dense, batch\.sparse.* features=lambda batch: \[batch\.dense, batch",
+        ),
+        (Clicks(torch.rand(1), kjt(2)), lambda batch: batch.dense, "gives a Tensor, which has no"),
+    ],
+)
+def test_features_that_are_not_to_be_found_are_asked_for(
+    batch: Any, features: Callable[[Any], Any] | None, says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        batch_lookups(batch, features)
+
+
+class Noisy(Dataset[KeyedJaggedTensor]):
+    """Its samples draw from every random state that there is."""
+
+    def __init__(self) -> None:
+        self.own = torch.Generator().manual_seed(1)
+        self.numpy = np.random.default_rng(2)
+        self.python = random.Random(3)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> KeyedJaggedTensor:
+        own = int(torch.randint(1000, (1,), generator=self.own))
+        drawn = int(torch.randint(1000, (1,))) + int(np.random.randint(1000))
+        drawn += random.randrange(1000) + self.python.randrange(1000)
+        return kjt(index, own, drawn + int(self.numpy.integers(1000)))
+
+
+class GoesOn:
+    """Iterated anew, it goes on where it was left."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        while True:
+            self.number += 1
+            yield kjt(self.number)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
+def tables(**options: Any) -> RandomRecDataset:
+    return RandomRecDataset(
+        keys=["item"], batch_size=4, hash_size=1000, ids_per_feature=2, num_dense=1, **options
+    )
+
+
+LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
+    "shuffled": lambda: DataLoader(Noisy(), batch_size=None, shuffle=True),
+    "a generator of its own": lambda: DataLoader(
+        Noisy(), batch_size=None, shuffle=True, generator=torch.Generator().manual_seed(4)
+    ),
+    "workers": lambda: DataLoader(Noisy(), batch_size=None, shuffle=True, num_workers=1),
+    "workers that persist": lambda: DataLoader(
+        Noisy(), batch_size=None, shuffle=True, num_workers=1, persistent_workers=True
+    ),
+    "with a state": GoesOn,
+    "without end": lambda: DataLoader(tables(), batch_size=None),
+    "without end, drawn anew": lambda: DataLoader(
+        tables(num_generated_batches=-1, manual_seed=5), batch_size=None
+    ),
+    "a list": lambda: [kjt(1), kjt(2), kjt(3)],
+}
+
+
+def values(batches: Iterable[Any]) -> list[list[int]]:
+    return [batch_lookups(batch)["item"].tolist() for batch in batches]
+
+
+def trained_on(loader: Iterable[Any]) -> list[list[int]]:
+    """The first batches of two epochs, and what is drawn after."""
+    epochs = [values(first_batches(loader, 5)) for _ in range(2)]
+    return [*epochs[0], *epochs[1], torch.rand(2).tolist()]  # type: ignore[list-item]
+
+
+def seeded() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+def test_training_gets_what_it_gets_without_a_look(make: Callable[[], Iterable[Any]]) -> None:
+    seeded()
+    expected = trained_on(make())
+    seeded()
+    loader = make()
+    with Look(loader) as look:
+        assert look.first is not None
+        looked_at = values(first_batches(look, 3))
+    assert looked_at == expected[:3]
+    assert trained_on(loader) == expected
+
+
+def endless() -> Iterator[KeyedJaggedTensor]:
+    number = 0
+    while True:
+        yield kjt(number)
+        number += 1
+
+
+def test_an_iterator_is_looked_into_once_it_keeps_what_is_read() -> None:
+    with pytest.raises(DataError, match=r"is an iterator, .* `batches = stack\.peek\(batches\)`"):
+        Look(endless())
+    batches = Peeked(endless())
+    for _ in range(2):
+        with Look(batches) as look:
+            assert values(first_batches(look, 3)) == [[0], [1], [2]]
+    assert values(first_batches(batches, 5)) == [[0], [1], [2], [3], [4]]
+    assert values(first_batches(batches, 2)) == [[5], [6]]
+    few = Peeked([kjt(1)])
+    with Look(few) as look:
+        assert values(look) == [[1]]
+    assert values(few) == [[1]]
+    with Look([]) as look:
+        assert look.first is None
+
+
+def test_one_process_reads_the_batches_of_a_few_ranks() -> None:
+    def read(rank: int, world_size: int) -> Iterable[tuple[int, int]]:
+        return [(rank, batch) for batch in range(world_size)]
+
+    assert list(first_batches(BatchesOfRanks(read, 3), 2)) == [
+        (r, b) for r in range(3) for b in (0, 1)
+    ]
+    assert [r for r, _ in first_batches(BatchesOfRanks(read, 64), 1)] == list(range(0, 64, 8))
+
+
+TABLES = {
+    "item": Counted(num_rows=500, features=("item",)),
+    "large": Counted(num_rows=900, features=("item",)),
+}
+
+
+def batches_of(rank: int) -> list[KeyedJaggedTensor]:
+    """Ranks have other rows, and other numbers of batches."""
+    draw = np.random.default_rng(rank)
+    return [kjt(*((draw.zipf(1.3, 64) + rank) % 500)) for _ in range(5 + rank)]
+
+
+def merged(exact_rows: int) -> Profile | None:
+    group, rank = dist.group.WORLD, dist.get_rank()
+    assert group is not None
+    tally = Tally(counted=TABLES, exact_rows=exact_rows)
+    together(group, lambda: tally.add(batches_of(rank)).samples)
+    tally = gathered(tally, group)
+    return tally.profile() if rank == 0 else None
+
+
+def failing() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+
+    def count() -> int:
+        if group.rank() == 1:
+            raise KeyError("sparse")
+        return 1
+
+    together(group, count)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_rank_0_has_what_all_ranks_counted(gloo_pool: GlooPool, world_size: int) -> None:
+    """Exactly, and in sketches with room for all rows, as if one process had read for all."""
+    every = [batch for rank in range(world_size) for batch in batches_of(rank)]
+    for exact_rows in (2000, 600):
+        profile, *others = gloo_pool.run(merged, exact_rows, world_size=world_size)
+        assert others == [None] * (world_size - 1)
+        assert profile is not None
+        expected = profile_batches(every, TABLES, exact_rows=exact_rows)
+        assert (profile.samples, profile.batch_size) == (expected.samples, 64)
+        for name in TABLES:
+            for part in ("counts", "p", "presence", "ids", "error"):
+                assert np.array_equal(
+                    getattr(profile[name], part), getattr(expected[name], part)
+                ), (name, part)
+
+
+def test_a_rank_that_cannot_count_ends_all(gloo_pool: GlooPool) -> None:
+    with pytest.raises(RanksFailed, match=r"rank 1 could not count(.|\n)*KeyError: 'sparse'"):
+        gloo_pool.run(failing)
