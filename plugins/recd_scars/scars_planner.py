@@ -129,7 +129,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             yield Unused(
                 what="cache: hot_batches",
                 why="the trainer's batches come from no loader that puts hot samples together",
-                cure="Train with `loader = stack.order(loader)`, or set `cache.hot_batches: false`.",
+                cure="Train with `stack.order(loader)`, or set `cache.hot_batches: false`.",
             )
 
     @property
