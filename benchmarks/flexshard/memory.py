@@ -19,7 +19,7 @@ from recd_plugins.tiers.routed_batch import exchange_touched
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.tables import RowOptimizer
 from recd_plugins.tiers.tiers import CHUNK_ROWS
-from recd_plugins.tiers.update import Entries, Reduction
+from recd_plugins.tiers.update import Entries, GradientDivision, Reduction
 from recd_plugins.trainer.measure.peak_memory import PeakMemory
 
 __all__ = ["K", "k_of_replicas", "memory_multiplier"]
@@ -77,7 +77,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     mine = torch.ones(ranks_per_node, layout.share_rows, dtype=torch.bool)
     touched = CollectiveSequence(exchange_touched(mine, nodes)).finish()
     entries = Entries(layout.place(rows), gradients)
-    reduction = Reduction(nodes, 1 / world.size(), chunk_rows)
+    reduction = Reduction(nodes, GradientDivision.of_forward(), chunk_rows)
     CollectiveSequence(reduction.replicated(replica, entries, touched, 0.1)).finish()
     peak = memory.above()
     del kept

@@ -21,7 +21,7 @@ def tensor(*ids: int) -> Tensor:
 
 
 def as_lists(routed: RoutedIds) -> list[list[int]]:
-    missed, replicated, per_node = routed
+    missed, replicated, per_node, _ = routed
     return [part.tolist() for part in (missed, *replicated, *per_node)]
 
 
@@ -40,6 +40,7 @@ def test_ids_out_of_range_and_of_unknown_tables_miss(route: Route) -> None:
     ids = tensor(-1, 2, 1, -(2**63), 2**63 - 1, 0, 1)
     found = route(router, ids, Segments(lengths=(5, 0, 2), tables=(0, 1, -1)))
     assert as_lists(found) == [[0, 1, 3, 4, 5, 6], [2], [1], [], []]
+    assert found.outside == 6
 
 
 @pytest.mark.parametrize("route", WAYS)
@@ -145,6 +146,6 @@ def test_a_rank_counts_the_members_before_a_row(rows: set[int], size: int) -> No
 
 def test_hits_and_misses_are_typed_for_torch() -> None:
     router = Router([4], [tensor(1)], [tensor(2)])
-    missed, replicated, per_node = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
+    missed, replicated, per_node, _ = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
     assert isinstance(replicated, Hits)
     assert {t.dtype for t in (missed, *replicated, *per_node)} == {torch.int64}

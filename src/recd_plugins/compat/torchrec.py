@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.types import ShardedModule
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ParameterSharding, ShardedModule, ShardingEnv
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+)
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 __all__ = [
     "LazyKeyedTensor",
     "OfParts",
+    "ShardedOrder",
     "bags_of",
+    "bounds_check_of",
     "device_of",
     "exchanges_of",
     "flush_kernels",
@@ -35,6 +43,11 @@ __all__ = [
     "table_feature_names",
     "yields_ids",
 ]
+
+C = TypeVar("C", EmbeddingBagCollection, EmbeddingCollection)
+
+MARK = "_torchrec_"
+"""What the names of attributes begin with by which callers mark a module for its sharding."""
 
 
 class OfParts:
@@ -115,8 +128,7 @@ def bags_of(module: EmbeddingBagCollection, tables: Collection[str]) -> Embeddin
         device=torch.device("meta"),
     )
     part.embedding_bags.update({name: module.embedding_bags[name] for name in part.embedding_bags})
-    part._device = module.device
-    return part
+    return _standing_for(module, part)
 
 
 def sequences_of(module: EmbeddingBagCollection, tables: Collection[str]) -> EmbeddingCollection:
@@ -131,8 +143,56 @@ def sequences_of(module: EmbeddingBagCollection, tables: Collection[str]) -> Emb
         device=torch.device("meta"),
     )
     part.embeddings.update({name: module.embedding_bags[name] for name in part.embeddings})
+    return _standing_for(module, part)
+
+
+def _standing_for(module: EmbeddingBagCollection, part: C) -> C:
+    """`part` with the device of the module, and what callers have marked it with.
+
+    TorchRec past 1.8 has such a mark, `mark_data_parallel_skip_grad_sync`, which it reads as it
+    shards.
+    """
     part._device = module.device
+    for name, value in vars(module).items():
+        if name.startswith(MARK):
+            setattr(part, name, value)
     return part
+
+
+class ShardedOrder(NamedTuple):
+    """The order in which TorchRec has the tables of an EmbeddingBagCollection once sharded."""
+
+    columns: list[str]
+    """The keys of the KeyedTensor."""
+    tables: list[str]
+    """The tables of the fused optimizer."""
+
+    @classmethod
+    def of(
+        cls,
+        module: EmbeddingBagCollection,
+        parameters: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: Mapping[str, Any] | None,
+        device: torch.device | None,
+    ) -> ShardedOrder:
+        """Tables come by the way that they are sharded, then grouped as kernels take them."""
+        kind: Any = ShardedEmbeddingBagCollection
+        infos = kind.create_grouped_sharding_infos(
+            module, dict(parameters), "embedding_bags.", dict(fused_params or {})
+        )
+        shardings = [
+            kind.create_embedding_bag_sharding(own, env, device, permute_embeddings=True)
+            for own in infos.values()
+        ]
+        columns = [name for sharding in shardings for name in sharding.embedding_names()]
+        configs = module.embedding_bag_configs()
+        tables = {
+            name: config.name
+            for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+            for name in names
+        }
+        return cls(columns, list(dict.fromkeys(tables[name] for name in columns)))
 
 
 def table_feature_names(sharded: ShardedModule[Any, Any, Any, Any]) -> tuple[list[str], list[str]]:
@@ -181,6 +241,12 @@ def fused_arithmetic(optimizer: KeyedOptimizer) -> tuple[str, Any]:
     """What steps the rows of a fused kernel: fbgemm's name of its optimizer, and its arguments."""
     kernel: Any = optimizer._emb_module
     return kernel.optimizer.name, kernel.optimizer_args
+
+
+def bounds_check_of(optimizer: KeyedOptimizer) -> BoundsCheckMode:
+    """What a fused kernel does with an id that is none of its rows."""
+    kernel: Any = optimizer._emb_module
+    return BoundsCheckMode(kernel.bounds_check_mode_int)
 
 
 def output_type(optimizer: KeyedOptimizer) -> torch.dtype:

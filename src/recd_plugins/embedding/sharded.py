@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import (
@@ -27,8 +28,9 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.compat.torchrec import bags_of, sharding_types
+from recd_plugins.compat.torchrec import ShardedOrder, bags_of, sharding_types
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
+from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.errors import CapabilityError
@@ -66,8 +68,10 @@ class _ShardedDedup(ShardedParts):
         self,
         module: DedupEmbeddingCollection | DedupEmbeddingBagCollection,
         parts: Sequence[Any],
+        order: Sequence[str] = (),
     ) -> None:
-        super().__init__(parts, getattr(module, self.TABLES), type(module))
+        """`order` is that of the tables in their optimizer; by default, part by part."""
+        super().__init__(parts, getattr(module, self.TABLES), type(module), order)
         self._specs = module.parts
         self._key_of = dict(module.key_of)
         self._route = module.route
@@ -76,9 +80,10 @@ class _ShardedDedup(ShardedParts):
         return DedupContext([part.create_context() for part in self.parts])
 
     def _inputs(
-        self, ctx: PartsContext, features: SparseFeatures | KeyedJaggedTensor
+        self, ctx: PartsContext, features: SparseFeatures | KeyedJaggedTensor | TensorDict
     ) -> Iterator[KeyedJaggedTensor]:
         assert isinstance(ctx, DedupContext)
+        features = SparseFeatures.of(features)
         ctx.samples = BatchSamples(features, sequences=self.SEQUENCES)
         rows = vbe_rows_of if self._route == "vbe" else rows_of
         return (rows(features, spec.keys) for spec in self._specs)
@@ -112,6 +117,21 @@ class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
 
     TABLES = TABLES_OF_PART = "embedding_bags"
     SEQUENCES = False
+
+    def __init__(
+        self, module: DedupEmbeddingBagCollection, parts: Sequence[Any], order: ShardedOrder
+    ) -> None:
+        """`order` is TorchRec's for the module as a whole."""
+        super().__init__(module, parts, order.tables)
+        self._key_of = {name: self._key_of[name] for name in order.columns}
+        self._check = InputCheck(module.embedding_bag_configs())
+
+    def _inputs(
+        self, ctx: PartsContext, features: SparseFeatures | KeyedJaggedTensor | TensorDict
+    ) -> Iterator[KeyedJaggedTensor]:
+        features = SparseFeatures.of(features)
+        self._check.first(features.plain)
+        return super()._inputs(ctx, features)
 
     def _to_look_up(self, part: Any, context: Any, received: KJTList) -> KJTList:
         return evened(received, context, sharding_types(part))
@@ -199,7 +219,9 @@ class DedupSharder(ModuleSharder[nn.Module]):
         if isinstance(module, DedupEmbeddingCollection):
             return ShardedDedupEmbeddingCollection(module, [sharded(module)])
         return ShardedDedupEmbeddingBagCollection(
-            module, [sharded(bags_of(module, part.tables)) for part in module.parts]
+            module,
+            [sharded(bags_of(module, part.tables)) for part in module.parts],
+            ShardedOrder.of(module, params, env, self.fused_params, device),
         )
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:

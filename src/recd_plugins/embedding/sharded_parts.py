@@ -6,15 +6,15 @@ names, states and collectives of the collection as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
-from torchrec.distributed.types import LazyAwaitable, ShardedModule
+from torchrec.distributed.types import LazyAwaitable, ShardedModule, ShardedTensor
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.streamable import Multistreamable
@@ -40,6 +40,27 @@ class PartsContext(Multistreamable):
             part.record_stream(stream)
 
 
+class _PartsOptimizer(CombinedOptimizer):
+    """The optimizers of the parts, whose state dict has the tables in an order of its own."""
+
+    def __init__(self, optimizers: Iterable[KeyedOptimizer], order: Iterable[str]) -> None:
+        super().__init__(list(optimizers))
+        self._order = {table: place for place, table in enumerate(order)}
+
+    @property
+    def params(self) -> Mapping[str, Tensor | ShardedTensor]:
+        def place(key: str) -> int:
+            return self._order.get(key.split(".")[1], len(self._order))  # COLLECTION.TABLE.weight
+
+        found = super().params
+        return {key: found[key] for key in sorted(found, key=place)}
+
+    @property
+    def state(self) -> Mapping[Tensor, Any]:
+        found = super().state
+        return {weight: found[weight] for weight in self.params.values() if weight in found}
+
+
 class ShardedParts(
     OfParts, ShardedModule[KJTList, list[Any], Any, PartsContext], FusedOptimizerModule
 ):
@@ -59,9 +80,13 @@ class ShardedParts(
         parts: Iterable[Any],
         tables: Iterable[str],
         unsharded: type[nn.Module],
+        order: Iterable[str] = (),
         **options: Any,
     ) -> None:
-        """`tables` are their names in the order of the collection, whose type is `unsharded`."""
+        """`tables` are their names in the order of the collection, whose type is `unsharded`.
+
+        Their optimizer has them in another `order`; by default, part by part.
+        """
         super().__init__(**options)
         self.parts: Sequence[Any] = tuple(parts)
         self._unsharded = unsharded
@@ -69,7 +94,7 @@ class ShardedParts(
             name: table for part in self.parts for name, table in self._tables_of(part).items()
         }
         self.add_module(self.TABLES, nn.ModuleDict({name: found[name] for name in tables}))
-        self._optimizer = CombinedOptimizer([("", part.fused_optimizer) for part in self.parts])
+        self._optimizer = _PartsOptimizer([part.fused_optimizer for part in self.parts], order)
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:

@@ -9,8 +9,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.bundle import Bundle
@@ -68,14 +70,16 @@ class SparseFeatures(Bundle):
 
     @classmethod
     def of(
-        cls, features: KeyedJaggedTensor | SparseFeatures, dedup: object = None
+        cls, features: KeyedJaggedTensor | TensorDict | SparseFeatures, dedup: object = None
     ) -> SparseFeatures:
         """Plain features, and beside them what a `dedup` converter made of the others.
 
-        A partial IKJT's unique samples are laid out.
+        A TensorDict is what TorchRec takes it for, a KJT. A partial IKJT's unique samples are
+        laid out.
         """
         if isinstance(features, SparseFeatures):
             return features
+        plain = maybe_td_to_kjt(features)
         if isinstance(dedup, PartialInverseKeyedJaggedTensor):
             dedup = dedup.to_ikjt()
         if dedup is not None and not isinstance(dedup, InverseKeyedJaggedTensor):
@@ -84,7 +88,7 @@ class SparseFeatures(Bundle):
                 "samples nobody but its author can find. Let the converter make an "
                 "InverseKeyedJaggedTensor, or take another."
             )
-        return cls(features, dedup)
+        return cls(plain, dedup)
 
     @cached_property
     def rows(self) -> Mapping[str, WeightedJagged]:

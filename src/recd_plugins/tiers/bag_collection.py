@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionContext,
@@ -16,8 +17,10 @@ from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ParameterShard
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.compat.torchrec import leave_means, pooled_columns
+from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.bags import PackedBags, SumsAwaitable
@@ -66,6 +69,7 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
                     "but their sums travel. Set coalesce to none."
                 )
         self.put_in_front(Tiers(self, configs, plan, nodes, chunk_rows))
+        self._check = InputCheck(configs)
         means = {
             config.name
             for config in configs
@@ -79,13 +83,15 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
         return TierBagContext()
 
     def input_dist(
-        self, ctx: TierBagContext, features: KeyedJaggedTensor
+        self, ctx: TierBagContext, features: KeyedJaggedTensor | TensorDict
     ) -> KJTListSplitsAwaitable[TierBagContext]:
         """Route the ids, send those that miss on TorchRec's way, and ask the node for others.
 
         A hot batch has none that miss, on no rank: TorchRec exchanges nothing.
         """
         home: list[Any] = []
+        features = maybe_td_to_kjt(features)
+        self._check.first(features)
         with torch.no_grad():
             batch = ctx.batch = self.tiers.route(features)
             if batch.hot:
@@ -101,7 +107,7 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
         missed = batch.missed()
         return KeyedJaggedTensor(
             keys=[feature.name for feature in self.tiers.features],
-            values=batch.ids[missed],
+            values=batch.ids[missed].to(batch.given.dtype),
             weights=None if batch.weights is None else batch.weights[missed],
             lengths=packed.lengths.flatten(),
             stride=packed.stride,

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from tensordict import TensorDict
 from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.compat.torchrec import exchanges_of, yields_ids
 from recd_plugins.planning.tier_plan import TierPlan
@@ -54,13 +56,14 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         return TierSequenceContext()
 
     def input_dist(
-        self, ctx: TierSequenceContext, features: KeyedJaggedTensor
+        self, ctx: TierSequenceContext, features: KeyedJaggedTensor | TensorDict
     ) -> KJTListSplitsAwaitable[TierSequenceContext]:
         """Route the ids, send those that miss on TorchRec's way, and ask the node for others.
 
         A hot batch has none that miss, on no rank: TorchRec exchanges nothing.
         """
         home: list[Any] = []
+        features = maybe_td_to_kjt(features)
         with torch.no_grad():
             batch = ctx.batch = self.tiers.route(features)
             if not batch.knows_home_ids:
@@ -99,9 +102,10 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         parts = [group.home_ids.result for group in batch.groups]
         lengths = [length for part in parts for length in part.lengths]
         lengths += batch.length_per_feature[len(lengths) :]
+        values = torch.cat([*(part.ids for part in parts), batch.ids[batch.num_tiered :]])
         ids = KeyedJaggedTensor(
             keys=[feature.name for feature in self.tiers.features],
-            values=torch.cat([*(part.ids for part in parts), batch.ids[batch.num_tiered :]]),
+            values=values.to(batch.given.dtype),
             lengths=torch.tensor(lengths, dtype=torch.int32, device=batch.ids.device),
             stride=1,
             length_per_key=lengths,

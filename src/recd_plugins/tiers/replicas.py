@@ -208,6 +208,7 @@ class Replicas:
         self.left = False
         """Whether other replicas have the rows from now on."""
 
+    @torch.inference_mode(False)  # an evaluation may fill what training updates
     @torch.no_grad()
     def fill(self) -> None:
         """Take the rows from their home."""
@@ -225,6 +226,7 @@ class Replicas:
             tier.fill()
         self.filled = True
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def flush(self) -> None:
         """Bring the rows home, and let go of the copies."""

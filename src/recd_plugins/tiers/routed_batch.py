@@ -211,12 +211,12 @@ class RoutedGroup(Multistreamable):
         first_feature: int,
         ids: Tensor,
         segments: Segments,
+        routed: RoutedIds,
         nodes: Nodes,
         *,
         hot: bool = False,
     ) -> RoutedGroup:
-        """Route a group's `ids` [N] int64."""
-        routed = replicas.router.route(ids, segments)
+        """A group's `ids` [N] int64, as they are `routed`; those that miss are on their way."""
         home_ids = HomeIds.of(replicas.group, ids, routed.missed, segments, nodes, hot=hot)
         layout = replicas.per_node_layout
         asked = None
@@ -267,8 +267,10 @@ class RoutedBatch(Multistreamable):
 
     replicas: Replicas
     groups: list[RoutedGroup]
+    given: Tensor
+    """[N]: the ids of all features, one feature after another, of the type that they came in."""
     ids: Tensor
-    """[N] int64: the ids of all features, one feature after another."""
+    """[N] int64: the rows that are looked up for them, which are other ones for ids of no row."""
     lengths: Tensor
     """[F, B]: how many each sample has in each feature."""
     length_per_feature: list[int]
@@ -315,10 +317,9 @@ class RoutedBatch(Multistreamable):
         return sum(sum(group.segments.lengths) for group in self.groups)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        self.ids.record_stream(stream)
-        self.lengths.record_stream(stream)
-        if self.weights is not None:
-            self.weights.record_stream(stream)
+        for tensor in (self.given, self.ids, self.lengths, self.weights):
+            if tensor is not None:
+                tensor.record_stream(stream)
         for group in self.groups:
             group.record_stream(stream)
 

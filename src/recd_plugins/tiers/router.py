@@ -73,6 +73,8 @@ class RoutedIds(NamedTuple):
     """The ids whose rows have a copy on every rank."""
     per_node: Hits
     """The ids whose rows have a copy in every node."""
+    outside: int
+    """How many of the ids that miss are of no row of their table, or of no table."""
 
 
 class Router:
@@ -90,9 +92,9 @@ class Router:
         self._starts = tuple(accumulate(num_rows, initial=0))
         replicated_rows, per_node_rows = (
             torch.cat(
-                [torch.empty(0, dtype=torch.int64)]
-                + [rows + start for rows, start in zip(tier, self._starts, strict=False)]
-            ).to(device)
+                [torch.empty(0, dtype=torch.int64, device=device)]
+                + [rows.to(device) + start for rows, start in zip(tier, self._starts, strict=False)]
+            )
             for tier in (replicated, per_node)
         )
         self._hot = RankedBitmap(torch.cat([replicated_rows, per_node_rows]), self._starts[-1])
@@ -103,10 +105,10 @@ class Router:
         return self._hot.nbytes + self._replicated.nbytes
 
     def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
-        """Where the rows of `ids` [N] int64 are. Ids out of range miss: TorchRec judges them."""
+        """Where the rows of `ids` [N] int64 are. Ids of no row miss, and are counted."""
         if ids.is_cuda:
             return self.route_by_ops(ids, segments)
-        parts = _route(
+        *parts, outside = _route(
             ids.contiguous().numpy(),
             np.array(segments.lengths, np.int64),
             *self._placed(segments),
@@ -118,7 +120,7 @@ class Router:
             self._replicated.count > 0,
         )
         missed, at, positions, node_at, node_positions = map(torch.from_numpy, parts)
-        return RoutedIds(missed, Hits(at, positions), Hits(node_at, node_positions))
+        return RoutedIds(missed, Hits(at, positions), Hits(node_at, node_positions), int(outside))
 
     def route_by_ops(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """`route` in torch's own operations, wherever the ids live."""
@@ -138,6 +140,7 @@ class Router:
             (~hot).nonzero().squeeze(1),
             Hits(at, self._replicated.rank(order[at])),
             Hits(node_at, node_order - self._replicated.rank(node_order)),
+            int((~known).sum()),
         )
 
     def _placed(self, segments: Segments) -> tuple[I64, I64]:
@@ -212,7 +215,8 @@ def _route(
     two_tiers: bool,
     all_replicated: bool,
 ) -> Any:
-    """Returns missed, replicated (which, positions), per node (which, positions).
+    """Returns missed, replicated (which, positions), per node (which, positions), and how many
+    ids are of no row.
 
     A block of ids is taken in passes: the first only asks for their words, so that the
     processor has as many cache misses under way as it can. No branch depends on an id.
@@ -227,7 +231,7 @@ def _route(
     known, places, word = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
     hot, codes, replicated = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
     lists = np.empty(BLOCK + 1, U64), np.empty(BLOCK + 1, U64), np.empty(BLOCK + 1, U64)
-    num_missed = num_replicated = num_per_node = first = U64(0)
+    num_missed = num_replicated = num_per_node = outside = first = U64(0)
     for segment in range(lengths.size):
         start, size = U64(starts[segment]), U64(sizes[segment])
         end = first + U64(lengths[segment])
@@ -237,6 +241,7 @@ def _route(
             while i < count:
                 number = U64(ids[first + i])
                 known[i] = number < size  # a negative id is huge
+                outside += ONE - known[i]
                 row = start + number if known[i] else U64(0)
                 at_word = word_of(row)
                 prefetch(words, at_word, at_word + ONE)
@@ -270,6 +275,7 @@ def _route(
         positions[:num_replicated],
         at_node[:num_per_node],
         node_positions[:num_per_node],
+        outside,
     )
 
 

@@ -40,7 +40,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         batch = self._update.batch
         rows = self._rows(self._tiers.wait(self._home, self._update))
-        ids = batch.ids.split(batch.length_per_feature)
+        ids = batch.given.split(batch.length_per_feature)
         return {
             feature.name: JaggedTensor(
                 values=values, lengths=lengths, weights=own if self._yields_ids else None

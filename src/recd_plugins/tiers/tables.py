@@ -196,7 +196,28 @@ def _homes(
             )
     if not planned:
         return []
+    _check_every_rank_has_rows(kernel, planned)
     return [(name, home) for name, home in home_tables(kernel) if name in planned]
+
+
+def _check_every_rank_has_rows(kernel: KeyedOptimizer, planned: Sequence[str]) -> None:
+    """Refuse tables of which a rank has no row at all, on all ranks alike.
+
+    fbgemm looks nothing up in a kernel without rows: that rank would fail, and the others wait.
+    """
+    rows: dict[int, int] = {}
+    for weight in kernel.params.values():
+        for shard in weight.metadata().shards_metadata:
+            rank = shard.placement.rank()
+            rows[rank] = rows.get(rank, 0) + shard.shard_sizes[0]
+    if without := [rank for rank, count in rows.items() if not count]:
+        served = len(rows) - len(without)
+        raise CapabilityError(
+            f"tiers: of {', '.join(planned)}, rank {without[0]} would have no row, and fbgemm "
+            f"cannot look up in none: row-wise, these tables have rows on {served} of {len(rows)} "
+            "ranks. Leave them out of the tier plan and shard them table_wise, or "
+            "give them more rows."
+        )
 
 
 def _arithmetic(kernel: KeyedOptimizer, tables: Sequence[str]) -> RowOptimizer:

@@ -6,19 +6,22 @@ into it, so from then on they are at home until the next batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import Tensor
-from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.torchrec import (
+    bounds_check_of,
     device_of,
     flush_kernels,
     optimizer_of,
@@ -31,8 +34,9 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.exchange import DeferredExchange
+from recd_plugins.tiers.home.bounds import rows_looked_up
 from recd_plugins.tiers.places import Nodes
-from recd_plugins.tiers.replicas import Replicas
+from recd_plugins.tiers.replicas import GroupReplicas, Replicas
 from recd_plugins.tiers.routed_batch import (
     GroupAnswer,
     GroupRequest,
@@ -40,14 +44,32 @@ from recd_plugins.tiers.routed_batch import (
     RoutedGroup,
     check_hot,
 )
-from recd_plugins.tiers.router import Segments
+from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
-from recd_plugins.tiers.update import Reduction, Update
+from recd_plugins.tiers.update import GradientDivision, Reduction, Update
 
 __all__ = ["CHUNK_ROWS", "FlushingOptimizer", "Tiers"]
 
 CHUNK_ROWS = 1 << 13
 """Rows under way at a time in an update: a few MB, at no loss of time."""
+
+
+@dataclass(frozen=True)
+class _GroupIds:
+    """Which of a batch's ids are those of one group of tables."""
+
+    replicas: GroupReplicas
+    start: int
+    first_feature: int
+    segments: Segments
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + sum(self.segments.lengths))
+
+    def route(self, ids: Tensor) -> RoutedIds:
+        """Where the rows of the group are, from the `ids` [N] of the batch."""
+        return self.replicas.router.route(ids[self.span], self.segments)
 
 
 class Tiers:
@@ -81,6 +103,7 @@ class Tiers:
         """The replicas that have the rows, or had them last."""
         self._expected: WeakSet[Update] = WeakSet()
         self._deferred: list[DeferredExchange] = []
+        self._warned = False
         self.alive = torch.empty(0, requires_grad=True)
         """Requires a gradient, though none comes: so backward gets to the tiers on every rank."""
         names = [feature.name for feature in self.features]
@@ -95,20 +118,30 @@ class Tiers:
         """
         hot = mark_of(features) == self._version
         features = self._by_table_feature(features)
-        lengths, ids = features.length_per_key(), features.values().to(torch.int64)
-        groups = []
-        first = start = 0
-        for one in self._routes.groups:
-            own = tuple(lengths[first : first + len(one.group.features)])
-            segments = Segments(own, one.group.table_of_feature)
-            group_ids = ids[start : start + sum(own)]
-            groups.append(
-                RoutedGroup.of(one, start, first, group_ids, segments, self.nodes, hot=hot)
+        lengths, given = features.length_per_key(), features.values()
+        ids = given.to(torch.int64)
+        parts = list(self._parts(lengths))
+        routed = [part.route(ids) for part in parts]
+        if any(found.outside for found in routed):
+            ids = self._looked_up(given, parts)
+            routed = [part.route(ids) for part in parts]
+        groups = [
+            RoutedGroup.of(
+                part.replicas,
+                part.start,
+                part.first_feature,
+                ids[part.span],
+                part.segments,
+                found,
+                self.nodes,
+                hot=hot,
             )
-            first, start = first + len(own), start + sum(own)
+            for part, found in zip(parts, routed, strict=True)
+        ]
         batch = RoutedBatch(
             replicas=self._routes,
             groups=groups,
+            given=given,
             ids=ids,
             lengths=features.lengths().view(len(self.features), -1),
             length_per_feature=lengths,
@@ -118,6 +151,47 @@ class Tiers:
         if hot:
             check_hot(batch, self.features)
         return batch
+
+    def _parts(self, lengths: Sequence[int]) -> Iterator[_GroupIds]:
+        """Where the ids of each group lie, of a batch with as many ids of each feature."""
+        first = start = 0
+        for one in self._routes.groups:
+            own = tuple(lengths[first : first + len(one.group.features)])
+            yield _GroupIds(one, start, first, Segments(own, one.group.table_of_feature))
+            first, start = first + len(own), start + sum(own)
+
+    def _looked_up(self, given: Tensor, parts: Sequence[_GroupIds]) -> Tensor:
+        """The ids [N] int64, those of no row replaced by the rows that TorchRec looks up."""
+        ids = given.to(torch.int64, copy=True)
+        bits, world_size = 8 * given.element_size(), self.nodes.world.size
+        for part in parts:
+            group, start = part.replicas.group, part.start
+            check = bounds_check_of(group.optimizer)
+            if check not in (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE):
+                continue  # TorchRec refuses such an id, or does not look
+            for feature, length, table in zip(
+                group.features, part.segments.lengths, part.segments.tables, strict=True
+            ):
+                own, num_rows = ids[start : start + length], group.num_rows[table]
+                rows = rows_looked_up(own, num_rows, world_size, bits=bits)
+                if check is BoundsCheckMode.WARNING and not self._warned:
+                    self._warn(feature, num_rows, own, rows)
+                own.copy_(rows)
+                start += length
+        return ids
+
+    def _warn(self, feature: TableFeature, num_rows: int, ids: Tensor, rows: Tensor) -> None:
+        """Warn once of an id of no row, as fbgemm does for its tables."""
+        changed = (ids != rows).nonzero()
+        if len(changed):
+            first = changed[0, 0]
+            warnings.warn(
+                f"table {feature.table!r} has {num_rows} rows, but feature {feature.feature!r} "
+                f"has the id {int(ids[first])}. Row {int(rows[first])} is looked up for it, as "
+                "TorchRec would. Map the ids into the table, or give it more rows.",
+                stacklevel=2,
+            )
+            self._warned = True
 
     def defer(self, exchange: DeferredExchange) -> None:
         """Have `advance_deferred` advance it until TorchRec sends its ids."""
@@ -141,8 +215,8 @@ class Tiers:
         self._hold(batch.replicas)
         for group, answer in zip(batch.groups, answers, strict=True):
             group.answer_node(answer, self.nodes)
-        scale = 1 / self.nodes.world.size if get_gradient_division() else 1.0
-        return Update(batch, Reduction(self.nodes, scale, self._chunk_rows, batch.hot))
+        division = GradientDivision.of_forward()
+        return Update(batch, Reduction(self.nodes, division, self._chunk_rows, batch.hot))
 
     def wait(self, home: LazyAwaitable[Any], update: Update) -> Any:
         """What TorchRec brings from home for a forward, whose backward will apply this update."""

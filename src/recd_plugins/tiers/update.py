@@ -16,6 +16,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
 
 from recd_plugins.compat.pytorch import at_end_of_backward
 from recd_plugins.errors import CapabilityError
@@ -24,7 +25,16 @@ from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, Touched
 
-__all__ = ["Chunks", "Entries", "HotGradients", "Reduction", "SideStream", "Update", "side_stream"]
+__all__ = [
+    "Chunks",
+    "Entries",
+    "GradientDivision",
+    "HotGradients",
+    "Reduction",
+    "SideStream",
+    "Update",
+    "side_stream",
+]
 
 COPIED_ROWS = 1 << 13
 """Gradients that are copied at a time."""
@@ -178,12 +188,33 @@ class Chunks:
 
 
 @dataclass(frozen=True)
+class GradientDivision:
+    """Whether gradients are divided by the world size, which `set_gradient_division` may change.
+
+    TorchRec's synchronous collectives read it in the forward, its others in backward.
+    """
+
+    in_forward: bool | None
+    """What the forward read, if its collectives are synchronous."""
+
+    @classmethod
+    def of_forward(cls) -> GradientDivision:
+        """To be made as a batch is computed."""
+        return cls(get_gradient_division() if get_use_sync_collectives() else None)
+
+    def scale(self, world_size: int) -> float:
+        """1 / world size, or 1; to be read in backward."""
+        divides = get_gradient_division() if self.in_forward is None else self.in_forward
+        return 1 / world_size if divides else 1.0
+
+
+@dataclass(frozen=True)
 class Reduction:
     """Sums gradients over ranks and updates replicas; every rank must run the same collectives."""
 
     nodes: Nodes
-    scale: float
-    """TorchRec's gradient division, which is made once: 1 / world size, or 1."""
+    division: GradientDivision
+    """TorchRec's, which is made once."""
     chunk_rows: int
     """Rows under way at a time, of all ranks of a node; bounds the memory of an update."""
     hot: bool = False
@@ -198,14 +229,14 @@ class Reduction:
         learning_rate: float,
     ) -> Collectives[None]:
         """Update rows that every rank has; `entries` are this rank's, by place."""
-        node = self.nodes.node
+        node, scale = self.nodes.node, self.division.scale(self.nodes.world.size)
         chunks = Chunks(touched, node.rank, max(1, self.chunk_rows // node.size))
 
         def chunk(number: int, part: Entries) -> Collectives[None]:
             rows = chunks.rows(number)
             summed = yield from self._in_node(chunks, number, part, touched)
             summed = yield from self._across(summed, touched.by_node[:, rows])
-            stepped = tier.share.update(rows, summed.mul_(self.scale), learning_rate)
+            stepped = tier.share.update(rows, summed.mul_(scale), learning_rate)
             if node.size > 1:
                 del summed
                 shares = [chunks.rows(number, share) for share in range(node.size)]
@@ -222,6 +253,7 @@ class Reduction:
         self, tier: PerNodeTier, entries: Entries, by_node: Tensor, learning_rate: float
     ) -> Collectives[None]:
         """Update this rank's share of rows that every node has; `entries` are its node's."""
+        scale = self.division.scale(self.nodes.world.size)
         union = by_node.any(0)
         rows = union.nonzero().squeeze(1)
         order = (union.cumsum(0, dtype=torch.int32) - 1)[entries.places]
@@ -233,7 +265,7 @@ class Reduction:
             own = rows[start : start + width]
             part = ranked.between(start, start + len(own), 0) if len(rows) > width else ranked
             summed = yield from self._across(part.summed(len(own)), by_node[:, own])
-            tier.share.update(own, summed.mul_(self.scale), learning_rate)
+            tier.share.update(own, summed.mul_(scale), learning_rate)
 
         yield from in_flight(map(chunk, range(0, len(rows), width)), IN_FLIGHT)
 
