@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-<<<<<<< HEAD
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-=======
 from tensordict import TensorDict
->>>>>>> f94ac08 (Tiers and unique samples take, refuse and order what TorchRec does: TensorDicts, ids of no row, keys that come twice, columns, checkpoints)
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import (
     LazyAwaitable,
     ParameterSharding,
@@ -29,12 +26,8 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-<<<<<<< HEAD
-from recd_plugins.compat.torchrec import bags_of, optimizer_of, sequences_of
-=======
-from recd_plugins.compat.torchrec import ShardedOrder, optimizer_of, sequences_of
+from recd_plugins.compat.torchrec import ShardedOrder, bags_of, optimizer_of, sequences_of
 from recd_plugins.embedding.input_check import InputCheck
->>>>>>> f94ac08 (Tiers and unique samples take, refuse and order what TorchRec does: TensorDicts, ids of no row, keys that come twice, columns, checkpoints)
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.bag_collection import TierEmbeddingBagCollection
@@ -87,16 +80,12 @@ class TierRowBagCollection(ShardedParts):
     ) -> None:
         """`options` are those of TorchRec's modules."""
         configs = module.embedding_bag_configs()
-<<<<<<< HEAD
-        tiers: dict[str, Any] = {"plan": plan, "nodes": nodes, "chunk_rows": chunk_rows}
-        travelling = [config for config in configs if is_coalesced(plan, config.name)]
-        rows = [
-=======
         fused, device = options.get("fused_params"), options.get("device")
         # Asked first, for on the meta device it has the shards placed there, as for TorchRec's own.
         order = ShardedOrder.of(module, parameters, env, fused, device)
-        parts = [
->>>>>>> f94ac08 (Tiers and unique samples take, refuse and order what TorchRec does: TensorDicts, ids of no row, keys that come twice, columns, checkpoints)
+        tiers: dict[str, Any] = {"plan": plan, "nodes": nodes, "chunk_rows": chunk_rows}
+        travelling = [config for config in configs if is_coalesced(plan, config.name)]
+        rows = [
             _RowsOfDimension(
                 sequences_of(module, tables),
                 means=[config.name for config in configs if config.pooling is PoolingType.MEAN],
@@ -134,8 +123,8 @@ class TierRowBagCollection(ShardedParts):
             order.tables,
             qcomm_codecs_registry=options.get("qcomm_codecs_registry"),
         )
-<<<<<<< HEAD
-        self._keys = [name for names in keys.values() for name in names.values()]
+        self._keys = order.columns
+        self._check = InputCheck(configs)
 
     @property
     def tiered(self) -> list[Tiers]:
@@ -144,11 +133,6 @@ class TierRowBagCollection(ShardedParts):
 
     def _attribute(self, part: Any) -> str:
         return self.TABLES_OF_PART if isinstance(part, _RowsOfDimension) else self.TABLES
-=======
-        names = _names(configs, [feature for part in parts for feature in part.tiers.features])
-        self._names = dict(sorted(names.items(), key=lambda one: order.columns.index(one[1])))
-        self._check = InputCheck(configs)
->>>>>>> f94ac08 (Tiers and unique samples take, refuse and order what TorchRec does: TensorDicts, ids of no row, keys that come twice, columns, checkpoints)
 
     def _inputs(
         self, ctx: PartsContext, features: KeyedJaggedTensor | TensorDict
@@ -172,20 +156,10 @@ def _by_dimension(configs: Sequence[EmbeddingBagConfig]) -> list[list[str]]:
     return list(tables.values())
 
 
-<<<<<<< HEAD
 def _keys(configs: Sequence[EmbeddingBagConfig]) -> list[dict[str, str]]:
     """For each table, the key of each of its features in what a collection of these yields."""
     return [
         dict(zip(config.feature_names, names, strict=True))
-=======
-def _names(
-    configs: Sequence[EmbeddingBagConfig], features: Sequence[TableFeature]
-) -> dict[TableFeature, str]:
-    """The key of each feature of each table."""
-    found = {(one.table, one.feature): one for one in features}
-    return {
-        found[config.name, feature]: name
->>>>>>> f94ac08 (Tiers and unique samples take, refuse and order what TorchRec does: TensorDicts, ids of no row, keys that come twice, columns, checkpoints)
         for config, names in zip(configs, get_embedding_names_by_table([*configs]), strict=True)
     ]
 
