@@ -202,3 +202,20 @@ def test_the_bytes_are_those_that_torchrec_hands_over(home: str, gloo_pool: Gloo
     assert U * mean("all_gather", "backward") == pytest.approx(expected.ar_global, rel=0.05)
     if home == "row_wise":
         assert expected.ar_global > 4 * expected.a2a_global
+
+
+def test_sums_of_a_collection_travel_in_one_shape() -> None:
+    """As many bags of each table as of the one with the most, which is why few hot tables help
+    none."""
+    hot = SequenceTable(name="hot", rows=zipf(1000, 1, 1.3), dim=16, bags=1, collection="bags")
+    cold = dataclasses.replace(hot, name="cold")
+    tables = {"hot": hot, "cold": cold}
+    sums = U * B * 16 * 4
+
+    def reduced(**replicated: int) -> float:
+        sizes = {name: TableSizes(replicated=rows) for name, rows in replicated.items()}
+        return float(Ledger.of(tables, sizes, PRICES).cost.ar_global)
+
+    share = travelling(hot.rows.part(100, 1000), 1)
+    assert reduced(hot=100, cold=0) == reduced() == 2 * sums
+    assert reduced(hot=900, cold=100) == pytest.approx(2 * share * sums)

@@ -30,6 +30,7 @@ from recd_plugins.api.planning import (
     TableSizes,
     marginal_ms,
     sharded_cost,
+    travelling_shares,
 )
 
 __all__ = ["LEVELS", "PlanSearch", "Way", "allowed_tiers"]
@@ -74,7 +75,9 @@ class PlanSearch:
         self.budget = budget
         self._tiers = allowed_tiers(prices, tiers)
         self._known = any(table.shards is not None for table in tables.values())
-        self._priced: dict[tuple[str, TableSizes, PlannedShards | None], TableLedger] = {}
+        self._priced: dict[
+            tuple[str, TableSizes, PlannedShards | None, float | None], TableLedger
+        ] = {}
         self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
         self._merged: dict[tuple[str, ...], MergedRows] = {}
         self._summed: dict[str, TableSizes] = {}
@@ -146,12 +149,13 @@ class PlanSearch:
         if left not in self._placed:
             self._placed[left] = self._shards_of(left)
         tables = {}
+        shares = travelling_shares(self.tables, every)
         for name, own in every.items():
             shards = self._placed[left].get(name, self.tables[name].shards)
-            key = name, own, shards
+            key = name, own, shards, shares.get(name)
             if key not in self._priced:
                 table = dataclasses.replace(self.tables[name], shards=shards)
-                self._priced[key] = TableLedger.of(table, own, self.prices)
+                self._priced[key] = TableLedger.of(table, own, self.prices, shares.get(name))
             tables[name] = self._priced[key]
         return Ledger(prices=self.prices, tables=tables)
 

@@ -17,7 +17,7 @@ from recd_plugins.planning.cost import (
 )
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
 from recd_plugins.planning.explain.words import aligned
-from recd_plugins.planning.ledger import Ledger, TableLedger
+from recd_plugins.planning.ledger import Ledger, TableLedger, travelling_shares
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.planner_bases import (
@@ -94,6 +94,7 @@ __all__ = [
     "sharded_cost",
     "state_bytes",
     "tier_plan",
+    "travelling_shares",
     "uniform",
     "zipf",
 ]

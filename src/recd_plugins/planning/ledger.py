@@ -21,6 +21,7 @@ __all__ = [
     "TableLedger",
     "TierName",
     "home_cost",
+    "travelling_shares",
 ]
 
 TierName = Literal["replicated", "per_node", "home"]
@@ -47,6 +48,8 @@ CALLS: Mapping[str, Mapping[str, int]] = {
 of sums are all-reduced."""
 ROUTING = 50
 """Tensor operations of a collection with any of these, to route ids and to merge rows."""
+POOLED: Mapping[str, int] = {"none": 19, "rank": 6, "node": 11}
+"""Tensor operations for each pooled table more, by how its ids are coalesced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,11 @@ class TableLedger:
     entries: Mapping[TierName, Entry]
 
     @classmethod
-    def of(cls, table: SequenceTable, sizes: TableSizes, prices: Prices) -> TableLedger:
+    def of(
+        cls, table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None = None
+    ) -> TableLedger:
+        """`share` is that of its bags whose sums travel, where there are sums; by default of those
+        that have a row without a replica."""
         rows, width = table.rows, table.width
         if sizes.as_torchrec and table.shards is not None:
             none = Entry(rows=0, share=0.0, cost=Cost())
@@ -92,7 +99,7 @@ class TableLedger:
                 per_node,
                 prices.per_node(per_node, width, sizes.coalesce, pooled).total(per_node.counts),
             ),
-            "home": (home, home_cost(table, sizes, home, prices)),
+            "home": (home, home_cost(table, sizes, home, prices, share)),
         }
         entries: dict[TierName, Entry] = {
             tier: Entry(
@@ -107,6 +114,13 @@ class TableLedger:
     @cached_property
     def cost(self) -> Cost:
         return sum((entry.cost for entry in self.entries.values()), Cost())
+
+    @property
+    def is_torchrecs(self) -> bool:
+        """Whether no tier and no coalescing is before it."""
+        sizes = self.sizes
+        plain = sizes.coalesce == "none" and not sizes.replicated and not sizes.per_node
+        return sizes.as_torchrec or plain
 
     @property
     def travels(self) -> bool:
@@ -138,11 +152,12 @@ class Ledger:
         prices: Prices,
     ) -> Ledger:
         """A table without sizes is plain row-wise."""
-        plain = TableSizes()
+        every = {name: sizes.get(name, TableSizes()) for name in tables}
+        shares = travelling_shares(tables, every)
         return cls(
             prices=prices,
             tables={
-                name: TableLedger.of(table, sizes.get(name, plain), prices)
+                name: TableLedger.of(table, every[name], prices, shares.get(name))
                 for name, table in tables.items()
             },
         )
@@ -218,7 +233,11 @@ class Ledger:
             has = {"replicated": sizes.replicated, "per_node": sizes.per_node, sizes.coalesce: 1}
             parts |= {(part, *alike) for part, there in has.items() if there}
         operations = sum(OPERATIONS[part] for part, _, _ in parts)
-        return operations + ROUTING if operations else 0
+        if not operations:
+            return 0
+        pooled = (one for one in self.tables.values() if one.table.bags)
+        operations += sum(POOLED[one.sizes.coalesce] for one in pooled if not one.is_torchrecs)
+        return operations + ROUTING
 
     @cached_property
     def ms_by_collective(self) -> dict[str, float]:
@@ -239,23 +258,55 @@ class Ledger:
         )
 
 
+def travelling_shares(
+    tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]
+) -> dict[str, float]:
+    """By table, the share of its bags whose sums travel, where replicas are in front of sums.
+
+    A collection's tables travel in one shape, as many bags of each as of the one with the most; of
+    tables without replicas that is all.
+    """
+    summed: dict[str, list[str]] = {}
+    for name, table in tables.items():
+        if table.bags and sizes[name].coalesce == "none":
+            summed.setdefault(table.collection, []).append(name)
+    found: dict[str, float] = {}
+    for names in summed.values():
+        taken = {name: sizes[name].replicated + sizes[name].per_node for name in names}
+        if any(taken.values()):
+            each = [
+                travelling(tables[name].rows.part(taken[name], tables[name].rows.num_rows), bags)
+                if taken[name] and (bags := tables[name].bags)
+                else 1.0
+                for name in names
+            ]
+            found |= dict.fromkeys(names, max(each))
+    return found
+
+
 def home_cost(
-    table: SequenceTable, sizes: TableSizes, rows: RowDistribution, prices: Prices
+    table: SequenceTable,
+    sizes: TableSizes,
+    rows: RowDistribution,
+    prices: Prices,
+    share: float | None = None,
 ) -> Cost:
-    """What the rows of a table cost that have no replica."""
+    """What the rows of a table cost that have no replica; `share` as in `TableLedger.of`."""
     if not table.bags:
         return prices.row_wise(rows, table.width, sizes.coalesce).total(rows.counts)
     if sizes.coalesce != "none":
         cost = prices.row_wise(rows, table.width, sizes.coalesce, pooled=1).total(rows.counts)
         return cost + _summed(table, prices)
-    whole = not sizes.replicated and not sizes.per_node
+    if share is None:
+        whole = not sizes.replicated and not sizes.per_node
+        share = 1.0 if whole else travelling(rows, table.bags)
     return row_wise_bags(
         prices,
         rows,
         bags=table.bags,
         dim=table.dim,
         width=table.width,
-        share=1.0 if whole else travelling(rows, table.bags),
+        share=share,
     )
 
 
