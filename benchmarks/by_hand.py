@@ -76,7 +76,7 @@ def main(registry: str, result: str) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(settings.seed)
     model = stack.model()
-    plan = stack.plan(model)
+    plan = stack.plan(model, sharders=stack.default_sharders())
     model = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     lr = settings.optimizer.dense_lr

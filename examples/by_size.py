@@ -1,7 +1,5 @@
 """A sharding of one's own, in one file: large tables row-wise, each small one on one rank."""
 
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
     construct_module_sharding_plan,
     row_wise,
@@ -10,7 +8,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.api import Config, ShardingRecord, hookimpl
-from recd_plugins.api.planning import Proposes
+from recd_plugins.api.planning import Proposes, sharded_modules
 
 LARGE = 10_000
 """Rows of a table that is worth an exchange with every rank."""
@@ -26,9 +24,7 @@ class BySize(Proposes):
     def propose(self, model, topology, world_size):
         modules = {
             path: (module, sharder)
-            for path, module in model.named_modules()
-            for sharder in self.sharders()
-            if isinstance(module, sharder.module_type)
+            for path, module, sharder in sharded_modules(model, self.sharders())
         }
         tables = {
             (path, name.split(".")[1]): weight
@@ -60,8 +56,7 @@ class BySize(Proposes):
         return ShardingPlan(plan=plans)
 
     def sharders(self):
-        kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
-        return [kind(fused_params=dict(self.context.fused)) for kind in kinds]
+        return self.context.sharders()
 
     def explain(self):
         return self.explanation

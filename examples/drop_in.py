@@ -9,11 +9,13 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recd_plugins as rp  #
 
@@ -43,6 +45,7 @@ tables = [
     for name, rows in names.items()
 ]
 ebc = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+apply_optimizer_in_backward(RowWiseAdagrad, ebc.parameters(), {"lr": 0.05})
 model = MyModel(DLRM(ebc, len(stack.schema.dense), [32, 16], [32, 1]))
 model = stack.adapt(model)  #
 plan = stack.plan(model)  #

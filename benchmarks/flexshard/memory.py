@@ -17,7 +17,7 @@ from recd_plugins.tiers.places import Layout, Nodes
 from recd_plugins.tiers.replicas import ReplicatedTier, TierRows
 from recd_plugins.tiers.routed_batch import exchange_touched
 from recd_plugins.tiers.router import Router
-from recd_plugins.tiers.tables import RowOptimizer
+from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.tiers.tiers import CHUNK_ROWS
 from recd_plugins.tiers.update import Entries, GradientDivision, Reduction
 from recd_plugins.trainer.measure.peak_memory import PeakMemory
@@ -65,20 +65,21 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     assert world is not None
     nodes = Nodes(world, ranks_per_node)
     layout = Layout(num_rows, ranks_per_node)
-    home = HomeTable(0, torch.zeros(0, dim), torch.zeros(0, 1))
+    home = HomeTable(0, torch.zeros(0, dim), (torch.zeros(0, 1),))
     gradients = torch.ones(num_rows, dim)
     dist.barrier()
     give_back()
     memory = PeakMemory(torch.device("cpu"))
     rows = torch.arange(num_rows)
     kept = Router([num_rows], [rows], [rows[:0]])
-    optimizer = RowOptimizer("rowwise_adagrad", 1e-8)
-    replica = ReplicatedTier([TierRows(home, rows)], home.rows, optimizer, layout, nodes)
+    optimizer = RowOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
+    width = optimizer.state_width(dim)
+    replica = ReplicatedTier([TierRows(home, rows)], home.rows, width, layout, nodes)
     mine = torch.ones(ranks_per_node, layout.share_rows, dtype=torch.bool)
     touched = CollectiveSequence(exchange_touched(mine, nodes)).finish()
     entries = Entries(layout.place(rows), gradients)
     reduction = Reduction(nodes, GradientDivision.of_forward(), chunk_rows)
-    CollectiveSequence(reduction.replicated(replica, entries, touched, 0.1)).finish()
+    CollectiveSequence(reduction.replicated(replica, entries, touched, optimizer)).finish()
     peak = memory.above()
     del kept
     return peak / (num_rows * dim * 4)

@@ -90,11 +90,9 @@ def _pipeline(workload: Workload, side: Side, cluster: Cluster) -> Any:
     torch.manual_seed(0)
     model = Sequences(workload)
     plan = side.plan(workload, cluster)
-    sharders: list[ModuleSharder[nn.Module]] = (
-        [EmbeddingCollectionSharder(fused_params=fused)]
-        if plan is None
-        else tier_sharders(OnNodes(plan), fused)
-    )
+    sharders: list[ModuleSharder[nn.Module]] = [EmbeddingCollectionSharder(fused_params=fused)]
+    if plan is not None:
+        sharders = tier_sharders(OnNodes(plan), sharders)
     placed = construct_module_sharding_plan(
         model.sequences,
         {TABLE: row_wise(compute_kernel="fused")},

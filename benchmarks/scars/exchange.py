@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
@@ -66,7 +67,7 @@ def exchanged(lookups: TableLookups, dim: int, batch_size: int, steps: int, cach
     )
     model = ExchangedSequences(lookups, dim)
     fused = OptimizerSettings(tables="sgd").fused_params()
-    sharders = tier_sharders(TierCluster(plan), fused)
+    sharders = tier_sharders(TierCluster(plan), [EmbeddingCollectionSharder(fused_params=fused)])
     placed = construct_module_sharding_plan(
         model.sequences,
         {name: row_wise(compute_kernel="fused") for name in lookups.rows},

@@ -175,13 +175,14 @@ def train(
         n_nodes=1,
         ranks_per_node=1,
     )
-    sharders = tier_sharders(TierCluster(plan), optimizer.fused_params())
+    arranged = BySharding("row_wise")(model, optimizer)
+    sharders = tier_sharders(TierCluster(plan), arranged.sharders)
     if folder is not None:
         sharders = mapped(sharders, folder)
     sharded = DistributedModelParallel(
         model,
         device=torch.device("cpu"),
-        plan=BySharding("row_wise")(model, optimizer).plan,
+        plan=arranged.plan,
         sharders=sharders,
     )
     initialise_tables(sharded, initialisers, 0)

@@ -93,7 +93,7 @@ def trained(clicks: Clicks, side: ScarsSide, batch_size: int, steps: int) -> Ste
     plan = side.plan(clicks)
     sharders = arranged.sharders
     if not side.plain:
-        sharders = tier_sharders(TierCluster(plan), optimizer.fused_params())
+        sharders = tier_sharders(TierCluster(plan), sharders)
     sharded = DistributedModelParallel(
         arranged.model, device=CPU, plan=arranged.plan, sharders=sharders
     )

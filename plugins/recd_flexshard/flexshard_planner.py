@@ -92,7 +92,7 @@ class FlexShardPlanner(TierPlanner):
             config.prices,
             cluster=Cluster.of(topology, world_size),
             batch_size=self.context.batch_size,
-            k=config.k or usual or replica_factor(tables.values(), self.context.fused),
+            k=config.k or usual or replica_factor(tables.values(), self.fused),
         )
         considered: Mapping[str, Sequence[Considered]] = {}
         own: Ledger | None = None

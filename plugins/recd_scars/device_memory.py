@@ -36,21 +36,22 @@ class DeviceMemory:
         *,
         device: Literal["cpu", "cuda"],
         memory_gb: float | None,
-        fused: Mapping[str, Any] | None,
+        fused: Mapping[str, Mapping[str, Any]] | None,
         hosted: Collection[str] = (),
     ) -> DeviceMemory:
-        """A rank's memory, less its share of all tables with the states of their optimizer (none
-        where tables are not in memory; of those that are `hosted`, what is on the device all the
-        same), and less the dense parameters with their gradients and Adam's two moments."""
+        """A rank's memory, less its share of all tables with the states of their optimizer, by the
+        `fused` params of each (none where tables are not in memory; of those that are `hosted`,
+        what is on the device all the same), and less the dense parameters with their gradients and
+        Adam's two moments."""
         gigabytes, whose = _memory(topology, topology.device or device, memory_gb)
         tables = list(model_tables(model).values())
         share = 0.0
         if fused is not None:
-            states = row_wise_state(fused)
             for one in tables:
-                width = one.dim * one.element_bytes + state_bytes(fused, one.dim)
+                own = fused.get(one.name, {})
+                width = one.dim * one.element_bytes + state_bytes(own, one.dim)
                 if one.name in hosted:
-                    width = state_bytes(fused, one.dim) if states else 0
+                    width = state_bytes(own, one.dim) if row_wise_state(own) else 0
                 share += one.num_rows * width / world_size
         embedded = sum(one.num_rows * one.dim for one in tables)
         dense = 4 * DENSE_COPIES * (sum(p.numel() for p in model.parameters()) - embedded)

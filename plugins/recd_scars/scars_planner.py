@@ -160,7 +160,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             world_size,
             device=self.context.device,
             memory_gb=self._config.memory_gb,
-            fused=None if self._config.home == "mapped" else self.context.fused,
+            fused=None if self._config.home == "mapped" else self.fused,
             hosted=tables if self._config.home == "host" else (),
         )
         chosen = self._sized(tables, self._on, self._memory)
@@ -171,7 +171,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             self.found,
             capacity=self._memory.capacity,
             sample_bytes=self._sample(MergedRows.of(tables))[0],
-            fused=self.context.fused,
+            fused=self.fused,
             algorithm=self._config.cache_algorithm or "lru",
             host_memory_gb=topology.host_memory_gb,
         )
@@ -206,7 +206,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     ) -> ChosenSizes:
         """How many rows of each are cached, and why."""
         config, context = self._config, self.context
-        k = replica_factor(tables.values(), context.fused)
+        k = replica_factor(tables.values(), self.fused)
         prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k)
         merged = MergedRows.of(tables)
         reasons = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}"]

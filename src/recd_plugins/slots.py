@@ -9,7 +9,7 @@ A protocol says what each record builds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import (
@@ -31,6 +31,7 @@ from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError, nearest
 from recd_plugins.planning.planner_bases import HoldsRowWise, Tiered
+from recd_plugins.planning.sharders import default_sharders, fused_by_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -226,7 +227,11 @@ class Planner(Protocol):
         """
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's, or subclasses, with the context's `fused`; each rank asks after `plan`."""
+        """The trainer's own, `context.sharders()`, those wrapped whose modules the plan changes.
+
+        Each rank asks after `plan`. A sharder that is none of the trainer's must have its
+        `fused_params`: these say how tables are trained.
+        """
 
     def explain(self) -> str:
         """Why the last plan is what it is, in words; asked on rank 0."""
@@ -345,7 +350,10 @@ class Context:
     batch_size: int = 512
     """Samples per rank and step."""
     fused: Mapping[str, Any] = field(default_factory=dict)
-    """The tables' fused optimizer, as TorchRec's `fused_params`."""
+    """The optimizer of registry.yaml's tables (`train.optimizer`), as TorchRec's `fused_params`.
+    A trainer of one's own may have another one: ask `sharders` and `fused_by_table`."""
+    own_sharders: Callable[[], Sequence[ModuleSharder[nn.Module]]] | None = None
+    """The sharders that a trainer gave to `stack.plan`; there for `sharding` and `cache`."""
     schema: Schema | None = None
     """The batches' schema; there from the `model` slot on. For `dedup`, which comes before
     `preprocess`, that of the tables."""
@@ -371,6 +379,20 @@ class Context:
     `cache`."""
     name: str = ""
     """The record's name, for the same messages."""
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """The trainer's own sharders; TorchRec's default ones, with `fused`, where there are none.
+
+        A trainer gives its own when it asks for a plan, so a planner asks here when it plans.
+        """
+        if self.own_sharders is not None:
+            return list(self.own_sharders())
+        return default_sharders(self.fused)
+
+    def fused_by_table(self, model: nn.Module) -> dict[str, dict[str, Any]]:
+        """The fused params of each of the model's tables, by `apply_optimizer_in_backward` and by
+        the trainer's sharders."""
+        return fused_by_table(model, self.sharders())
 
     def require_schema(self) -> Schema:
         """The schema; a `PluginError` where it is not known yet."""

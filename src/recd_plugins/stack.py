@@ -38,6 +38,7 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
+from recd_plugins.planning.sharders import check_said, completed, default_sharders
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
@@ -96,6 +97,8 @@ class Stack:
         self.registry = registry
         self._tables: Tables | None = None
         self._planner: Planner | None = None
+        self._sharders: list[ModuleSharder[nn.Module]] | None = None
+        """The trainer's own, once it has given them."""
         self._adapted = ""
         self._looked_at: tuple[KeyedJaggedTensor, ...] = ()
         """The features of some of the trainer's own batches."""
@@ -325,6 +328,7 @@ class Stack:
         batches: Iterable[Any] | None = None,
         features: FeaturesOf | None = None,
         profile: Profile | Path | str | None = None,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
     ) -> ShardingPlan:
         """An ordinary TorchRec plan; every rank of the group must call it.
 
@@ -332,6 +336,11 @@ class Stack:
         the same (`Look`), and their batch size is the trainer's. `features` gives a batch's
         KeyedJaggedTensor, where a batch holds more than one, or hides it. A `profile`, or the path
         of a saved one, stands for them. Without both the registry's dataset is counted.
+
+        `sharders` are the trainer's own, as it would hand them to DistributedModelParallel. Kinds,
+        kernels and the tables' optimizer are theirs, but for tables with
+        `apply_optimizer_in_backward`. By default they are TorchRec's default sharders, by which
+        tables train as `train.optimizer` says, if registry.yaml has it.
         """
         import torch.distributed as dist
 
@@ -341,6 +350,9 @@ class Stack:
                 "stack.plan needs a process group: call torch.distributed.init_process_group "
                 "first, or pass one."
             )
+        if sharders is not None:
+            self._sharders = list(sharders)
+        check_said(model, self._trainers(), self._said_of_tables, self.registry.train.optimizer)
         with ExitStack() as looking:
             if batches is None and profile is None and "dataset" in self.registry.choices:
                 self._known = self._read_by_registry(group.rank(), group.size())
@@ -374,6 +386,8 @@ class Stack:
                 "alone: it has no `propose` of recd_plugins.api.planning.Proposes, which it must "
                 "inherit for this. Train with it, and see what stack.explain() says."
             )
+        if self._sharders is None:  # the ranks that need not be there are those of `recd train`
+            self._sharders = self.default_sharders()
         planner.propose(model, topology or self.registry.topology, world_size)
         self._planned = True
         return planner
@@ -390,10 +404,19 @@ class Stack:
             )
         return planner
 
-    def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The sharders of the plan; they carry the tables' fused optimizer."""
+    def sharders(
+        self, mine: Sequence[ModuleSharder[Any]] | None = None
+    ) -> list[ModuleSharder[nn.Module]]:
+        """The trainer's sharders for DistributedModelParallel, those wrapped whose modules the
+        plan changes.
+
+        `mine` are those that `plan` was given, if they are not named again.
+        """
+        if mine is not None:
+            self._sharders = list(mine)
         planner = self.planner()
-        sharders = planner.sharders()
+        who = f"{self._planning.where}: {type(planner).__name__}"
+        sharders = completed(planner.sharders(), self._trainers(), who)
         if isinstance(planner, Tiered) and not self._planned:
             self._warn(
                 self._unused(
@@ -416,6 +439,11 @@ class Stack:
 
         return with_dedup(sharders)
 
+    def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by
+        default: those of `recd train`."""
+        return default_sharders(self.registry.train.optimizer.fused_params())
+
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
         converter = self._converter
@@ -425,7 +453,12 @@ class Stack:
 
     @cached_property
     def _contexts(self) -> Contexts:
-        return Contexts(registry=self.registry, device=self.device, known=lambda: self._known)
+        return Contexts(
+            registry=self.registry,
+            device=self.device,
+            sharders=self._trainers,
+            known=lambda: self._known,
+        )
 
     def _read_by_registry(self, rank: int, world_size: int) -> dict[str, Any]:
         has = "dataset" in self.registry.choices
@@ -513,6 +546,19 @@ class Stack:
                         f"this trainer asks for none: it never calls {asking}",
                         f"Call it, or take `{slot}` out of registry.yaml.",
                     )
+
+    def _trainers(self) -> list[ModuleSharder[nn.Module]]:
+        """The trainer's own sharders, or what TorchRec would take where it names none."""
+        if self._sharders is None:
+            said = self._said_of_tables
+            self._sharders = self.default_sharders() if said else default_sharders()
+        return self._sharders
+
+    @property
+    def _said_of_tables(self) -> Sequence[str]:
+        """The options of `train.optimizer` that registry.yaml has for tables."""
+        settings = (self.registry.source.values.get("train") or {}).get("optimizer") or {}
+        return [name for name in settings if name.startswith("tables")]
 
     @property
     def _planning(self) -> Choice:

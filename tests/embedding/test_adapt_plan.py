@@ -13,13 +13,14 @@ from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection
 from recd_plugins.embedding.sharded import DedupSharder, with_dedup
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
+from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 
 
 def planner(**options: Any) -> TorchRecPlanner:
     config = TorchRecPlannerConfig(search="greedy", **options)
-    return TorchRecPlanner(config, device="cpu", batch_size=100, fused={})
+    return TorchRecPlanner(config, device="cpu", batch_size=100, sharders=default_sharders)
 
 
 @pytest.mark.parametrize("constraints", [{}, {"*": TableConstraint(sharding_types=("row_wise",))}])
@@ -67,9 +68,10 @@ def test_a_refusal_counts_the_adapted_tables() -> None:
 def test_sharders_are_wrapped_once() -> None:
     inner = planner().sharders()
     every = with_dedup(with_dedup(inner))
-    assert every[:2] == inner
-    assert [type(sharder) for sharder in every[2:]] == [DedupSharder, DedupSharder]
-    bags = every[2]
+    assert every[: len(inner)] == inner
+    added = every[len(inner) :]
+    assert [type(sharder) for sharder in added] == [DedupSharder, DedupSharder]
+    bags = added[0]
     assert bags.module_type is DedupEmbeddingBagCollection
     assert bags.fused_params == inner[0].fused_params
     assert bags.sharding_types("cpu") == inner[0].sharding_types("cpu")

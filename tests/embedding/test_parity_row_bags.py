@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from mixed import BAGS, ROWS, Mixed, Sharded, batch_of, deduplicated
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
@@ -15,7 +14,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_parity, reference_of, train_on
-from recd_plugins.tiers.sharder import TierCluster, TierEmbeddingBagCollectionSharder
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,8 @@ class Coalesced:
             for name in BAGS
         }
         plan = TierPlan(tables=tables, n_nodes=self.n_nodes, ranks_per_node=2 // self.n_nodes)
-        coalesced = TierEmbeddingBagCollectionSharder(TierCluster(plan), optimizer.fused_params())
         plain = [one for one in arranged.sharders if one.module_type.__name__[:5] != "Dedup"]
-        sharders = [
-            coalesced if one.module_type is EmbeddingBagCollection else one for one in plain
-        ]
-        return arranged._replace(sharders=with_dedup(sharders))
+        return arranged._replace(sharders=with_dedup(tier_sharders(TierCluster(plan), plain)))
 
 
 @pytest.mark.parametrize(("n_nodes", "tables"), [(1, "sgd"), (2, "rowwise_adagrad")])

@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from stack_plugin import SCHEMA
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
 
 import recd_plugins as rp
 from recd_plugins.data.schema import Schema
@@ -351,15 +353,36 @@ def test_a_plan_needs_a_process_group(registry: dict[str, Any]) -> None:
 def test_sharders_carry_the_fused_optimizer_each_its_own(registry: dict[str, Any]) -> None:
     registry["train"]["optimizer"] = {"tables": "sgd", "tables_lr": 0.25}
     sharders = rp.load(registry).sharders()
-    params = [sharder.fused_params for sharder in sharders]
-    assert [type(sharder).__name__ for sharder in sharders] == [
-        "EmbeddingBagCollectionSharder",
-        "EmbeddingCollectionSharder",
-    ]
-    for param in params:
+    assert [type(one) for one in sharders] == [type(one) for one in get_default_sharders()]
+    params = {
+        type(one).__name__: one.fused_params
+        for one in sharders
+        if "Quant" not in type(one).__name__
+    }
+    fused = params.pop("FusedEmbeddingBagCollectionSharder")  # the module has its optimizer itself
+    assert not fused
+    assert {name.removesuffix("CollectionSharder") for name in params} == {
+        "EmbeddingBag",
+        "Embedding",
+        "FeatureProcessedEmbeddingBag",
+        "ManagedCollisionEmbedding",
+        "ManagedCollisionEmbeddingBag",
+    }
+    for param in params.values():
         assert param["learning_rate"] == 0.25
         assert param["optimizer"].value == "exact_sgd"
-    assert params[0] is not params[1]
+    assert len({id(param) for param in params.values()}) == len(params)
+
+
+def test_tables_train_as_torchrec_has_it_where_nobody_says_otherwise(
+    registry: dict[str, Any],
+) -> None:
+    for one in rp.load(registry).sharders():
+        assert not getattr(one, "fused_params", None)
+    mine = [EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.2})]
+    stack = rp.load(registry)
+    assert stack.sharders(mine) == mine
+    assert stack.sharders() == mine
 
 
 def test_a_mistake_in_a_mapping_is_reported_by_its_place(registry: dict[str, Any]) -> None:

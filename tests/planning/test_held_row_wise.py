@@ -8,6 +8,7 @@ from torchrec.distributed.types import CacheAlgorithm, CacheParams
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.planner_bases import HoldsRowWise
+from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.testing.probe import Probe
@@ -15,7 +16,7 @@ from recd_plugins.testing.probe import Probe
 
 def planner(**constraints: TableConstraint) -> TorchRecPlanner:
     config = TorchRecPlannerConfig(search="greedy", constraints=constraints)
-    return TorchRecPlanner(config, device="cpu", batch_size=16, fused={})
+    return TorchRecPlanner(config, device="cpu", batch_size=16, sharders=default_sharders)
 
 
 def test_bags_too_which_torchrec_does_not_offer_on_the_cpu() -> None:

@@ -20,6 +20,7 @@ from recd_plugins.config import parse
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.planning.constraints import ComputeKernel, ShardingKind
+from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
@@ -35,7 +36,7 @@ def planner(batch_size: int = 64, **options: Any) -> TorchRecPlanner:
         parse(TorchRecPlannerConfig, {"search": "greedy", **options}, "sharding"),
         device="cpu",
         batch_size=batch_size,
-        fused=OptimizerSettings().fused_params(),
+        sharders=lambda: default_sharders(OptimizerSettings().fused_params()),
     )
 
 

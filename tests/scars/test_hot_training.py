@@ -85,7 +85,7 @@ def build(
     model: nn.Module = Model() if wrap is None else wrap(Model())
     initialisers = table_initialisers(model)
     arranged = BySharding("row_wise")(model, optimizer)
-    tiers = cluster and tier_sharders(cluster, optimizer.fused_params())
+    tiers = cluster and tier_sharders(cluster, arranged.sharders)
     sharded = DistributedModelParallel(
         model, device=torch.device("cpu"), plan=arranged.plan, sharders=tiers or arranged.sharders
     )

@@ -26,7 +26,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
 from recd_plugins.testing.arrange import Arranged, BySharding
@@ -77,7 +77,7 @@ def batches(steps: int = 20, batch_size: int = 64, seed: int = 0) -> Iterator[Ba
 def planner(optimizer: OptimizerSettings | None = None, **options: Any) -> ScarsPlanner:
     fused = (optimizer or OptimizerSettings(tables="rowwise_adagrad")).fused_params()
     config = parse(TorchRecPlannerConfig, {"search": "greedy"}, "sharding")
-    others = TorchRecPlanner(config, device="cpu", batch_size=64, fused=fused)
+    others = build_torchrec_planner(config, Context(batch_size=64, fused=fused))
     context = Context(batch_size=64, fused=fused, batches=batches, others=others)
     options = {name: value for name, value in (CACHE | options).items() if name != "use"}
     return build_scars(parse(ScarsConfig, options, "cache"), context)

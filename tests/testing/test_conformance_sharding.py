@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 from recd_plugins.slots import (
@@ -48,12 +50,13 @@ class Hasty(TorchRecPlanner):
     """Trains its tables at twice the rate."""
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        self._fused = {**self._fused, "learning_rate": 2 * self._fused["learning_rate"]}
-        return super().sharders()
+        first: Any = super().sharders()[0]
+        rate = first.fused_params["learning_rate"]
+        return default_sharders({**first.fused_params, "learning_rate": 2 * rate})
 
 
 def build_planner(kind: type[TorchRecPlanner], context: Context) -> TorchRecPlanner:
-    return kind(TorchRecPlannerConfig(), device="cpu", batch_size=16, fused=context.fused)
+    return kind(TorchRecPlannerConfig(), device="cpu", batch_size=16, sharders=context.sharders)
 
 
 def build_forgetful(config: Rate, context: Context) -> TorchRecPlanner:

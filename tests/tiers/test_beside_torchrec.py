@@ -39,7 +39,7 @@ class Beside:
         if self.drawn is not None:
             plan = tier_plan(self.drawn, n_nodes=2)
             plan = dataclasses.replace(plan, tables={"songs": plan.tables["songs"]})
-            sharders = tier_sharders(TierCluster(plan), optimizer.fused_params())
+            sharders = tier_sharders(TierCluster(plan), sharders)
         return Arranged(model, self._plan(model, sharders), sharders)
 
     def _plan(self, model: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:

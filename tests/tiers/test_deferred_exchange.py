@@ -36,8 +36,7 @@ class Mixed:
         artists = dataclasses.replace(plan.tables["artists"], coalesce="rank")
         plan = dataclasses.replace(plan, tables={**plan.tables, "artists": artists})
         arranged = BySharding("row_wise")(model, optimizer)
-        sharders = tier_sharders(TierCluster(plan), optimizer.fused_params())
-        return Arranged(model, arranged.plan, sharders)
+        return arranged._replace(sharders=tier_sharders(TierCluster(plan), arranged.sharders))
 
 
 def tables(arrange: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:

@@ -26,7 +26,8 @@ from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, train_on
 from recd_plugins.tiers.replicas import Share
-from recd_plugins.tiers.tables import OptimizerKind, RowOptimizer, check_rounding
+from recd_plugins.tiers.row_optimizer import OptimizerKind, RowOptimizer
+from recd_plugins.tiers.tables import check_rounding
 
 UNIT = 2.0**-11
 """Of the last place of an FP16 number from ½ to 1: all weights are below 1."""
@@ -84,12 +85,13 @@ def test_fp16_rows_are_stepped_bit_by_bit_as_fbgemm_does(kind: OptimizerKind) ->
     )
     (rows,) = kernel.split_embedding_weights()
     rows.copy_(torch.rand(50, 8, generator=draw) - 0.5)
-    share = Share(rows.clone(), RowOptimizer(kind, eps=1e-4))
+    optimizer = RowOptimizer(kind=kind, learning_rate=0.1, eps=1e-4)
+    share = Share(rows.clone(), optimizer.state_width(8))
     every = torch.arange(50)
     for _ in range(5):
         gradients = torch.randn(50, 8, generator=draw)
         kernel(every, torch.arange(51)).backward(gradients)
-        share.update(every, gradients, 0.1)
+        share.update(every, gradients, optimizer)
     assert torch.equal(share.rows, rows)
 
 
@@ -99,8 +101,9 @@ def test_rows_are_rounded_and_their_state_is_not(kind: OptimizerKind, dtype: tor
     draw = torch.Generator().manual_seed(1)
     before = torch.rand(5, 8, generator=draw).to(dtype)
     gradients = torch.randn(3, 8, generator=draw)
-    share, which = Share(before.clone(), RowOptimizer(kind, eps=1e-4)), torch.tensor([4, 0, 2])
-    share.update(which, gradients, 0.1)
+    optimizer = RowOptimizer(kind=kind, learning_rate=0.1, eps=1e-4)
+    share, which = Share(before.clone(), optimizer.state_width(8)), torch.tensor([4, 0, 2])
+    share.update(which, gradients, optimizer)
     squares = gradients.square()
     if kind == "rowwise_adagrad":
         squares = squares.mean(1, keepdim=True)

@@ -49,7 +49,7 @@ class Uneven:
         if self.named:
             tables["artists"] = dataclasses.replace(artists, coalesce="rank")
         cluster = TierCluster(dataclasses.replace(plan, tables=tables))
-        return Arranged(model, arranged.plan, tier_sharders(cluster, optimizer.fused_params()))
+        return arranged._replace(sharders=tier_sharders(cluster, arranged.sharders))
 
 
 def train_parted(make: Callable[[], nn.Module], arrange: Arrangement) -> None:

@@ -78,8 +78,7 @@ class Coalesced:
             n_nodes=1,
             ranks_per_node=dist.get_world_size(),
         )
-        sharders = tier_sharders(TierCluster(plan), optimizer.fused_params())
-        return Arranged(model, arranged.plan, sharders)
+        return arranged._replace(sharders=tier_sharders(TierCluster(plan), arranged.sharders))
 
 
 def shard(model: nn.Module, arrange: Arrangement) -> DistributedModelParallel:

@@ -170,7 +170,7 @@ class ByTiers:
         arranged = BySharding("row_wise")(model, optimizer)
         plan = tier_plan(self, world_size // self.ranks_per_node)
         cluster = TierCluster(plan, chunk_rows=self.chunk_rows)
-        return Arranged(model, arranged.plan, tier_sharders(cluster, optimizer.fused_params()))
+        return arranged._replace(sharders=tier_sharders(cluster, arranged.sharders))
 
 
 def sharded(

@@ -43,11 +43,12 @@ class Served:
         *,
         capacity: float,
         sample_bytes: float,
-        fused: Mapping[str, Any],
+        fused: Mapping[str, Mapping[str, Any]],
         algorithm: CacheAlgorithm,
         host_memory_gb: float | None,
     ) -> Served:
-        """The choice for a device with so many bytes for replicas, a batch and tables."""
+        """The choice for a device with so many bytes for replicas, a batch and tables, whose
+        optimizers are said by the `fused` params of each."""
         prices = ledger.prices
         tables = {name: one.table for name, one in ledger.tables.items()}
         sizes = {name: one.sizes for name, one in ledger.tables.items()}
@@ -82,7 +83,7 @@ def _host_tables(
     *,
     world_size: int,
     batch_size: int,
-    fused: Mapping[str, Any],
+    fused: Mapping[str, Mapping[str, Any]],
     algorithm: CacheAlgorithm,
 ) -> list[HostTable]:
     """The tables row-wise over so many ranks, with `world_size * batch_size` samples in a step."""
@@ -103,7 +104,7 @@ def _host_tables(
                     dim=table.dim,
                     widest=_widest(found, name, coalesced=sizes[name].coalesce != "none"),
                     element_bytes=table.element_bytes,
-                    fused=fused,
+                    fused=fused[name],
                     algorithm=algorithm,
                 ),
                 curve=hit_curve(shards, algorithm),

@@ -30,6 +30,7 @@ from recd_plugins.planning.planner_bases import (
     from_rank_0,
 )
 from recd_plugins.planning.sharded_cost import sharded_cost
+from recd_plugins.planning.sharders import default_sharders, fused_by_table, sharded_modules
 from recd_plugins.planning.table_sizes import (
     AS_TORCHREC,
     MergedRows,
@@ -82,8 +83,10 @@ __all__ = [
     "aligned",
     "appears",
     "build_torchrec_planner",
+    "default_sharders",
     "exponential",
     "from_rank_0",
+    "fused_by_table",
     "half_normal",
     "marginal_ms",
     "model_tables",
@@ -92,6 +95,7 @@ __all__ = [
     "profile_tracker",
     "replica_factor",
     "sharded_cost",
+    "sharded_modules",
     "state_bytes",
     "tier_plan",
     "travelling_shares",

@@ -20,12 +20,13 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 from torchrec.distributed.types import ShardedModule
 
+from recd_plugins.compat.torchrec import own_fused_params
+
 __all__ = [
     "KernelBuffers",
     "StateWidth",
     "before_lookups",
     "kernels_over",
-    "own_fused_params",
     "state_width",
 ]
 
@@ -48,12 +49,6 @@ class KernelBuffers:
     weights: Tensor | None
     """None if this rank has no row of them."""
     state: Tensor | None
-
-
-def own_fused_params(parameter: nn.Parameter) -> Mapping[str, Any]:
-    """The fused params that `apply_optimizer_in_backward` set for this table, if any."""
-    kwargs: list[Mapping[str, Any]] = vars(parameter).get("_optimizer_kwargs", [{}])
-    return kwargs[0]
 
 
 def state_width(fused_params: Mapping[str, Any]) -> StateWidth | None:

@@ -8,11 +8,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.types import ParameterSharding, ShardedModule, ShardingEnv
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardedModule, ShardingEnv
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
@@ -22,21 +26,30 @@ from torchrec.modules.embedding_modules import (
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from recd_plugins.errors import CapabilityError
+
 __all__ = [
     "LazyKeyedTensor",
     "OfParts",
     "ShardedOrder",
     "bags_of",
     "bounds_check_of",
+    "clips_at",
+    "count_forward",
     "device_of",
     "exchanges_of",
     "flush_kernels",
     "fused_arithmetic",
+    "leave_clipping",
     "leave_means",
+    "module_options",
+    "next_forward",
     "optimizer_of",
     "order_input",
     "output_type",
+    "own_fused_params",
     "pooled_columns",
+    "pools",
     "purge_kernels",
     "sequences_of",
     "sharding_types",
@@ -227,6 +240,15 @@ def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]
     module.register_buffer("_features_order_tensor", tensor, persistent=False)
 
 
+def module_options(sharder: ModuleSharder[Any]) -> dict[str, Any]:
+    """What a sharder of TorchRec's collections hands to its module beside params and codecs."""
+    options: dict[str, Any] = {
+        name: getattr(sharder, f"_{name}", None)
+        for name in ("use_index_dedup", "sharded_module_order_overwrite")
+    }
+    return {name: value for name, value in options.items() if value}
+
+
 def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
     """Have an EmbeddingBagCollection yield sums where tables pool by the mean.
 
@@ -235,6 +257,34 @@ def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
     """
     module: Any = sharded
     module._has_mean_pooling_callback = False
+
+
+def own_fused_params(parameter: nn.Parameter) -> dict[str, Any]:
+    """The fused params that `apply_optimizer_in_backward` set for this table, if any.
+
+    As TorchRec makes them of the optimizer's class and arguments when it shards the table; but it
+    changes the arguments that it is given, which stay as they are here.
+    """
+    classes: list[type[torch.optim.Optimizer]] = vars(parameter).get("_optimizer_classes", [])
+    kwargs: list[Mapping[str, Any]] = vars(parameter).get("_optimizer_kwargs", [])
+    if max(len(classes), len(kwargs)) > 1:
+        names = ", ".join(kind.__name__ for kind in classes)
+        raise CapabilityError(
+            f"apply_optimizer_in_backward was called {len(classes)} times for a table ({names}), "
+            "but TorchRec's kernels have one optimizer each. Call it once."
+        )
+    found = dict(kwargs[0]) if kwargs else {}
+    if "lr" in found:
+        found["learning_rate"] = found.pop("lr")
+    if classes and "optimizer" not in found:
+        try:
+            found["optimizer"] = optimizer_type_to_emb_opt_type(classes[0])
+        except ValueError as error:
+            raise CapabilityError(
+                f"apply_optimizer_in_backward: {classes[0].__name__} is no optimizer of "
+                f"TorchRec's fused kernels ({error}). Use one of torchrec.optim."
+            ) from error
+    return found
 
 
 def fused_arithmetic(optimizer: KeyedOptimizer) -> tuple[str, Any]:
@@ -247,6 +297,49 @@ def bounds_check_of(optimizer: KeyedOptimizer) -> BoundsCheckMode:
     """What a fused kernel does with an id that is none of its rows."""
     kernel: Any = optimizer._emb_module
     return BoundsCheckMode(kernel.bounds_check_mode_int)
+
+
+def next_forward(optimizer: KeyedOptimizer) -> tuple[float, int]:
+    """The learning rate that a fused kernel's next forward will hand to its backward, and the
+    number of that forward, which the Adams and LAMBs correct their moments by."""
+    kernel: Any = optimizer._emb_module
+    counted = int(kernel.iter_cpu) or (0 if kernel.iter.is_cuda else int(kernel.iter))
+    if not counted and _steps_by_count(kernel):
+        counted = int(kernel.iter)  # of a checkpoint; a wait for the device, at the first step
+    return kernel.get_learning_rate(), counted + 1
+
+
+def count_forward(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
+    """Have kernels count a forward that they are not asked for, where they step by the number."""
+    for lookup in _lookups(sharded):
+        for kernel in lookup.modules():
+            if isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen) and _steps_by_count(
+                kernel
+            ):
+                kernel.iter_cpu.fill_(int(kernel.iter_cpu) or int(kernel.iter)).add_(1)
+                kernel.iter.add_(1)
+
+
+def _steps_by_count(kernel: Any) -> bool:
+    return "ADAM" in kernel.optimizer.name or "LAMB" in kernel.optimizer.name
+
+
+def clips_at(optimizer: KeyedOptimizer) -> float | None:
+    """What a fused kernel clips the gradients of its outputs to, number by number, if it does."""
+    _, arguments = fused_arithmetic(optimizer)
+    return float(arguments.max_gradient) if arguments.gradient_clipping else None
+
+
+def leave_clipping(optimizer: KeyedOptimizer) -> None:
+    """Have a fused kernel take the gradients of its outputs as they come."""
+    kernel: Any = optimizer._emb_module
+    kernel.optimizer_args = kernel.optimizer_args._replace(gradient_clipping=False)
+
+
+def pools(optimizer: KeyedOptimizer) -> bool:
+    """Whether a fused kernel sums bags, rather than yielding rows."""
+    kernel: Any = optimizer._emb_module
+    return bool(kernel.pooling_mode != PoolingMode.NONE)
 
 
 def output_type(optimizer: KeyedOptimizer) -> torch.dtype:

@@ -40,6 +40,8 @@ class DedupEmbeddingCollection(EmbeddingCollection):
     Of deduplicated features, values and lengths come as `Unexpanded`.
     """
 
+    ADAPTED_FROM = EmbeddingCollection
+    """How planners and DistributedModelParallel know it: `sharded_modules`."""
     parts: tuple[TablePart, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
@@ -60,6 +62,8 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
     Of deduplicated features, the KeyedTensor holds `Unexpanded` tensors, by key.
     """
 
+    ADAPTED_FROM = EmbeddingBagCollection
+    """How planners and DistributedModelParallel know it: `sharded_modules`."""
     parts: tuple[TablePart, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""

@@ -33,6 +33,7 @@ from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbed
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
+from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.features import SparseFeatures
 
@@ -182,21 +183,12 @@ OF: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-class DedupSharder(ModuleSharder[nn.Module]):
+class DedupSharder(WrappedSharder):
     """Offers what `inner` offers for a collection, and has it shard each part."""
-
-    def __init__(self, inner: ModuleSharder[Any]) -> None:
-        super().__init__(qcomm_codecs_registry=inner.qcomm_codecs_registry)
-        self._inner = inner
 
     @property
     def module_type(self) -> type[nn.Module]:
         return OF[self._inner.module_type]
-
-    @property
-    def fused_params(self) -> dict[str, Any] | None:
-        params: dict[str, Any] | None = getattr(self._inner, "fused_params", None)
-        return params
 
     def shard(
         self,
@@ -223,26 +215,6 @@ class DedupSharder(ModuleSharder[nn.Module]):
             [sharded(bags_of(module, part.tables)) for part in module.parts],
             ShardedOrder.of(module, params, env, self.fused_params, device),
         )
-
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        parameters: dict[str, nn.Parameter] = self._inner.shardable_parameters(module)
-        return parameters
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        types: list[str] = self._inner.sharding_types(compute_device_type)
-        return types
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        kernels: list[str] = self._inner.compute_kernels(sharding_type, compute_device_type)
-        return kernels
-
-    def storage_usage(
-        self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str
-    ) -> dict[str, int]:
-        used: dict[str, int] = self._inner.storage_usage(
-            tensor, compute_device_type, compute_kernel
-        )
-        return used
 
 
 def with_dedup(sharders: Iterable[ModuleSharder[Any]]) -> list[ModuleSharder[Any]]:

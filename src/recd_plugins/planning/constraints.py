@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
 from recd_plugins.naming.patterns import check_patterns, fitting
+from recd_plugins.planning.sharders import sharded_modules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,27 +130,35 @@ def parameter_constraints(
 def _tables(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], device: str
 ) -> Iterator[_Table]:
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    for _, module, sharder in sharded_modules(model, sharders):
+        features, sequences = _features(module)
+        offered = {
+            kind: sharder.compute_kernels(kind, device)
+            for kind in sharder.sharding_types(device)
+            # On the CPU fbgemm's dense kernel pools a sequence: a wrong shape.
+            if not sequences or device != "cpu" or kind != "data_parallel"
+        }
+        for name in sharder.shardable_parameters(module):
+            yield _Table(
+                name=name,
+                features=features.get(name, ()),
+                module=type(module).__name__,
+                offered=offered,
+                unique_shares=getattr(module, "unique_shares", {}),
+            )
 
-    for module in model.modules():
-        for sharder in sharders:
-            if not isinstance(module, sharder.module_type):
-                continue
-            bags = isinstance(module, EmbeddingBagCollection)
-            offered = {
-                kind: sharder.compute_kernels(kind, device)
-                for kind in sharder.sharding_types(device)
-                # On the CPU fbgemm's dense kernel pools a sequence: a wrong shape.
-                if bags or device != "cpu" or kind != "data_parallel"
-            }
-            for config in module.embedding_bag_configs() if bags else module.embedding_configs():
-                yield _Table(
-                    name=config.name,
-                    features=config.feature_names,
-                    module=type(module).__name__,
-                    offered=offered,
-                    unique_shares=getattr(module, "unique_shares", {}),
-                )
+
+def _features(module: nn.Module) -> tuple[Mapping[str, Sequence[str]], bool]:
+    """The features of each table of the collection that a module is, or has inside, and whether
+    that is one of sequences."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    for part in module.modules():
+        if isinstance(part, EmbeddingCollection):
+            return {one.name: one.feature_names for one in part.embedding_configs()}, True
+        if isinstance(part, EmbeddingBagCollection):
+            return {one.name: one.feature_names for one in part.embedding_bag_configs()}, False
+    return {}, False
 
 
 def _kinds(table: _Table, wanted: TableConstraint, where: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recd_plugins.errors import PluginError
 from recd_plugins.planning.access.distribution import Floats, RowDistribution, appears
 from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.tier_plan import Coalesce
@@ -384,6 +385,10 @@ UNDER_WAY = 0.64
 STATE_BYTES: Mapping[str, Callable[[int], int]] = {
     "EXACT_ADAGRAD": lambda dim: 4 * dim,
     "EXACT_ROWWISE_ADAGRAD": lambda _: 4,
+    "ADAM": lambda dim: 8 * dim,
+    "LAMB": lambda dim: 8 * dim,
+    "PARTIAL_ROWWISE_ADAM": lambda dim: 4 * dim + 4,
+    "PARTIAL_ROWWISE_LAMB": lambda dim: 4 * dim + 4,
 }
 """Optimizer state of a row of D elements; none for SGD."""
 
@@ -394,10 +399,18 @@ def state_bytes(fused: Mapping[str, Any], dim: int) -> int:
     return STATE_BYTES[optimizer](dim) if optimizer in STATE_BYTES else 0
 
 
-def replica_factor(tables: Iterable[SequenceTable], fused: Mapping[str, Any]) -> float:
+def replica_factor(
+    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]]
+) -> float:
     """k: bytes that a replicated row takes with all that goes with it, over its own; that of the
-    table whose replicas take the most."""
-    return max(row_factor(fused, table.dim, table.element_bytes) for table in tables)
+    table whose replicas take the most. `fused` has the fused params of each table."""
+    tables = list(tables)
+    if missing := [table.name for table in tables if table.name not in fused]:
+        raise PluginError(
+            f"replica_factor: there are no fused params of {', '.join(missing)}. Pass those of "
+            "each table: `fused` of a TierPlanner, or context.fused_by_table(model)."
+        )
+    return max(row_factor(fused[table.name], table.dim, table.element_bytes) for table in tables)
 
 
 def row_factor(fused: Mapping[str, Any], dim: int, element_bytes: int = 4) -> float:

@@ -127,7 +127,7 @@ class HoldsRowWise(Proposes):
 
     @abstractmethod
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's, or subclasses, with the tables' optimizer."""
+        """The trainer's own, or such as stand for them: see `recd_plugins.api.Planner`."""
 
     @abstractmethod
     def explain(self) -> str:

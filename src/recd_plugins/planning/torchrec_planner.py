@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.naming.patterns import fitting
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
 from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, from_rank_0
+from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class TorchRecPlannerConfig(Config):
 
 
 class TorchRecPlanner(HoldsRowWise, TakesContext):
-    """Plans with `EmbeddingShardingPlanner`; its sharders carry the fused optimizer."""
+    """Plans with `EmbeddingShardingPlanner`, asked with the sharders that the trainer has."""
 
     def __init__(
         self,
@@ -49,22 +50,22 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         *,
         device: Literal["cpu", "cuda"],
         batch_size: int,
-        fused: Mapping[str, Any],
+        sharders: Callable[[], Sequence[ModuleSharder[nn.Module]]],
         row_wise: Mapping[str, TableConstraint] | None = None,
         where: str = "sharding",
     ) -> None:
         """Tables in `row_wise` are held to those constraints, over the config's, whose path in
-        registry.yaml is `where`."""
+        registry.yaml is `where`. `sharders` gives the trainer's own."""
         self._where = where
         self._config = config
         self._row_wise = dict(row_wise or {})
         self._device = device
         self._batch_size = batch_size
-        self._fused = fused
+        self._sharders = sharders
         self._explanation = "No plan has been made yet."
 
     def take(self, context: Context) -> None:
-        self._batch_size, self._fused = context.batch_size, context.fused
+        self._batch_size, self._sharders = context.batch_size, context.sharders
 
     def may_be_row_wise(self, table: str) -> bool:
         """Whether the constraints leave a table row-wise plans with the fused kernel."""
@@ -84,20 +85,14 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             self._config,
             device=self._device,
             batch_size=self._batch_size,
-            fused=self._fused,
+            sharders=self._sharders,
             row_wise=dict.fromkeys(tables, ROW_WISE) | dict(kernels or {}),
             where=self._where,
         )
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        from torchrec.distributed.embedding import EmbeddingCollectionSharder
-        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-
-        # Sharding mutates the mapping it is given, so each sharder has its own.
-        return [
-            EmbeddingBagCollectionSharder(fused_params=dict(self._fused)),
-            EmbeddingCollectionSharder(fused_params=dict(self._fused)),
-        ]
+        """The trainer's own: a plan of TorchRec's takes no others."""
+        return list(self._sharders())
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error, for which the others wait as well."""
@@ -118,7 +113,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         from recd_plugins.planning.torchrec_search import (
             BestOptions,
             OrderedEnumerator,
-            for_subclasses,
+            for_adapted,
             make_row_wise,
             offers_row_wise,
             quiet_planner,
@@ -151,7 +146,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 debug=False,
             )
             try:
-                plan: ShardingPlan = planner.plan(model, for_subclasses(model, self.sharders()))
+                plan: ShardingPlan = planner.plan(model, for_adapted(model, sharders))
             except PlannerError as error:
                 raise self._refused(error, on, model) from error
         self._explanation = best.text()
@@ -182,12 +177,10 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 f"sharding: no plan keeps what `{self._where}.constraints` and `topology` ask "
                 f"for: loosen them. {answer}"
             )
-        kinds = tuple(sharder.module_type for sharder in self.sharders())
         needed = sum(
             parameter.numel() * parameter.element_size()
-            for module in model.modules()
-            if isinstance(module, kinds)
-            for parameter in module.parameters()
+            for _, module, sharder in sharded_modules(model, self.sharders())
+            for parameter in sharder.shardable_parameters(module).values()
         )
         memory = on.devices[0].storage
         where, has = ("device", memory.hbm) if on.compute_device == "cuda" else ("host", memory.ddr)
@@ -205,6 +198,6 @@ def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> Torch
         config,
         device=context.device,
         batch_size=context.batch_size,
-        fused=context.fused,
+        sharders=context.sharders,
         where=context.where or "sharding",
     )

@@ -16,6 +16,7 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingType
 
+from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BestOptions",
     "OrderedEnumerator",
-    "for_subclasses",
+    "for_adapted",
     "make_row_wise",
     "offers_row_wise",
     "quiet_planner",
@@ -52,7 +53,7 @@ def offers_row_wise(
     """The tables for which TorchRec's planner has row-wise plans: on the CPU not those of bags."""
     return {
         table
-        for _, module, sharder in _sharded(model, sharders)
+        for _, module, sharder in sharded_modules(model, sharders)
         if "row_wise" in sharder.sharding_types(device)
         for table in sharder.shardable_parameters(module)
     }
@@ -72,21 +73,12 @@ def make_row_wise(
     from torchrec.distributed.sharding_plan import row_wise
 
     generate = row_wise(compute_kernel="fused")
-    for path, module, sharder in _sharded(model, sharders):
+    for path, module, sharder in sharded_modules(model, sharders):
         for table, parameter in sharder.shardable_parameters(module).items():
             if table in tables:
                 plan.plan[path][table] = generate(
                     parameter, ranks_per_node, world_size, device, sharder
                 )
-
-
-def _sharded(
-    model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
-) -> Iterator[tuple[str, nn.Module, ModuleSharder[nn.Module]]]:
-    for path, module in model.named_modules():
-        for sharder in sharders:
-            if isinstance(module, sharder.module_type):
-                yield path, module, sharder
 
 
 def torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:
@@ -121,19 +113,18 @@ def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * GB)
 
 
-def for_subclasses(
+def for_adapted(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
 ) -> list[ModuleSharder[nn.Module]]:
-    """The sharders, and copies to plan by for the model's subclasses of what they shard.
+    """The sharders, and copies to plan by for the model's adapted collections.
 
     TorchRec's planner looks sharders up by a module's very class; a collection that an adapted
     model looks up with unique samples is planned as the collection that it was.
     """
-    known = {sharder.module_type for sharder in sharders}
     found = list(sharders)
     for kind in {type(module): None for module in model.modules()}:
         for sharder in sharders:
-            if kind not in known and issubclass(kind, sharder.module_type):
+            if getattr(kind, "ADAPTED_FROM", None) is sharder.module_type:
                 alike = copy.copy(sharder)
                 alike.__class__ = type(
                     type(sharder).__name__, (type(sharder),), {"module_type": kind}

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import SLOTS, Context, Planner
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ModuleSharder
 
 __all__ = ["Contexts"]
 
@@ -24,6 +28,8 @@ class Contexts:
 
     registry: Registry
     device: Literal["cpu", "cuda"]
+    sharders: Callable[[], Sequence[ModuleSharder[nn.Module]]]
+    """The trainer's own."""
     known: Callable[[], Mapping[str, Any]] = dict
     """What planners are to know by now beside what registry.yaml says: fields of `Context`."""
 
@@ -60,6 +66,7 @@ class Contexts:
             folder=self.registry.folder,
             batch_size=train.batch_size,
             fused=train.optimizer.fused_params(),
+            own_sharders=self.sharders if slot in PLANNING else None,
             schema=schema,
             tables=tables,
             neighbours=self._neighbours(choices, schema),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numba
@@ -28,7 +27,7 @@ from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
 from recd_plugins.tiers.rows import rows_from_home, tied
 from recd_plugins.tiers.tables import TableFeature
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import Entries, HotGradients, Update
+from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update
 
 __all__ = ["Lookups", "PackedBags", "PooledRows", "RowBagsAwaitable", "SumsAwaitable"]
 
@@ -203,9 +202,9 @@ class _PoolRows(Function):
         alive: Tensor,
         group: _GroupBags,
         divisors: Sequence[Tensor | None],
-        accumulate: Callable[[HotGradients], None],
+        update: GroupUpdate,
     ) -> Tensor:
-        ctx.group, ctx.divisors, ctx.accumulate = group, divisors, accumulate
+        ctx.group, ctx.divisors, ctx.update = group, divisors, update
         ctx.like, ctx.num_rows = home.new_empty(0), len(home)
         bags = group.sums(home)
         _divide(bags.unflatten(0, (len(divisors), -1)), divisors)
@@ -217,7 +216,8 @@ class _PoolRows(Function):
         divided = any(divisor is not None for divisor in ctx.divisors)
         sums = gradient.to(torch.float32, copy=divided).contiguous()
         _divide(sums.unflatten(0, (len(ctx.divisors), -1)), ctx.divisors)
-        ctx.accumulate(group.hot_gradients(sums))
+        sums = ctx.update.clipped(sums)
+        ctx.update.accumulate(group.hot_gradients(sums))
         assert group.missed is not None
         home = group.missed.gradients(sums, ctx.num_rows)
         return home.to(ctx.like.dtype), None, None, None, None
@@ -255,7 +255,7 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
                 self._tiers.alive,
                 _GroupBags.of(batch, group, rows_come=True),
                 divisors[own],
-                partial(self._update.accumulate, number),
+                GroupUpdate(self._update, number),
             )
             found.update(zip(features, bags.unflatten(0, (len(features), -1)), strict=True))
         return found
@@ -350,7 +350,7 @@ class _Output:
     packed: PackedBags
     """The bags whose sums come from home."""
     groups: Sequence[_GroupBags]
-    accumulate: Callable[[int, HotGradients], None]
+    update: Update
 
     def features(self, bags: Tensor) -> list[Tensor]:
         """Views of each feature's [B, D]."""
@@ -386,8 +386,9 @@ class _AddSums(Function):
             gradient = gradient.clone()
             _divide(output.features(gradient), output.divisors)
         for number, group in enumerate(output.groups):
-            sums = torch.cat(output.of_group(number, gradient)).float()
-            output.accumulate(number, group.hot_gradients(sums))
+            update = GroupUpdate(output.update, number)
+            sums = update.clipped(torch.cat(output.of_group(number, gradient)).float())
+            update.accumulate(group.hot_gradients(sums))
         home = gradient.new_zeros(ctx.home_shape)
         pairs = zip(output.features(gradient), output.features(home), strict=True)
         for number, (own, packed) in enumerate(pairs):
@@ -429,7 +430,7 @@ class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
             divisors=_divisors(batch, self._divides),
             packed=self._packed,
             groups=[_GroupBags.of(batch, group, rows_come=False) for group in batch.groups],
-            accumulate=self._update.accumulate,
+            update=self._update,
         )
         # `alive` is there for backward to get here on every rank, as in `PooledRows`.
         values = _AddSums.apply(home.values(), self._tiers.alive, output)

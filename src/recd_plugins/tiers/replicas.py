@@ -16,7 +16,8 @@ from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.tiers.home.table import HomeTable
 from recd_plugins.tiers.places import Layout, Nodes
 from recd_plugins.tiers.router import Router
-from recd_plugins.tiers.tables import RowOptimizer, TableGroup
+from recd_plugins.tiers.row_optimizer import RowOptimizer
+from recd_plugins.tiers.tables import TableGroup
 
 __all__ = [
     "GroupReplicas",
@@ -47,18 +48,17 @@ class Share:
     Every node has the same shares, and updates them alike.
     """
 
-    def __init__(self, rows: Tensor, optimizer: RowOptimizer) -> None:
+    def __init__(self, rows: Tensor, state_width: int) -> None:
         """`rows` [R, D], a tensor or a view of one, are updated in place."""
         self.rows = rows
-        self.state = optimizer.empty_state(rows)
-        self._optimizer = optimizer
+        self.state = torch.zeros(len(rows), state_width, device=rows.device)
 
-    def update(self, which: Tensor, gradients: Tensor, learning_rate: float) -> Tensor:
+    def update(self, which: Tensor, gradients: Tensor, optimizer: RowOptimizer) -> Tensor:
         """Step the rows `which` [n] by gradients [n, D] float32; the rows as they are now."""
         # Stepped in float32, then rounded to the table's type: as fbgemm does.
         rows = self.rows.index_select(0, which).float()
         state = self.state.index_select(0, which)
-        self._optimizer.step(rows, state, gradients, learning_rate, self.rows.dtype)
+        optimizer.step(rows, state, gradients, self.rows.dtype)
         stepped = rows.to(self.rows.dtype)
         self.rows.index_copy_(0, which, stepped)
         self.state.index_copy_(0, which, state)
@@ -126,12 +126,12 @@ class PerNodeTier(Tier):
         self,
         tables: Sequence[TierRows],
         like: Tensor,
-        optimizer: RowOptimizer,
+        state_width: int,
         layout: Layout,
         nodes: Nodes,
     ) -> None:
         """The tier has the type, dimension and device of the rows `like` [0, D]."""
-        share = Share(like.new_zeros(layout.share_rows, like.shape[1]), optimizer)
+        share = Share(like.new_zeros(layout.share_rows, like.shape[1]), state_width)
         super().__init__(tables, share, layout, nodes)
 
 
@@ -142,14 +142,14 @@ class ReplicatedTier(Tier):
         self,
         tables: Sequence[TierRows],
         like: Tensor,
-        optimizer: RowOptimizer,
+        state_width: int,
         layout: Layout,
         nodes: Nodes,
     ) -> None:
         """The tier has the type, dimension and device of the rows `like` [0, D]."""
         self.rows = like.new_zeros(layout.num_places, like.shape[1])
         """[at least count, D] by position."""
-        share = Share(self.rows[nodes.node.rank :: nodes.ranks_per_node], optimizer)
+        share = Share(self.rows[nodes.node.rank :: nodes.ranks_per_node], state_width)
         super().__init__(tables, share, layout, nodes)
 
     def _put(self, start: int, rows: Tensor, state: Tensor) -> None:
@@ -213,14 +213,15 @@ class Replicas:
     def fill(self) -> None:
         """Take the rows from their home."""
         for one in self.groups:
-            like, arithmetic = one.group.like, one.group.arithmetic
+            like = one.group.like
+            width = one.group.row_optimizer().state_width(like.shape[1])
             if one.replicated_layout.count:
                 one.replicated_tier = ReplicatedTier(
-                    one.replicated_rows, like, arithmetic, one.replicated_layout, self._nodes
+                    one.replicated_rows, like, width, one.replicated_layout, self._nodes
                 )
             if one.per_node_layout.count:
                 one.per_node_tier = PerNodeTier(
-                    one.per_node_rows, like, arithmetic, one.per_node_layout, self._nodes
+                    one.per_node_rows, like, width, one.per_node_layout, self._nodes
                 )
         for tier in self._tiers():
             tier.fill()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import Entries, HotGradients, Update
+from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update
 
 __all__ = ["SequencesAwaitable", "joined_rows", "rows_from_home", "tied"]
 
@@ -61,10 +60,13 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
                 rows_from_home(home, own, group),
                 self._tiers.alive,
                 _Sources.of(group),
-                partial(self._update.accumulate, number),
+                GroupUpdate(self._update, number),
             )
             joined.append(rows)
-        others = [home[feature.name].values() for feature in features]
+        others = [
+            _clipping(home[feature.name].values(), self._update, feature.max_gradient)
+            for feature in features
+        ]
         outputs = tied([*joined, *others])
         for group, rows in zip(groups, outputs, strict=False):
             # Of one feature no split, for its backward would copy the gradient.
@@ -114,9 +116,9 @@ class _JoinRows(Function):
         home: Tensor,
         alive: Tensor,
         sources: _Sources,
-        accumulate: Callable[[HotGradients], None],
+        update: GroupUpdate,
     ) -> Tensor:
-        ctx.sources, ctx.accumulate, ctx.home_shape = sources, accumulate, home.shape
+        ctx.sources, ctx.update, ctx.home_shape = sources, update, home.shape
         routed = sources.group.routed
         parts = [(routed.missed, _chosen(home, sources.missed_inverse))]
         if sources.replicated is not None:
@@ -137,6 +139,7 @@ class _JoinRows(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         sources: _Sources = ctx.sources
         routed = sources.group.routed
+        gradient = ctx.update.clipped(gradient)
         per_node = None
         if sources.per_node is not None:
             per_node = _summed(
@@ -146,20 +149,18 @@ class _JoinRows(Function):
         places = layout.place(routed.replicated.positions)
         # Where all ids are in the tier, each has the gradient of its own number.
         at = None if len(places) == len(gradient) else routed.replicated.at
-        ctx.accumulate(HotGradients(Entries(places, gradient.float(), at), per_node))
+        ctx.update.accumulate(HotGradients(Entries(places, gradient.float(), at), per_node))
         home = _summed(gradient, routed.missed, sources.missed_inverse, ctx.home_shape[0])
         return home, None, None, None
 
 
-def joined_rows(
-    home: Tensor, alive: Tensor, sources: _Sources, accumulate: Callable[[HotGradients], None]
-) -> Tensor:
+def joined_rows(home: Tensor, alive: Tensor, sources: _Sources, update: GroupUpdate) -> Tensor:
     """[N, D], in the order of the ids. Backward yields the gradient of `home` [u, D] to TorchRec,
-    and hands that of the replicas to `accumulate`.
+    and hands that of the replicas to the update.
 
     `alive` requires a gradient (that never comes), so that backward gets here on every rank.
     """
-    rows: Tensor = _JoinRows.apply(home, alive, sources, accumulate)
+    rows: Tensor = _JoinRows.apply(home, alive, sources, update)
     return rows
 
 
@@ -173,6 +174,25 @@ def _summed(gradient: Tensor, at: Tensor, inverse: Tensor | None, count: int) ->
     if inverse is None:
         return own
     return own.new_zeros(count, own.shape[1]).index_add_(0, inverse, own)
+
+
+class _Clip(Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, update: Update, most: float) -> Tensor:
+        ctx.update, ctx.most = update, most
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.update.clipped(gradient, ctx.most), None, None
+
+
+def _clipping(output: Tensor, update: Update, most: float | None) -> Tensor:
+    """The same tensor, whose gradient is clipped, if there is a bound."""
+    if most is None:
+        return output
+    clipped: Tensor = _Clip.apply(output, update, most)
+    return clipped
 
 
 class _Tie(Function):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import nn
-from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
-from torchrec.distributed.embeddingbag import (
-    EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
-)
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import (
     ModuleSharder,
     ParameterSharding,
@@ -22,20 +19,18 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from recd_plugins.compat.torchrec import module_options
+from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.bag_collection import TierEmbeddingBagCollection
 from recd_plugins.tiers.collection import TierEmbeddingCollection
 from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.row_bag_collection import TierRowBagCollection, is_coalesced
+from recd_plugins.tiers.tiered_module import TieredModule
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 
-__all__ = [
-    "TierCluster",
-    "TierEmbeddingBagCollectionSharder",
-    "TierEmbeddingCollectionSharder",
-    "tier_sharders",
-]
+__all__ = ["TierCluster", "TierSharder", "tier_sharders", "why_no_tiers"]
 
 M = TypeVar("M", TierEmbeddingCollection, TierEmbeddingBagCollection, TierRowBagCollection)
 
@@ -98,7 +93,8 @@ class TierCluster:
             plan=self.plan,
             nodes=self.nodes(env),
             chunk_rows=self.chunk_rows,
-            fused_params=sharder.fused_params,
+            # Sharding mutates the mapping that it is given.
+            fused_params=dict(sharder.fused_params or {}),
             qcomm_codecs_registry=sharder.qcomm_codecs_registry,
             **options,
         )
@@ -129,64 +125,86 @@ class TierCluster:
         self.plan = plan
 
 
-class TierEmbeddingCollectionSharder(EmbeddingCollectionSharder):
-    """TorchRec's sharder; a collection of which no table is planned is TorchRec's module."""
+class TierSharder(WrappedSharder):
+    """Puts tiers in front of the collections that have planned tables, and has the trainer's
+    sharder shard all others.
 
-    def __init__(self, cluster: TierCluster, fused_params: Mapping[str, Any] | None = None) -> None:
-        # Sharding mutates the mapping that it is given.
-        super().__init__(fused_params=dict(fused_params or {}))
-        self._cluster = cluster
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedEmbeddingCollection:
-        if not self._cluster.plans_any(module.embedding_configs()):
-            return super().shard(module, params, env, device, module_fqn)
-        options = {"device": device, "module_fqn": module_fqn}
-        return self._cluster.shard(TierEmbeddingCollection, self, module, params, env, **options)
-
-
-class TierEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
-    """TorchRec's sharder; a collection of which no table is planned is TorchRec's module.
-
-    Where the plan coalesces the tables, their rows travel and no sums: `TierRowBagCollection`.
+    Sharded with tiers, a module has the trainer's fused params and codecs. Where the plan coalesces
+    the tables of an EmbeddingBagCollection, their rows travel and no sums: `TierRowBagCollection`.
     """
 
-    def __init__(self, cluster: TierCluster, fused_params: Mapping[str, Any] | None = None) -> None:
-        # Sharding mutates the mapping that it is given.
-        super().__init__(fused_params=dict(fused_params or {}))
+    def __init__(self, inner: ModuleSharder[Any], cluster: TierCluster) -> None:
+        super().__init__(inner)
         self._cluster = cluster
 
     def shard(
         self,
-        module: EmbeddingBagCollection,
+        module: EmbeddingCollection | EmbeddingBagCollection,
         params: dict[str, ParameterSharding],
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
-    ) -> ShardedEmbeddingBagCollection | TierRowBagCollection:
-        configs = module.embedding_bag_configs()
-        if not self._cluster.plans_any(configs):
-            return super().shard(module, params, env, device, module_fqn)
-        rows = self._cluster.coalesces(configs)
-        kind: Any = TierRowBagCollection if rows else TierEmbeddingBagCollection
-        options = {"device": device, "module_fqn": module_fqn}
-        found: ShardedEmbeddingBagCollection | TierRowBagCollection = self._cluster.shard(
-            kind, self, module, params, env, **options
+    ) -> Any:
+        bags = isinstance(module, EmbeddingBagCollection)
+        configs: Sequence[BaseEmbeddingConfig] = (
+            module.embedding_bag_configs() if bags else module.embedding_configs()
         )
-        return found
+        if not self._cluster.plans_any(configs):
+            return self._inner.shard(module, params, env, device, module_fqn)
+        if why := why_no_tiers(self._inner):
+            tables = [config.name for config in configs if config.name in self._cluster.plan.tables]
+            raise CapabilityError(
+                f"tier plan: tables {', '.join(tables)} have replicas, but {why}. Leave them out "
+                "of the tier plan, or shard them by TorchRec's own."
+            )
+        options: dict[str, Any] = {"device": device, "module_fqn": module_fqn}
+        kind: Any = TierEmbeddingBagCollection if bags else TierEmbeddingCollection
+        if bags and self._cluster.coalesces(configs):
+            kind = TierRowBagCollection
+        else:
+            options |= module_options(self._inner)
+        return self._cluster.shard(kind, self, module, params, env, **options)
+
+    def reshard(self, sharded_module: Any, *rest: Any, **options: Any) -> Any:
+        """The trainer's; refused where replicas know where rows are at home."""
+        if isinstance(sharded_module, TieredModule | TierRowBagCollection):
+            raise CapabilityError(
+                "tiers: a collection with replicas cannot be resharded. Leave its tables out of "
+                "the tier plan, or shard the model anew."
+            )
+        return self._inner.reshard(sharded_module, *rest, **options)
+
+
+COLLECTIONS: dict[type[ModuleSharder[Any]], type[nn.Module]] = {
+    EmbeddingCollectionSharder: EmbeddingCollection,
+    EmbeddingBagCollectionSharder: EmbeddingBagCollection,
+}
+
+
+def why_no_tiers(sharder: ModuleSharder[Any]) -> str:
+    """Why no tiers can stand in front of what a sharder shards; nothing where they can.
+
+    TorchRec's own sharders can have them, and subclasses that leave `shard` to them: what another
+    `shard` would make, nobody knows.
+    """
+    kind = type(sharder)
+    for own, collection in COLLECTIONS.items():
+        if isinstance(sharder, own) and issubclass(sharder.module_type, collection):
+            if kind.shard is own.shard:
+                return ""
+            return f"{kind.__name__} shards a {sharder.module_type.__name__} in a way of its own"
+    return (
+        f"{kind.__name__} shards a {sharder.module_type.__name__}, of which only the ranks that "
+        "have its rows know what is looked up"
+    )
 
 
 def tier_sharders(
-    cluster: TierCluster, fused_params: Mapping[str, Any] | None = None
+    cluster: TierCluster, sharders: Iterable[ModuleSharder[Any]]
 ) -> list[ModuleSharder[nn.Module]]:
-    """What DistributedModelParallel needs to put tiers in front of a model's tables."""
+    """The sharders, with those of TorchRec's collections putting tiers in front of their tables."""
+    collections = (EmbeddingCollection, EmbeddingBagCollection)
     return [
-        TierEmbeddingBagCollectionSharder(cluster, fused_params),
-        TierEmbeddingCollectionSharder(cluster, fused_params),
+        TierSharder(sharder, cluster) if issubclass(sharder.module_type, collections) else sharder
+        for sharder in sharders
     ]

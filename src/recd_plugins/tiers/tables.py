@@ -1,13 +1,11 @@
-"""Tables alike, whose hot rows lie in the same tiers, travel in one exchange and update as one.
-
-TorchRec's fused optimizer updates these tables; its arithmetic is repeated here for their replicas.
-"""
+"""Tables alike, whose hot rows lie in the same tiers, travel in one exchange and update as one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,74 +13,25 @@ from torchrec.distributed.types import ParameterSharding, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
-from recd_plugins.compat.torchrec import fused_arithmetic, table_feature_names
+from recd_plugins.compat.torchrec import (
+    clips_at,
+    fused_arithmetic,
+    leave_clipping,
+    pools,
+    table_feature_names,
+)
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
 from recd_plugins.tiers.home.table import HomeTable, home_tables
+from recd_plugins.tiers.row_optimizer import KINDS, RowOptimizer, check_repeatable
 
 __all__ = [
-    "OptimizerKind",
-    "RowOptimizer",
     "TableFeature",
     "TableGroup",
     "arrange",
     "check_rounding",
     "check_rows",
 ]
-
-OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad"]
-
-KINDS: dict[str, OptimizerKind] = {
-    "EXACT_SGD": "sgd",
-    "EXACT_ADAGRAD": "adagrad",
-    "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad",
-}
-
-
-@dataclass(frozen=True)
-class RowOptimizer:
-    """fbgemm's arithmetic: updates rows w [n, D] by their gradients g [n, D], each by itself.
-
-    sgd               w <- w - lr g
-    adagrad           s <- s + g²,          w <- w - lr g / (sqrt(s) + eps),   s [n, D]
-    rowwise_adagrad   s <- s + mean_d(g²),  w <- w - lr g / (sqrt(s) + eps),   s [n, 1]
-    """
-
-    kind: OptimizerKind
-    eps: float
-
-    def empty_state(self, rows: Tensor) -> Tensor:
-        """Room for the state of `rows` [n, D]: [n, D], [n, 1] or [n, 0], float32."""
-        width = {"sgd": 0, "adagrad": rows.shape[1], "rowwise_adagrad": 1}[self.kind]
-        return torch.zeros(len(rows), width, device=rows.device)
-
-    def step(
-        self,
-        rows: Tensor,
-        state: Tensor,
-        gradients: Tensor,
-        learning_rate: float,
-        table_type: torch.dtype = torch.float32,
-    ) -> None:
-        """Update `rows` and their `state` [n, 0 | 1 | D] in place, all float32.
-
-        On the CPU, fbgemm rounds the steps of SGD and Adagrad to the table's type, then the rows.
-        """
-        match self.kind:
-            case "sgd" if table_type == torch.float32:
-                rows.sub_(gradients, alpha=learning_rate)
-                return
-            case "sgd":
-                step = gradients * learning_rate
-            case "adagrad":
-                state.addcmul_(gradients, gradients)
-                step = gradients * (learning_rate / (state.sqrt() + self.eps))
-            case "rowwise_adagrad":
-                state += gradients.square().mean(dim=1, keepdim=True)
-                step = gradients * (learning_rate / (state.sqrt() + self.eps))
-        if self.kind != "rowwise_adagrad" and rows.device.type == "cpu":
-            step = step.to(table_type)
-        rows.sub_(step)
 
 
 @dataclass(frozen=True)
@@ -93,6 +42,8 @@ class TableFeature:
     """The output's name: `feature`, or `feature@table` where tables share a feature."""
     feature: str
     table: str
+    max_gradient: float | None = None
+    """What the gradients of its output are clipped to here, where TorchRec's kernel leaves it."""
 
 
 @dataclass(eq=False)
@@ -105,13 +56,12 @@ class TableGroup:
     features: tuple[TableFeature, ...]
     """The features of all these tables, table by table."""
     coalesce: Coalesce
-    arithmetic: RowOptimizer
     optimizer: KeyedOptimizer
     """TorchRec's optimizer of these tables."""
-    learning_rate: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.take_learning_rate()
+    max_gradient: float | None = None
+    """What the numbers of gradients are clipped to, output by output, before anything sums them."""
+    decays: bool = True
+    """Whether TorchRec's kernel decays weights where it is told to."""
 
     @property
     def like(self) -> Tensor:
@@ -122,10 +72,10 @@ class TableGroup:
     def table_of_feature(self) -> tuple[int, ...]:
         return tuple(self.tables.index(one.table) for one in self.features)
 
-    def take_learning_rate(self, rate: float | None = None) -> None:
-        """Step by this rate, or by that of the optimizer's first group, as TorchRec's kernels."""
-        first = next(iter(self.optimizer.param_groups))
-        self.learning_rate = float(first["lr"]) if rate is None else rate
+    def row_optimizer(self) -> RowOptimizer:
+        """What steps the rows by the next forward: TorchRec's kernel as it is now."""
+        on_cpu = self.like.device.type == "cpu"
+        return RowOptimizer.of(self.optimizer, on_cpu=on_cpu, decays=self.decays)
 
 
 def arrange(
@@ -141,9 +91,12 @@ def arrange(
     groups: list[TableGroup] = []
     for _, kernel in optimizer.optimizers:
         homes = dict(_homes(kernel, shardings, plan))
-        alike: dict[tuple[int, Coalesce], list[str]] = {}
+        if homes:
+            check_repeatable(kernel, list(homes))
+        alike: dict[tuple[int, Coalesce, bool], list[str]] = {}
         for name in homes:
-            kind = by_name[name].embedding_dim, plan.tables[name].coalesce
+            decays = _decays(kernel, homes[name], by_name[name])
+            kind = by_name[name].embedding_dim, plan.tables[name].coalesce, decays
             alike.setdefault(kind, []).append(name)
         groups += [
             TableGroup(
@@ -152,17 +105,34 @@ def arrange(
                 homes=tuple(homes[name] for name in names),
                 features=tuple(one for name in names for one in every if one.table == name),
                 coalesce=coalesce,
-                arithmetic=_arithmetic(kernel, names),
                 optimizer=kernel,
+                max_gradient=clips_at(kernel),
+                decays=decays,
             )
-            for (_, coalesce), names in alike.items()
+            for (_, coalesce, decays), names in alike.items()
         ]
     for group in groups:
         check_rows(group, plan)
         _, arguments = fused_arithmetic(group.optimizer)
         check_rounding(group.tables, group.like, stochastic=arguments.stochastic_rounding)
     tiered = {name for group in groups for name in group.tables}
-    return groups, [one for one in every if one.table not in tiered]
+    clips = dict(_clipped_here(groups))
+    return groups, [
+        dataclasses.replace(one, max_gradient=clips.get(one.table))
+        for one in every
+        if one.table not in tiered
+    ]
+
+
+def _clipped_here(groups: Sequence[TableGroup]) -> Iterator[tuple[str, float]]:
+    """Have kernels leave clipping to the ranks that ask, where these sum gradients before they
+    come; the tables of such kernels, and what gradients are clipped to."""
+    for group in groups:
+        if group.coalesce == "none" or group.max_gradient is None:
+            continue
+        leave_clipping(group.optimizer)
+        for key in group.optimizer.params:
+            yield key.split(".")[1], group.max_gradient
 
 
 def _features(
@@ -220,21 +190,17 @@ def _check_every_rank_has_rows(kernel: KeyedOptimizer, planned: Sequence[str]) -
         )
 
 
-def _arithmetic(kernel: KeyedOptimizer, tables: Sequence[str]) -> RowOptimizer:
+def _decays(kernel: KeyedOptimizer, home: HomeTable, config: BaseEmbeddingConfig) -> bool:
+    """Whether the kernel decays the weights of a table where it is told to.
+
+    On the CPU, fbgemm has a kernel of its own for bags of float32 tables that one feature looks
+    up, and that leaves weight decay out.
+    """
     name, arguments = fused_arithmetic(kernel)
-    extras = [
-        option
-        for option in ("gradient_clipping", "max_norm", "weight_decay", "weight_norm_coefficient")
-        if getattr(arguments, option)
-    ]
-    if name not in KINDS or extras:
-        raise CapabilityError(
-            f"tiers: tables {', '.join(tables)} are updated by fbgemm's {name}"
-            f"{' with ' + ', '.join(extras) if extras else ''}, which replicas cannot repeat. Use "
-            f"one of {', '.join(KINDS.values())} without them, or leave these tables out of the "
-            "tier plan."
-        )
-    return RowOptimizer(KINDS[name], arguments.eps)
+    if KINDS[name] != "rowwise_adagrad" or not arguments.weight_decay_mode or not pools(kernel):
+        return True
+    alone = len(config.feature_names) == 1 and home.rows.dtype == torch.float32
+    return not (alone and home.rows.device.type == "cpu")
 
 
 def check_rounding(tables: Sequence[str], like: Tensor, *, stochastic: bool) -> None:

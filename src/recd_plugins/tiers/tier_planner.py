@@ -31,6 +31,7 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
+from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
@@ -95,6 +96,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._plan_path = plan
         self.found: Mapping[str, ModelTable] = {}
         """The model's tables that the last plan was made for."""
+        self.fused: Mapping[str, Mapping[str, Any]] = {}
+        """What updates each of the model's tables, as TorchRec's `fused_params`."""
+        self._left: Mapping[str, str] = {}
+        """The tables that the policy is for and tiers cannot be in front of, and why."""
         self.explanation = "No plan has been made yet."
         self._held: tuple[str, ...] = ()
         """The tables that are row-wise in the last plan, whatever the planner behind would do."""
@@ -207,8 +212,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
         self._cluster = self._cluster or TierCluster(self.tier_plan)
-        tiered = {one.module_type: one for one in tier_sharders(self._cluster, self.context.fused)}
-        return [tiered.get(one.module_type, one) for one in others]
+        return tier_sharders(self._cluster, others)
 
     @property
     def in_front(self) -> bool:
@@ -226,7 +230,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._cluster.retier(self.tier_plan)
 
     def explain(self) -> str:
-        return self.explanation
+        return "\n".join([*self._left_in_words(), self.explanation])
 
     def profiled(self) -> Profile:
         """The trainer's profile, the saved one, or one of the context's batches."""
@@ -345,9 +349,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         )
 
     def _found(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """The tables that the policy is for, and that may be row-wise."""
-        chosen = self.tables(model).items()
-        return {name: table for name, table in chosen if self._others.may_be_row_wise(name)}
+        """The tables that the policy is for, that may be row-wise, and tiers in front of them."""
+        self.fused = self.context.fused_by_table(model)
+        chosen, refused = self.tables(model), dict(self._refused(model))
+        self._left = {name: refused[name] for name in chosen if name in refused}
+        return {
+            name: table
+            for name, table in chosen.items()
+            if self._others.may_be_row_wise(name) and name not in refused
+        }
 
     def _counts(self) -> bool:
         """Whether batches are counted, which all ranks decide alike."""
@@ -396,6 +406,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 why="the model has no EmbeddingCollection or EmbeddingBagCollection",
                 cure=f"Plan the model that has them, or take `{self.slot}` out.",
             )
+        if self._left:
+            return Unused(
+                what=what,
+                why="; ".join(self._left_in_words()),
+                cure="Have TorchRec's own sharders of collections shard them, or take "
+                f"`{self.slot}` out.",
+            )
         if chosen:
             return Unused(
                 what=what,
@@ -427,6 +444,21 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
         self.tier_plan = saved_plan(path, self.found, cluster, where=f"{self.slot}.plan")
         return "\n".join(lines(self.tier_plan, path))
+
+    def _left_in_words(self) -> list[str]:
+        return [f"table {name} is left to TorchRec, for {why}" for name, why in self._left.items()]
+
+    def _refused(self, model: nn.Module) -> Iterator[tuple[str, str]]:
+        """The tables that the trainer's sharders do not shard, or in ways that tiers cannot stand
+        in front of, and why."""
+        from recd_plugins.tiers.sharder import why_no_tiers
+
+        for name in model_tables(model).keys() - self.fused.keys():
+            yield name, "no sharder of the trainer's is for the module that it is in"
+        for _, module, sharder in sharded_modules(model, self._others.sharders()):
+            if why := why_no_tiers(sharder):
+                for table in sharder.shardable_parameters(module):
+                    yield table, why
 
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""

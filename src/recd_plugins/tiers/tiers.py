@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.torchrec import (
     bounds_check_of,
+    count_forward,
     device_of,
     flush_kernels,
     optimizer_of,
@@ -92,7 +93,7 @@ class Tiers:
         tiered = [feature for group in self._groups for feature in group.features]
         self.features: list[TableFeature] = tiered + others
         """Features of tables with tiers come first, group by group."""
-        self.optimizer = FlushingOptimizer(optimizer, self.flush, self._set_learning_rates)
+        self.optimizer = FlushingOptimizer(optimizer, self.flush)
         self._chunk_rows = chunk_rows
         self._keys: list[str] | None = None
         self._order: list[int] = []
@@ -216,7 +217,10 @@ class Tiers:
         for group, answer in zip(batch.groups, answers, strict=True):
             group.answer_node(answer, self.nodes)
         division = GradientDivision.of_forward()
-        return Update(batch, Reduction(self.nodes, division, self._chunk_rows, batch.hot))
+        update = Update(batch, Reduction(self.nodes, division, self._chunk_rows, batch.hot))
+        if batch.hot:
+            count_forward(self._sharded)
+        return update
 
     def wait(self, home: LazyAwaitable[Any], update: Update) -> Any:
         """What TorchRec brings from home for a forward, whose backward will apply this update."""
@@ -281,10 +285,6 @@ class Tiers:
         kind = output_type(self._groups[0].optimizer) if self._groups else torch.float32
         return torch.empty(0, width, dtype=kind, device=device_of(self._sharded))
 
-    def _set_learning_rates(self, rate: float | None) -> None:
-        for group in self._groups:
-            group.take_learning_rate(rate)
-
     def _by_table_feature(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The KJT with a key for each feature of each table, in their order."""
         if features.variable_stride_per_key():
@@ -305,40 +305,15 @@ class FlushingOptimizer(CombinedOptimizer):
     """TorchRec's fused optimizer of a collection, whose state is partly with replicas.
 
     Whoever asks for the state gets it whole: `flush` first brings it home, so every rank must
-    ask. Learning rates reach the replicas when they reach TorchRec's kernels: in `zero_grad`,
-    `step` and `update_hyper_parameters`.
+    ask. Learning rates and other numbers that are changed reach the replicas with TorchRec's
+    kernels, for these are what each forward asks.
     """
 
-    def __init__(
-        self,
-        optimizer: CombinedOptimizer,
-        flush: Callable[[], None],
-        set_learning_rates: Callable[[float | None], None],
-    ) -> None:
-        """`set_learning_rates` takes a number, or none for those of the optimizer's groups."""
+    def __init__(self, optimizer: CombinedOptimizer, flush: Callable[[], None]) -> None:
         super().__init__(list(optimizer.optimizers))
         self._flush = flush
-        self._set_learning_rates = set_learning_rates
 
     @property
     def state(self) -> Any:
         self._flush()
         return super().state
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        super().zero_grad(set_to_none)
-        self._set_learning_rates(None)
-
-    def step(self, closure: Any = None) -> None:
-        super().step(closure)
-        self._set_learning_rates(None)
-
-    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        if others := sorted(set(params_dict) - {"lr"}):
-            raise CapabilityError(
-                f"tiers: update_hyper_parameters can take lr alone, not {', '.join(others)}, which "
-                "replicas do not follow. Set it where the model is sharded, or leave tiers out."
-            )
-        super().update_hyper_parameters(params_dict)
-        if "lr" in params_dict:
-            self._set_learning_rates(float(params_dict["lr"]))

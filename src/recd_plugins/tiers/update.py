@@ -24,11 +24,13 @@ from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Pend
 from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, Touched
+from recd_plugins.tiers.row_optimizer import RowOptimizer
 
 __all__ = [
     "Chunks",
     "Entries",
     "GradientDivision",
+    "GroupUpdate",
     "HotGradients",
     "Reduction",
     "SideStream",
@@ -226,7 +228,7 @@ class Reduction:
         tier: ReplicatedTier,
         entries: Entries,
         touched: Touched,
-        learning_rate: float,
+        optimizer: RowOptimizer,
     ) -> Collectives[None]:
         """Update rows that every rank has; `entries` are this rank's, by place."""
         node, scale = self.nodes.node, self.division.scale(self.nodes.world.size)
@@ -236,7 +238,7 @@ class Reduction:
             rows = chunks.rows(number)
             summed = yield from self._in_node(chunks, number, part, touched)
             summed = yield from self._across(summed, touched.by_node[:, rows])
-            stepped = tier.share.update(rows, summed.mul_(scale), learning_rate)
+            stepped = tier.share.update(rows, summed.mul_(scale), optimizer)
             if node.size > 1:
                 del summed
                 shares = [chunks.rows(number, share) for share in range(node.size)]
@@ -250,7 +252,7 @@ class Reduction:
         yield from in_flight((chunk(number, part) for number, part in parts), IN_FLIGHT)
 
     def per_node(
-        self, tier: PerNodeTier, entries: Entries, by_node: Tensor, learning_rate: float
+        self, tier: PerNodeTier, entries: Entries, by_node: Tensor, optimizer: RowOptimizer
     ) -> Collectives[None]:
         """Update this rank's share of rows that every node has; `entries` are its node's."""
         scale = self.division.scale(self.nodes.world.size)
@@ -265,7 +267,7 @@ class Reduction:
             own = rows[start : start + width]
             part = ranked.between(start, start + len(own), 0) if len(rows) > width else ranked
             summed = yield from self._across(part.summed(len(own)), by_node[:, own])
-            tier.share.update(own, summed.mul_(scale), learning_rate)
+            tier.share.update(own, summed.mul_(scale), optimizer)
 
         yield from in_flight(map(chunk, range(0, len(rows), width)), IN_FLIGHT)
 
@@ -352,6 +354,22 @@ def side_stream(device: torch.device) -> SideStream:
     return SideStream(device)
 
 
+class GroupUpdate:
+    """An update as the backward of one group of tables sees it."""
+
+    def __init__(self, update: Update, number: int) -> None:
+        self._update = update
+        self._number = number
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """The gradient of the group's outputs, clipped if its tables' are."""
+        group = self._update.batch.groups[self._number].replicas.group
+        return self._update.clipped(gradient, group.max_gradient)
+
+    def accumulate(self, gradients: HotGradients) -> None:
+        self._update.accumulate(self._number, gradients)
+
+
 class Update:
     """The update of the replicas by one forward; two forwards make two, as with TorchRec.
 
@@ -362,8 +380,8 @@ class Update:
     def __init__(self, batch: RoutedBatch, reduction: Reduction) -> None:
         self.batch = batch
         self._reduction = reduction
-        self._rates = [one.replicas.group.learning_rate for one in batch.groups]
-        """The rates at the time of the forward: as with fbgemm, backward steps by them."""
+        self._optimizers = [one.replicas.group.row_optimizer() for one in batch.groups]
+        """As they are at the time of the forward: so backward steps, as with fbgemm."""
         self._stream = side_stream(batch.ids.device)
         self._under_way: dict[int, list[CollectiveSequence[None]]] = {}
         self.applied = False
@@ -385,6 +403,15 @@ class Update:
         with self._stream.after(*made, gradients.per_node):
             self._under_way[group] = list(self._reductions(group, gradients))
 
+    def clipped(self, gradient: Tensor, most: float | None) -> Tensor:
+        """The gradient of an output, its numbers clipped as TorchRec's kernel does, which is given
+        them divided."""
+        if most is None:
+            return gradient
+        reduction = self._reduction
+        bound = most / reduction.division.scale(reduction.nodes.world.size)
+        return gradient.clamp(-bound, bound)
+
     def _apply(self) -> None:
         """Finish the sums and step the rows. Every rank does so for every group, be it by none."""
         for number, group in enumerate(self.batch.groups):
@@ -402,7 +429,7 @@ class Update:
     def _reductions(
         self, number: int, gradients: HotGradients
     ) -> Iterator[CollectiveSequence[None]]:
-        group, rate = self.batch.groups[number], self._rates[number]
+        group, optimizer = self.batch.groups[number], self._optimizers[number]
         answer = group.answer
         assert answer is not None
         if (replicated := group.replicas.replicated_tier) is not None:
@@ -410,13 +437,19 @@ class Update:
             touched = answer.touched.finish()
             self._stream.keep(*touched)
             entries = gradients.replicated
-            yield CollectiveSequence(self._reduction.replicated(replicated, entries, touched, rate))
+            yield CollectiveSequence(
+                self._reduction.replicated(replicated, entries, touched, optimizer)
+            )
         per_node = group.replicas.per_node_tier
         if per_node is not None and not group.hot:
-            yield CollectiveSequence(self._per_node(per_node, group, gradients, rate))
+            yield CollectiveSequence(self._per_node(per_node, group, gradients, optimizer))
 
     def _per_node(
-        self, tier: PerNodeTier, group: RoutedGroup, gradients: HotGradients, rate: float
+        self,
+        tier: PerNodeTier,
+        group: RoutedGroup,
+        gradients: HotGradients,
+        optimizer: RowOptimizer,
     ) -> Collectives[None]:
         """Send gradients to the ranks of the node that the rows were asked of, and sum there."""
         assert group.answer is not None
@@ -426,7 +459,7 @@ class Update:
         assert gradients.per_node is not None
         theirs = yield exchange.send_there(gradients.per_node, self._reduction.nodes.node)
         entries = Entries(exchange.ids, theirs)
-        yield from self._reduction.per_node(tier, entries, by_node.finish(), rate)
+        yield from self._reduction.per_node(tier, entries, by_node.finish(), optimizer)
 
 
 def _no_gradients(group: RoutedGroup) -> HotGradients:

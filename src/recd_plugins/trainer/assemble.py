@@ -44,7 +44,7 @@ def assemble(stack: Stack, device: torch.device) -> Job:
         model = with_sync_batch_norm(model, device)
     model = stack.adapt(model)
     initialisers = table_initialisers(model)
-    plan = stack.plan(model)
+    plan = stack.plan(model, sharders=stack.default_sharders())
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
     initialise_tables(sharded, initialisers, settings.seed)
     factory = stack.optimizer()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.distributed.types import (
     ModuleSharder,
     ParameterSharding,
@@ -26,9 +26,10 @@ from recd_plugins.compat.host_buffers import (
     StateWidth,
     before_lookups,
     kernels_over,
-    own_fused_params,
     state_width,
 )
+from recd_plugins.compat.torchrec import own_fused_params
+from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError
 
 __all__ = ["IN_MEMORY", "MappedFile", "MappedSharder", "check_folder", "file_system", "mapped"]
@@ -38,7 +39,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 PAGE = mmap.PAGESIZE
 
 
-class MappedSharder(ModuleSharder[nn.Module]):
+class MappedSharder(WrappedSharder):
     """Has `inner` shard a collection, whose tables then lie in mapped files on this rank.
 
     What `inner` makes is as it would be: parameters, state dict and optimizer are views of the
@@ -47,20 +48,9 @@ class MappedSharder(ModuleSharder[nn.Module]):
     """
 
     def __init__(self, inner: ModuleSharder[Any], folder: Path) -> None:
-        super().__init__(qcomm_codecs_registry=inner.qcomm_codecs_registry)
+        super().__init__(inner)
         check_folder(folder)
-        self._inner = inner
         self._folder = folder
-
-    @property
-    def module_type(self) -> type[nn.Module]:
-        kind: type[nn.Module] = self._inner.module_type
-        return kind
-
-    @property
-    def fused_params(self) -> dict[str, Any] | None:
-        params: dict[str, Any] | None = self._inner.fused_params
-        return params
 
     def shard(
         self,
@@ -91,26 +81,6 @@ class MappedSharder(ModuleSharder[nn.Module]):
         sharded.register_state_dict_pre_hook(lambda *_: files.expect(random=False))
         before_lookups(sharded, files.read_ahead)
         return sharded
-
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        parameters: dict[str, nn.Parameter] = self._inner.shardable_parameters(module)
-        return parameters
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        types: list[str] = self._inner.sharding_types(compute_device_type)
-        return types
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        kernels: list[str] = self._inner.compute_kernels(sharding_type, compute_device_type)
-        return kernels
-
-    def storage_usage(
-        self, tensor: Tensor, compute_device_type: str, compute_kernel: str
-    ) -> dict[str, int]:
-        used: dict[str, int] = self._inner.storage_usage(
-            tensor, compute_device_type, compute_kernel
-        )
-        return used
 
 
 def mapped(sharders: Iterable[ModuleSharder[Any]], folder: Path) -> list[ModuleSharder[Any]]:

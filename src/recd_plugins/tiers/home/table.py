@@ -23,21 +23,31 @@ class HomeTable:
     first_row: int
     rows: Tensor
     """[n, D] in the table's type."""
-    state: Tensor
-    """[n, 0 | 1 | D] float32."""
+    states: tuple[Tensor, ...]
+    """[n, 1 | D] float32 each: what the optimizer keeps for a row, in its order."""
 
     def copy_to(self, wanted: Tensor, rows: Tensor, state: Tensor) -> None:
-        """Fill in those of the `wanted` [m] rows that are here; the others stay as they are."""
+        """Fill in those of the `wanted` [m] rows that are here; the others stay as they are.
+
+        `state` [m, width] has the states side by side.
+        """
         here, at = self._here(wanted)
         rows[here] = self.rows[at]
-        state[here] = self.state[at]
+        for own, part in self._parts(state):
+            part[here] = own[at]
 
     @torch.no_grad()
     def copy_from(self, given: Tensor, rows: Tensor, state: Tensor) -> None:
         """Take those of the `given` [m] rows whose home is here."""
         here, at = self._here(given)
         self.rows[at] = rows[here]
-        self.state[at] = state[here]
+        for own, part in self._parts(state):
+            own[at] = part[here]
+
+    def _parts(self, state: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each state with its columns of `state` [m, width], which has them side by side."""
+        widths = [own.shape[1] for own in self.states]
+        return zip(self.states, state.split(widths, dim=1) if widths else (), strict=True)
 
     def _here(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         at = rows - self.first_row
@@ -48,23 +58,18 @@ class HomeTable:
 def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
     """The row-wise sharded tables that a fused optimizer of TorchRec updates, by name.
 
-    TorchRec lays a table's state out as its rows: one tensor, but for SGD, which has none.
+    TorchRec lays a table's states out as its rows: one tensor or more, but for SGD, which has none.
     """
     for key, weight in optimizer.params.items():
         shard = weight.local_shards()[0]
         rows = shard.tensor.data
-        states = list(optimizer.state[weight].values())
-        state = (
-            states[0].local_shards()[0].tensor.data
-            if states
-            else rows.new_empty(len(rows), 0, dtype=torch.float32)
-        )
+        states = [one.local_shards()[0].tensor.data for one in optimizer.state[weight].values()]
         name = key.split(".")[1]  # embeddings.NAME.weight
         yield (
             name,
             HomeTable(
                 shard.metadata.shard_offsets[0],
                 rows,
-                state.unsqueeze(1) if state.dim() == 1 else state,
+                tuple(state.unsqueeze(1) if state.dim() == 1 else state for state in states),
             ),
         )

@@ -64,7 +64,7 @@ class NewPlugin(TierPlanner):
         prices = Prices(
             cluster=Cluster.of(topology, world_size),
             batch_size=self.context.batch_size,
-            k=replica_factor(tables.values(), self.context.fused),
+            k=replica_factor(tables.values(), self.fused),
         )
         ledger = Ledger.of(tables, sizes, prices)
         report = PlanReport(ledger=ledger, goal=f"{self.share:.0%} of lookups", budget=None)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 from torch.distributed import ProcessGroup
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from recd_plugins.api import Config, Context, ShardingRecord, Topology, hookimpl
-from recd_plugins.api.planning import Proposes
+from recd_plugins.api.planning import Proposes, sharded_modules
 
 
 class NewPlugin(Proposes):
@@ -26,26 +24,23 @@ class NewPlugin(Proposes):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for so many ranks, which `recd plan` asks for without having them."""
         plans, tables = {}, 0
-        for path, module in model.named_modules():
-            for sharder in self.sharders():
-                if isinstance(module, sharder.module_type):
-                    names = sharder.shardable_parameters(module)
-                    tables += len(names)
-                    plans[path] = construct_module_sharding_plan(
-                        module,
-                        {name: row_wise(compute_kernel="fused") for name in names},
-                        sharder=sharder,
-                        local_size=topology.ranks_per_node or world_size,
-                        world_size=world_size,
-                        device_type=self.context.device,
-                    )
+        for path, module, sharder in sharded_modules(model, self.sharders()):
+            names = sharder.shardable_parameters(module)
+            tables += len(names)
+            plans[path] = construct_module_sharding_plan(
+                module,
+                {name: row_wise(compute_kernel="fused") for name in names},
+                sharder=sharder,
+                local_size=topology.ranks_per_node or world_size,
+                world_size=world_size,
+                device_type=self.context.device,
+            )
         self.explanation = f"new_plugin: {tables} tables row-wise over {world_size} ranks."
         return ShardingPlan(plan=plans)
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's, with the tables' optimizer."""
-        kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
-        return [kind(fused_params=dict(self.context.fused)) for kind in kinds]
+        """The trainer's own, for this plan needs no others."""
+        return self.context.sharders()
 
     def explain(self) -> str:
         return self.explanation

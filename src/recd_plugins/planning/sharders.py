@@ -1,0 +1,176 @@
+"""The sharders of a trainer: which modules they shard, and what optimizer tables have by them.
+
+A trainer says how tables are trained in two places, which TorchRec merges when it shards them:
+`apply_optimizer_in_backward` of a table's parameter, and the `fused_params` of its sharder. Both
+are read here, so that nobody says it twice. TorchRec is imported where it is asked, for that
+takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from recd_plugins.errors import PluginError, RegistryError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ModuleSharder
+
+__all__ = [
+    "check_said",
+    "completed",
+    "default_sharders",
+    "fused_by_table",
+    "fused_in_words",
+    "sharded_modules",
+]
+
+DEFAULTS: Mapping[str, float] = {"learning_rate": 0.01, "eps": 1e-8}
+"""What fbgemm's kernels take where nobody says it; the optimizer is then EXACT_SGD."""
+
+
+def default_sharders(fused: Mapping[str, Any] | None = None) -> list[ModuleSharder[nn.Module]]:
+    """TorchRec's `get_default_sharders()`, those of tables that train with these fused params."""
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+    from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+    from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+    from torchrec.distributed.sharding_plan import get_default_sharders
+
+    given: list[ModuleSharder[nn.Module]] = get_default_sharders()
+    if not fused:
+        return given
+    by_params = (
+        EmbeddingBagCollectionSharder,
+        EmbeddingCollectionSharder,
+        ManagedCollisionEmbeddingBagCollectionSharder,
+        ManagedCollisionEmbeddingCollectionSharder,
+    )
+    found: list[Any] = []
+    for sharder in given:
+        # Sharding mutates the mapping that it is given, so each sharder has its own.
+        if type(sharder) in by_params:
+            found.append(type(sharder)(fused_params=dict(fused)))
+        elif type(sharder) is FeatureProcessedEmbeddingBagCollectionSharder:
+            bags = EmbeddingBagCollectionSharder(fused_params=dict(fused))
+            found.append(FeatureProcessedEmbeddingBagCollectionSharder(bags))
+        else:
+            found.append(sharder)
+    return found
+
+
+def sharded_modules(
+    model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
+    """The modules that DistributedModelParallel shards by these sharders: path, module, sharder.
+
+    It goes by a module's very class, and does not look inside of a module that it shards: the
+    collection in a ManagedCollisionEmbeddingCollection is that module's sharder's. A collection of
+    an adapted model is sharded as the one that it was.
+    """
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+
+    def under(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
+        kind = type(module)
+        sharder = by_type.get(kind) or by_type.get(getattr(kind, "ADAPTED_FROM", kind))
+        if sharder is not None:
+            yield path, module, sharder
+            return
+        for name, child in module.named_children():
+            yield from under(f"{path}.{name}" if path else name, child)
+
+    return under("", model)
+
+
+def fused_by_table(
+    model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> dict[str, dict[str, Any]]:
+    """The fused params of each table that is sharded: its sharder's, under those of its own."""
+    from recd_plugins.compat.torchrec import own_fused_params
+
+    return {
+        table: {**(getattr(sharder, "fused_params", None) or {}), **own_fused_params(parameter)}
+        for _, module, sharder in sharded_modules(model, sharders)
+        for table, parameter in sharder.shardable_parameters(module).items()
+    }
+
+
+class TablesOptimizer(Protocol):
+    """`train.optimizer` of registry.yaml."""
+
+    def fused_params(self) -> dict[str, Any]:
+        """What it says of tables, as TorchRec's `fused_params`."""
+
+
+SAYS = {"tables": "optimizer", "tables_lr": "learning_rate", "tables_eps": "eps"}
+"""What an option of `train.optimizer` is called in fused params."""
+
+
+def check_said(
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    said: Sequence[str],
+    settings: TablesOptimizer,
+) -> None:
+    """`RegistryError` where registry.yaml says another optimizer of tables than they have.
+
+    `said` are those of the `settings` that registry.yaml has.
+    """
+    if not said:
+        return
+    wanted = settings.fused_params()
+    for table, own in fused_by_table(model, sharders).items():
+        has = {"optimizer": type(wanted["optimizer"]).EXACT_SGD, **DEFAULTS, **own}
+        wrong = [name for name in said if has[SAYS[name]] != wanted[SAYS[name]]]
+        if has["optimizer"].name == "EXACT_SGD":  # it has no epsilon
+            wrong = [name for name in wrong if name != "tables_eps"]
+        if wrong:
+            raise RegistryError(
+                f"registry.yaml says {fused_in_words(wanted)}, but the trainer's table {table!r} "
+                f"has {fused_in_words(own)}, by apply_optimizer_in_backward or by the fused_params "
+                f"of its sharder. Say it once: take {', '.join(wrong)} out, or have the trainer "
+                "say the same.",
+                "train.optimizer",
+            )
+
+
+def completed(
+    found: Sequence[ModuleSharder[nn.Module]], given: Sequence[ModuleSharder[nn.Module]], who: str
+) -> list[ModuleSharder[nn.Module]]:
+    """What a planner brings, and those that the trainer has `given` for other modules.
+
+    `PluginError`, which names the planner as `who`, where it brings another one in place of the
+    trainer's that trains or exchanges otherwise.
+    """
+    by_type = {one.module_type: one for one in found}
+    for own in given:
+        other = by_type.get(own.module_type, own)
+        theirs, ours = (getattr(one, "fused_params", None) or {} for one in (other, own))
+        codecs = other.qcomm_codecs_registry is own.qcomm_codecs_registry
+        if theirs == ours and codecs:
+            continue
+        what = (
+            f"trains tables with {fused_in_words(theirs)}, where the trainer's have "
+            f"{fused_in_words(ours)}"
+            if theirs != ours
+            else "leaves out the trainer's qcomm_codecs_registry"
+        )
+        raise PluginError(
+            f"{who} brings a {type(other).__name__} of its own for {own.module_type.__name__}, "
+            f"which {what}. Have its `sharders` return those of `context.sharders()`, wrapped "
+            "where its plan changes modules."
+        )
+    return [*found, *(own for own in given if own.module_type not in by_type)]
+
+
+def fused_in_words(fused: Mapping[str, Any]) -> str:
+    """What fused params say of the optimizer: `EXACT_SGD, learning_rate 0.2`."""
+    kind: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
+    said = [f"learning_rate {fused.get('learning_rate', DEFAULTS['learning_rate']):g}"]
+    if kind not in ("EXACT_SGD", "SGD"):
+        said.append(f"eps {fused.get('eps', DEFAULTS['eps']):g}")
+    others = ("weight_decay", "weight_decay_mode", "max_norm", "max_gradient", "beta1", "beta2")
+    said += [f"{name} {fused[name]}" for name in others if fused.get(name)]
+    return ", ".join([kind, *said])

@@ -1,0 +1,202 @@
+"""What steps rows: the arithmetic of fbgemm's fused optimizers, repeated for replicas.
+
+Options that fbgemm takes and its kernels never read change nothing here either: `weight_decay` of
+SGD and Adagrad, `max_norm` of all but row-wise Adagrad on CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torchrec.optim.keyed import KeyedOptimizer
+
+from recd_plugins.compat.torchrec import fused_arithmetic, next_forward
+from recd_plugins.errors import CapabilityError
+
+__all__ = ["KINDS", "OptimizerKind", "RowOptimizer", "check_repeatable"]
+
+OptimizerKind = Literal[
+    "sgd",
+    "adagrad",
+    "rowwise_adagrad",
+    "adam",
+    "partial_rowwise_adam",
+    "lamb",
+    "partial_rowwise_lamb",
+]
+
+KINDS: dict[str, OptimizerKind] = {
+    "EXACT_SGD": "sgd",
+    "EXACT_ADAGRAD": "adagrad",
+    "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad",
+    "ADAM": "adam",
+    "PARTIAL_ROWWISE_ADAM": "partial_rowwise_adam",
+    "LAMB": "lamb",
+    "PARTIAL_ROWWISE_LAMB": "partial_rowwise_lamb",
+}
+"""fbgemm's name of each; on the CPU it has the first three."""
+
+Decay = Literal["none", "l2", "decoupled"]
+DECAYS: tuple[Decay, ...] = ("none", "l2", "decoupled")
+"""By the number of fbgemm's `WeightDecayMode`, those that can be repeated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptimizer:
+    """Steps rows w [n, D] by their gradients g [n, D], each by itself.
+
+    sgd              w <- w - lr g
+    adagrad          s <- s + g²,              w <- w - lr g / (√s + eps),     s [n, D]
+    rowwise_adagrad  s <- s + mean_d (g + l w)²,  w <- c w - lr g / (√s + eps),   s [n, 1]
+
+    With weight decay λ by L2, l = λ and c = 1 - λ lr / (√s + eps); decoupled, l = 0 and
+    c = 1 - λ lr; without, l = 0 and c = 1. Where a row is longer than `max_norm` it is cut.
+
+    adam             m <- b₁ m + (1 - b₁) g,  v <- b₂ v + (1 - b₂) g²,  m, v [n, D],
+                     r = m / (1 - b₁ᵗ) / (√(v / (1 - b₂ᵗ)) + eps) + λ w,   w <- w - lr r
+    lamb             the same, but w <- w - lr r |w| / |r|
+    partial_rowwise_adam, partial_rowwise_lamb
+                     the same, but of v there is one a row [n, 1], and of g² its mean over d
+
+    t counts the forwards of the kernel, this one included; `counts_rows`, the steps of each row.
+    """
+
+    kind: OptimizerKind
+    learning_rate: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decay: Decay = "none"
+    """How row-wise Adagrad decays weights; the Adams and LAMBs have but one way."""
+    max_norm: float = 0.0
+    """The most that a row's norm may be; 0 anything."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    forwards: int = 1
+    """t."""
+    counts_rows: bool = False
+
+    @classmethod
+    def of(cls, kernel: KeyedOptimizer, *, on_cpu: bool, decays: bool = True) -> RowOptimizer:
+        """As the kernel will step by its next forward: rates and the like may change before
+        another one. `decays`: whether it decays weights, where it is told to."""
+        name, arguments = fused_arithmetic(kernel)
+        kind = KINDS[name]
+        rate, forwards = next_forward(kernel)
+        return cls(
+            kind=kind,
+            learning_rate=rate,
+            eps=arguments.eps,
+            weight_decay=arguments.weight_decay,
+            decay=DECAYS[arguments.weight_decay_mode]
+            if decays and kind == "rowwise_adagrad"
+            else "none",
+            max_norm=0.0 if on_cpu or kind != "rowwise_adagrad" else arguments.max_norm,
+            beta1=arguments.beta1,
+            beta2=arguments.beta2,
+            forwards=forwards,
+            counts_rows=arguments.use_rowwise_bias_correction,
+        )
+
+    def state_width(self, dim: int) -> int:
+        """Numbers of state for a row of D."""
+        match self.kind:
+            case "sgd":
+                return 0
+            case "adagrad":
+                return dim
+            case "rowwise_adagrad":
+                return 1
+            case "adam" | "lamb":
+                return 2 * dim + self.counts_rows
+            case "partial_rowwise_adam" | "partial_rowwise_lamb":
+                return dim + 1
+
+    def step(
+        self,
+        rows: Tensor,
+        state: Tensor,
+        gradients: Tensor,
+        table_type: torch.dtype = torch.float32,
+    ) -> None:
+        """Step `rows` and their `state` [n, `state_width`] in place, all float32.
+
+        On the CPU, fbgemm rounds the steps of SGD and Adagrad to the table's type, then the rows.
+        """
+        rate = self.learning_rate
+        match self.kind:
+            case "sgd" if table_type == torch.float32:
+                rows.sub_(gradients, alpha=rate)
+                return
+            case "sgd":
+                step = gradients * rate
+            case "adagrad":
+                state.addcmul_(gradients, gradients)
+                step = gradients * (rate / (state.sqrt() + self.eps))
+            case "rowwise_adagrad":
+                step = self._rowwise_adagrad(rows, state, gradients)
+            case _:
+                rows.sub_(self._direction(rows, state, gradients), alpha=rate)
+                return
+        if self.kind != "rowwise_adagrad" and rows.device.type == "cpu":
+            step = step.to(table_type)
+        rows.sub_(step)
+        if self.max_norm:
+            stored = rows.to(table_type).float()
+            norms = stored.norm(dim=1, keepdim=True)
+            rows.copy_(torch.where(norms > self.max_norm, stored * (self.max_norm / norms), stored))
+
+    def _rowwise_adagrad(self, rows: Tensor, state: Tensor, gradients: Tensor) -> Tensor:
+        """Decay the rows; what is then to be taken off them."""
+        decay, rate = self.weight_decay, self.learning_rate
+        whole = gradients + decay * rows if self.decay == "l2" else gradients
+        state += whole.square().mean(dim=1, keepdim=True)
+        rates = rate / (state.sqrt() + self.eps)
+        if self.decay != "none":
+            rows.mul_(1 - decay * (rates if self.decay == "l2" else rate))
+        return gradients * rates
+
+    def _direction(self, rows: Tensor, state: Tensor, gradients: Tensor) -> Tensor:
+        """r of the Adams, and of the LAMBs times |w| / |r|."""
+        dim, partial = rows.shape[1], self.kind.startswith("partial")
+        first, second = state[:, :dim], state[:, dim : dim + 1 if partial else 2 * dim]
+        squares = gradients.square()
+        first.mul_(self.beta1).add_(gradients, alpha=1 - self.beta1)
+        second.mul_(self.beta2).add_(
+            squares.mean(dim=1, keepdim=True) if partial else squares, alpha=1 - self.beta2
+        )
+        # float32, as fbgemm raises to powers: of a beta near 1 that is felt in the first steps.
+        steps = state[:, -1:].add_(1) if self.counts_rows else state.new_tensor([self.forwards])
+        means, variances = first / (1 - self.beta1**steps), second / (1 - self.beta2**steps)
+        direction: Tensor = means / (variances.sqrt() + self.eps) + self.weight_decay * rows
+        if self.kind in ("lamb", "partial_rowwise_lamb"):
+            lengths, own = (part.norm(dim=1, keepdim=True) for part in (rows, direction))
+            direction *= lengths / own
+        return direction
+
+
+def check_repeatable(kernel: KeyedOptimizer, tables: Sequence[str]) -> None:
+    """`CapabilityError` unless replicas can repeat what the kernel does to these tables."""
+    name, arguments = fused_arithmetic(kernel)
+    what = []
+    if name not in KINDS:
+        what.append(name)
+    elif arguments.regularization_mode >= len(DECAYS):
+        what.append(f"{name} with a weight_decay_mode other than {', '.join(DECAYS)}")
+    types = {
+        shard.tensor.dtype
+        for weight in kernel.params.values()
+        for state in kernel.state[weight].values()
+        for shard in state.local_shards()
+    }
+    if others := sorted(str(kind) for kind in types - {torch.float32}):
+        what.append(f"{name} with states of {', '.join(others)}")
+    if what:
+        raise CapabilityError(
+            f"tiers: tables {', '.join(tables)} are updated by fbgemm's {', '.join(what)}, which "
+            f"replicas cannot repeat. Use one of {', '.join(KINDS.values())}, or leave these "
+            "tables out of the tier plan."
+        )
