@@ -22,6 +22,9 @@ ROUNDINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of|row_wise_of" tests --include="test_*.py")
 
+# Hundreds of processes of the tests import the same modules: they are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast test-ranks test-examples test-docs test-rounding nightly lint clean
 
 demo: $(VENV)/ready

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.models import SMALL, sessions
+from benchmarks.recd_data.__main__ import compare
 from benchmarks.recd_data.batches import padded_unique
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.testing.batches import to_lists
-
-ROOT = Path(__file__).parents[2]
-
-SMALL = """
-import sys
-from pathlib import Path
-from benchmarks.harness import main
-from benchmarks.models import SMALL, sessions
-from benchmarks.recd_data.__main__ import compare
-
-folder, config = Path(sys.argv.pop()), sessions("rm1", SMALL, samples=4096)
-main("recd_data", lambda quick: compare(config, config, folder, rounds=1, batch_size=512))
-"""
 
 TARGETS = {
     "clustered vs time-ordered file size": (3.71, False),
@@ -46,32 +32,30 @@ TARGETS = {
 """Issue rows; where the target follows the DedupeFactor, it is not named here."""
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_the_suite_on_a_small_table(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL, "--json", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
-    figures = {figure["name"]: figure for figure in printed["figures"]}
+    config = sessions("rm1", SMALL, samples=4096)
+    report = compare(config, config, tmp_path, rounds=1, batch_size=512)
+    figures = {figure.name: figure for figure in report.figures}
+    assert len(figures) == len(report.figures)
     for name, (target, at_most) in TARGETS.items():
         figure = figures[name]
-        assert figure["value"] > 0
-        assert figure["at_most"] == at_most
-        assert figure["target"] == target or target is None
-        beyond = figure["value"] - figure["target"]
-        assert figure["met"] == (beyond <= 0 if at_most else beyond >= 0)
-        assert figure["note"]
-    assert figures["bytes from reader to trainer"]["target"] == pytest.approx(
-        9 / 8 * figures["preprocessing on unique samples"]["target"]  # 0.9 and 0.8 of one factor
+        assert figure.value > 0
+        assert figure.at_most == at_most
+        assert figure.target is not None
+        assert figure.target == target or target is None
+        beyond = figure.value - figure.target
+        assert figure.met == (beyond <= 0 if at_most else beyond >= 0)
+        assert figure.note
+    preprocessed = figures["preprocessing on unique samples"].target
+    assert preprocessed is not None
+    assert figures["bytes from reader to trainer"].target == pytest.approx(
+        9 / 8 * preprocessed  # 0.9 and 0.8 of one factor
     )
     # What no load of the machine changes.
-    assert figures["O1 shard compression"]["met"]
-    assert figures["partial conversion, fewer values kept than exact"]["met"]
-    assert printed["conditions"]["settings"]["samples"] == 4096
+    assert figures["O1 shard compression"].met
+    assert figures["partial conversion, fewer values kept than exact"].met
+    assert report.settings["samples"] == 4096
 
 
 def test_the_padded_baseline_finds_the_same_unique_samples() -> None:

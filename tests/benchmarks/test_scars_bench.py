@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.scars.__main__ import compare
 from benchmarks.scars.clicks import Clicks
 from benchmarks.scars.steps import ScarsSide, trained
 from benchmarks.scars.tables import LAWS, CriteoColumns, Law
-
-ROOT = Path(__file__).parents[2]
-
-SMALL = """
-import numpy as np, torch
-from benchmarks.harness import main
-from benchmarks.scars.__main__ import compare
-from benchmarks.scars.tables import CriteoColumns
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    draw = np.random.default_rng(0)
-    columns = CriteoColumns([draw.zipf(1.5, 4096) % 500 for _ in range(3)])
-    sizes = {"num_rows": 20_000, "ids": 20_000, "samples": 2_048, "rounds": 3}
-    main("scars", lambda quick: compare(columns, **sizes))
-"""
 
 TARGETS = {
     **{f"rows of a coalesced batch against the formula, {name}": 2.0 for name in (*LAWS, "Criteo")},
@@ -50,25 +31,19 @@ TARGETS = {
 }
 
 
-def test_the_suite_on_small_tables(tmp_path: Path) -> None:
-    script = tmp_path / "small.py"
-    script.write_text(SMALL)
-    done = subprocess.run(
-        [sys.executable, str(script), "--json"],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    figures = {figure["name"]: figure for figure in json.loads(done.stdout)["figures"]}
-    assert {name: figure["target"] for name, figure in figures.items()} == TARGETS
+@pytest.mark.usefixtures("one_thread")
+def test_the_suite_on_small_tables() -> None:
+    draw = np.random.default_rng(0)
+    columns = CriteoColumns([draw.zipf(1.5, 4096) % 500 for _ in range(3)])
+    report = compare(columns, num_rows=20_000, ids=20_000, samples=2_048, rounds=3)
+    figures = {figure.name: figure for figure in report.figures}
+    assert {name: figure.target for name, figure in figures.items()} == TARGETS
+    assert len(figures) == len(report.figures)
     for figure in figures.values():
-        assert figure["note"]
+        assert figure.note
         # No load of the machine changes these.
-        if figure["target"] and figure["unit"] in ("% off", "times"):
-            assert figure["met"], figure
+        if figure.target and figure.unit in ("% off", "times"):
+            assert figure.met, figure
 
 
 CLICKS = Clicks(law="half-normal", num_rows=400, tables=2, lookups=3, dim=8, pooled=False)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from forked import start_server
 from known_rows import ROWS, write
 
 from recd_plugins.data.table import Table
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server() -> None:
+    """Workers of readers start at once."""
+    start_server()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forked import run_module
+
 __all__ = ["Reader", "blocks"]
 
 COMMENT = re.compile(r"# (\S+\.(?:py|yaml|toml))\n")
@@ -75,6 +77,21 @@ class Reader:
         if first == "cd":
             self.folder = (self.folder / arguments[0]).resolve()
             return
+        code, output = self._done(command)
+        fails = any(line.startswith("error:") for line in shown)
+        assert code == (2 if fails else 0), f"{command}:\n{output}"
+        flat = " ".join(output.split())
+        for line in shown:
+            assert " ".join(line.split()) in flat, f"{command} does not print {line!r}:\n{output}"
+
+    def _done(self, command: str) -> tuple[int, str]:
+        """Its exit code, and what it printed; Python's programs are forked."""
+        words = shlex.split(command)
+        if words[0] == "recd":
+            words[:1] = ["python", "-m", "recd_plugins"]
+        if words[:2] == ["python", "-m"]:
+            forked = run_module(*words[2:], folder=self.folder, environment=self._environment)
+            return forked.code, forked.out + forked.err
         done = subprocess.run(
             ["/bin/sh", "-c", command],
             cwd=self.folder,
@@ -83,12 +100,7 @@ class Reader:
             text=True,
             timeout=180,
         )
-        output = done.stdout + done.stderr
-        fails = any(line.startswith("error:") for line in shown)
-        assert done.returncode == (2 if fails else 0), f"{command}:\n{output}"
-        flat = " ".join(output.split())
-        for line in shown:
-            assert " ".join(line.split()) in flat, f"{command} does not print {line!r}:\n{output}"
+        return done.returncode, done.stdout + done.stderr
 
 
 def _commands(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,12 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flexshard.py"
 
 
-def test_replicas_send_less_and_learn_alike(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLE), "12"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"lookups of the hottest rows: .*1000: '\d\d%'", done.stdout)
-    assert "tier plan: goal auto; 2 nodes of 2 ranks" in done.stdout
-    rows = re.findall(r"^│ (row-wise|FlexShard) +│(.*)│$", done.stdout, re.MULTILINE)
-    assert [name for name, _ in rows] == ["row-wise", "FlexShard"], done.stdout
+def test_replicas_send_less_and_learn_alike(run_example: Callable[..., str]) -> None:
+    printed = run_example("flexshard.py", "12")
+    assert re.search(r"lookups of the hottest rows: .*1000: '\d\d%'", printed)
+    assert "tier plan: goal auto; 2 nodes of 2 ranks" in printed
+    rows = re.findall(r"^│ (row-wise|FlexShard) +│(.*)│$", printed, re.MULTILINE)
+    assert [name for name, _ in rows] == ["row-wise", "FlexShard"], printed
     plain, ours = ([float(cell.replace(",", "")) for cell in row.split("│")] for _, row in rows)
     assert plain[1] > 3 * ours[1]  # MB through all-to-alls
     assert sum(plain[1:3]) > 2 * sum(ours[1:3])  # and with the replicas' gradients
@@ -29,11 +26,12 @@ def test_replicas_send_less_and_learn_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", ["7", "x", "-1"])
 @pytest.mark.parametrize("name", ["flexshard.py", "scars.py"])
-def test_too_few_steps_are_one_message(name: str, steps: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLE.with_name(name)), steps]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"{steps}: say 8 steps at least")
+def test_too_few_steps_are_one_message(
+    name: str, steps: str, run_example: Callable[..., str]
+) -> None:
+    # Python prints such a message on stderr, and ends with 1.
+    with pytest.raises(SystemExit, match=rf"^{steps}: say 8 steps at least"):
+        run_example(name, steps)
 
 
 def test_it_stays_thin() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,10 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "recd_train.py"
 
 
-def test_both_sides_learn_alike_and_recd_saves(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^│ (plain KJT|RecD) +│(.*)│$", done.stdout, re.MULTILINE)
-    assert [name for name, _ in rows] == ["plain KJT", "RecD"], done.stdout
+def test_both_sides_learn_alike_and_recd_saves(run_example: Callable[..., str]) -> None:
+    printed = run_example("recd_train.py")
+    rows = re.findall(r"^│ (plain KJT|RecD) +│(.*)│$", printed, re.MULTILINE)
+    assert [name for name, _ in rows] == ["plain KJT", "RecD"], printed
     plain, ours = ([float(cell.replace(",", "")) for cell in row.split("│")] for _, row in rows)
     assert plain[1] > 5 * ours[1]  # MB through all-to-alls
     assert plain[2] > ours[2]  # MiB

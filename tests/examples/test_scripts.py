@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import run_module
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -25,13 +26,13 @@ def test_a_trainer_with_recd_plugins_dropped_in_learns(launcher: list[str], tmp_
 
 
 def test_a_pooling_in_one_file_trains(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recd_plugins", "train"]
-    command += ["--registry", str(EXAMPLES.parent / "registry.yaml"), "--ranks=1", "train.steps=30"]
-    command += ["plugins=[recd_dlrm, ./examples/last_pooling.py]", "pooling.history.use=last"]
-    command += ["dataset.samples=40000", "sharding={use: torchrec, search: greedy}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"train step .* loss (\d\.\d+)", done.stdout)]
+    arguments = ["--registry", str(EXAMPLES.parent / "registry.yaml"), "--ranks=1"]
+    arguments += ["plugins=[recd_dlrm, ./examples/last_pooling.py]", "pooling.history.use=last"]
+    arguments += ["dataset.samples=40000", "sharding={use: torchrec, search: greedy}"]
+    arguments += ["train.steps=30"]
+    done = run_module("recd_plugins", "train", *arguments, folder=tmp_path)
+    assert done.code == 0, done.err
+    losses = [float(loss) for loss in re.findall(r"train step .* loss (\d\.\d+)", done.out)]
     assert len(losses) == 2
     assert losses[-1] < losses[0]
 
@@ -47,15 +48,9 @@ def test_a_sharding_in_one_file_plans_and_trains(tmp_path: Path) -> None:
     arguments += ["dataset.samples=40000"]
     printed = {}
     for command in ("plan", "train"):
-        done = subprocess.run(
-            [sys.executable, "-m", "recd_plugins", command, *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        printed[command] = done.stdout
+        done = run_module("recd_plugins", command, *arguments, folder=tmp_path)
+        assert done.code == 0, done.err
+        printed[command] = done.out
     held = re.search(r"by_size: ([\d,]+), ([\d,]+) numbers", printed["plan"])
     assert held is not None
     assert all(int(size.replace(",", "")) > 0 for size in held.groups())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from forked import run_module
 from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
@@ -26,18 +25,12 @@ def new(*arguments: str | Path) -> Result:
 
 def run_tests(folder: Path, *arguments: str, path: str = "") -> str:
     """What pytest prints, in a process of its own; its tests must pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    ours = os.environ.get("PYTHONPATH", "")
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{path}:{ours}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    path = f"{path}:{os.environ.get('PYTHONPATH', '')}"
+    options = ["-q", "-p", "no:cacheprovider", *arguments]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the host was imported before
+    done = run_module("pytest", *options, folder=folder, environment={"PYTHONPATH": path})
+    assert done.code == 0, done.out + done.err
+    return done.out
 
 
 def test_a_plugin_is_written_under_its_own_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from recd_dlrm.datasets.sessions.dataset import default_features
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.planner_bases import Tiered
@@ -30,10 +32,20 @@ from recd_plugins.testing.parity import (
 from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
 
 STEPS = 20
+FEATURES = [
+    dataclasses.asdict(dataclasses.replace(feature, num_ids=min(feature.num_ids, 1_000)))
+    for feature in default_features()
+]
+"""With small tables: the reference trains them whole, in each step."""
 
 REGISTRY: dict[str, Any] = {
     "plugins": ["recd_dlrm", "recd_scars", "recd_flexshard"],
-    "dataset": {"use": "sessions", "samples": 2048, "test_fraction": 0.0625},
+    "dataset": {
+        "use": "sessions",
+        "samples": 2048,
+        "test_fraction": 0.0625,
+        "features": FEATURES,
+    },
     "reader": {"use": "local", "prefetch": False},
     "sharding": {"use": "torchrec", "search": "greedy"},
     "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
@@ -58,8 +70,14 @@ CACHES: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where tables are prepared once for all."""
+    return tmp_path_factory.mktemp("tables")
+
+
 def registry(folder: Path, model: str, **changed: Any) -> dict[str, Any]:
-    return {**REGISTRY, "folder": str(folder / "data"), "model": MODELS[model], **changed}
+    return {**REGISTRY, "folder": str(folder), "model": MODELS[model], **changed}
 
 
 def model_of(values: dict[str, Any]) -> nn.Module:
@@ -78,9 +96,9 @@ def batches_of(values: dict[str, Any], steps: int) -> list[list[Batch]]:
     [("pooled", "rank"), ("pooled", "none"), ("sequences", "node")],
 )
 def test_weights_are_those_of_row_wise_torchrec(
-    gloo_pool: GlooPool, tmp_path: Path, model: str, cache: str
+    gloo_pool: GlooPool, folder: Path, model: str, cache: str
 ) -> None:
-    values = registry(tmp_path, model)
+    values = registry(folder, model)
     batches, build = batches_of(values, STEPS), partial(model_of, values)
     arrange = ByRegistry({**values, "cache": CACHES[cache]})
     for kind in ("sgd", "rowwise_adagrad"):
@@ -106,13 +124,13 @@ def replicated(values: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("size", [{"size": "optimum"}, {"size": "hit_rate", "hit_rate": 0.5}])
 def test_a_cache_of_rows_that_are_all_alike_trains_alike(
-    gloo_pool: GlooPool, tmp_path: Path, size: dict[str, Any]
+    gloo_pool: GlooPool, folder: Path, size: dict[str, Any]
 ) -> None:
     """Ids without skew: caching gains little, and must cost no accuracy."""
     item = {"name": "item", "num_ids": 500, "table": "items", "distribution": "uniform"}
     history = item | {"name": "history", "kind": "user", "sequence": True, "length": 4}
     values = registry(
-        tmp_path,
+        folder,
         "sequences",
         dataset=REGISTRY["dataset"] | {"features": [history, item]},
         cache={"use": "scars", "window": 4, **size},
@@ -141,12 +159,12 @@ def ordered(values: dict[str, Any], steps: int) -> list[Batch]:
 
 
 def test_hot_batches_come_through_the_stack_and_train_alike(
-    gloo_pool: GlooPool, tmp_path: Path
+    gloo_pool: GlooPool, folder: Path
 ) -> None:
     item = {"name": "item", "num_ids": 500, "table": "items", "skew": 1.2}
     history = item | {"name": "history", "kind": "user", "sequence": True, "length": 4}
     values = registry(
-        tmp_path,
+        folder,
         "sequences",
         dataset=REGISTRY["dataset"] | {"features": [history, item]},
         cache={"use": "scars", "size": "hit_rate", "hit_rate": 0.9, "window": 4},
@@ -165,10 +183,10 @@ def test_hot_batches_come_through_the_stack_and_train_alike(
     )
 
 
-def test_tables_in_mapped_files_train_alike(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    if (kind := file_system(tmp_path)) in IN_MEMORY:
-        pytest.skip(f"needs a temporary folder on a disk; {tmp_path} lies on {kind}")
-    values = registry(tmp_path, "sequences", topology={"host_memory_gb": 1e-3})
+def test_tables_in_mapped_files_train_alike(gloo_pool: GlooPool, folder: Path) -> None:
+    if (kind := file_system(folder)) in IN_MEMORY:
+        pytest.skip(f"needs a temporary folder on a disk; {folder} lies on {kind}")
+    values = registry(folder, "sequences", topology={"host_memory_gb": 1e-3})
     check_parity(
         gloo_pool,
         partial(model_of, values),
@@ -177,7 +195,7 @@ def test_tables_in_mapped_files_train_alike(gloo_pool: GlooPool, tmp_path: Path)
         reference=BySharding("row_wise"),
         tables=["sgd"],
     )
-    assert list((tmp_path / "data" / "mapped").iterdir()) == []
+    assert list((folder / "mapped").iterdir()) == []
 
 
 def trained(values: dict[str, Any]) -> tuple[dict[str, list[int]], str]:
@@ -198,12 +216,14 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] in ("train", "test")]
 
 
-def test_the_cache_follows_the_rows_that_are_hot(gloo_pool: GlooPool, tmp_path: Path) -> None:
+def test_the_cache_follows_the_rows_that_are_hot(
+    gloo_pool: GlooPool, folder: Path, tmp_path: Path
+) -> None:
     cache = {**CACHES["rank"], "profile_batches": 1, "hot_batches": False}
 
     def run(name: str, **changed: Any) -> tuple[dict[str, list[int]], str]:
         train = {**REGISTRY["train"], "run": str(tmp_path / name), **changed.pop("train", {})}
-        values = registry(tmp_path, "sequences", train=train, **changed)
+        values = registry(folder, "sequences", train=train, **changed)
         (rows, why), (same, _) = gloo_pool.run(trained, values)
         assert rows == same
         return rows, why
@@ -228,7 +248,7 @@ def test_the_cache_follows_the_rows_that_are_hot(gloo_pool: GlooPool, tmp_path: 
     assert losses(tmp_path / "learned") == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_cache_before_flexshard_is_reported_at_once(tmp_path: Path) -> None:
-    values = registry(tmp_path, "sequences", cache=CACHES["rank"], sharding={"use": "flexshard"})
+def test_a_cache_before_flexshard_is_reported_at_once(folder: Path) -> None:
+    values = registry(folder, "sequences", cache=CACHES["rank"], sharding={"use": "flexshard"})
     with pytest.raises(RegistryError, match=r"cache: scars gives rows replicas, and so does"):
         load(values).check()

@@ -30,9 +30,8 @@ from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 PLAIN = BySharding("row_wise")
-STEPS = 5
+STEPS = 3
 """On each number of ranks."""
-"""Sums over other ranks add floats in another order."""
 
 Model = DistributedModelParallel
 

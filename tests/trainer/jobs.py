@@ -1,4 +1,4 @@
-"""`recd train` as a user starts it: a process of its own, in a folder of its own."""
+"""`recd train` as a user starts it, in a folder of its own: to its end, or to be interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forked import run_module
+
 DEADLINE = 120.0
+
+WIDE = {"COLUMNS": "200"}
+"""So that no line is broken."""
 
 REGISTRY = """
 plugins: [recd_dlrm]
@@ -35,12 +40,12 @@ def write_registry(folder: Path, text: str = REGISTRY) -> None:
 
 
 def start(folder: Path, *arguments: str, program: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """`recd train <arguments>` in `folder`, or the same under another `program`."""
+    """`recd train <arguments>` in `folder`, or the same under another `program`: a process."""
     command = [*(program or [sys.executable]), "-m", "recd_plugins", "train", *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | WIDE,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -54,8 +59,11 @@ def finish(job: subprocess.Popen[str], *, code: int = 0) -> tuple[str, str]:
     return out, err
 
 
-def train(folder: Path, *arguments: str) -> str:
-    return finish(start(folder, *arguments))[0]
+def train(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    """What `recd train <arguments>` printed, once it ended with `code`; its launcher is forked."""
+    done = run_module("recd_plugins", "train", *arguments, folder=folder, environment=WIDE)
+    assert done.code == code, f"exit code {done.code}\n{done.out}\n{done.err}"
+    return done.out, done.err
 
 
 def wait_for_step(folder: Path, run: str, step: int, job: subprocess.Popen[str]) -> None:

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path) -> str:
-    return train(folder, "train.run=runs/whole")
+    return train(folder, "train.run=runs/whole")[0]
 
 
 def test_a_run_tells_what_it_did(folder: Path, uninterrupted: str) -> None:
@@ -71,7 +71,7 @@ def test_a_run_tells_what_it_did(folder: Path, uninterrupted: str) -> None:
     assert "samples/s on 2 ranks of 32" in uninterrupted
 
 
-def test_a_killed_run_resumes_bit_for_bit(folder: Path, uninterrupted: str) -> None:
+def test_a_killed_run_resumes_bit_for_bit_under_torchrun(folder: Path, uninterrupted: str) -> None:
     options = ("train.run=runs/killed", "reader.workers=1")  # one worker reads what a rank would
     job = start(folder, *options)
     wait_for_step(folder, "runs/killed", 15, job)
@@ -81,7 +81,9 @@ def test_a_killed_run_resumes_bit_for_bit(folder: Path, uninterrupted: str) -> N
     job.wait()
     assert gone(started)  # nobody trains or reads on without a launcher
     job.communicate()
-    out = train(folder, *options, "--resume")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    program = [*torchrun, "--nproc-per-node=2"]
+    out, _ = finish(start(folder, *options, "--resume", program=program))
     assert "resumed after step " in out
     assert metrics(folder, "runs/killed") == metrics(folder, "runs/whole")
 
@@ -146,13 +148,6 @@ def recd_model():
         "sharding: {use: torchrec, search: greedy}\n"
         "train: {batch_size: 32, steps: 10, run: runs/fails, device: cpu}\n"
     )
-    _, err = finish(start(folder, "-r", "fails.yaml"), code=1)
+    _, err = train(folder, "-r", "fails.yaml", code=1)
     assert "error: rank 1 ended with exit code 1; it said:" in err
     assert "ArithmeticError: rank one cannot count" in err
-
-
-def test_torchrun_runs_the_same_job(folder: Path, uninterrupted: str) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    job = start(folder, "train.run=runs/torchrun", program=[*torchrun, "--nproc-per-node=2"])
-    finish(job)
-    assert metrics(folder, "runs/torchrun") == metrics(folder, "runs/whole")

@@ -44,7 +44,7 @@ GRACE = 5.0
 SHOWN = 20_000
 """Bytes of a rank's output that an error shows, from the end."""
 PRELOADED = ["torchrec", __name__]
-"""What the server process imports before it forks the first rank."""
+"""What the server process imports before it forks the first rank; one server forks all."""
 
 Reference = dict[str, tuple[str, str]]
 """Module as pickled to (module to import, its file): where a rank finds what it is sent."""
@@ -101,11 +101,11 @@ class RanksFailed(Exception):
 class Ranks:
     """Processes that live through the same calls; those that one call fails in are gone."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[Place], *, preload: Sequence[str] = PRELOADED) -> None:
         self._processes: list[_Process] = []
         try:
             for place in places:
-                self._processes.append(_Process(place))
+                self._processes.append(_Process(place, preload))
             _collect(self._processes, START_LIMIT, "starting a rank")
         except BaseException:
             self.close()
@@ -166,9 +166,9 @@ class Ranks:
 class _Process:
     """One rank's process, as its parent sees it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, preload: Sequence[str]) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context.set_forkserver_preload(list(preload))
         self.connection, theirs = context.Pipe()
         self._folder = tempfile.TemporaryDirectory(prefix="recd-rank-")
         self._printed = Path(self._folder.name) / "printed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,15 @@ __all__ = ["fit_link", "measure_topology", "own_group"]
 
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
-LEAST = 1e-6
-"""Seconds that a call takes at least: without the work before it, noise may be all that is left."""
 LONG_ENOUGH = 0.1
 """Seconds of a call after which payloads grow no further."""
 GROWTH = 4
 """How many times as large each payload is as the one before."""
+ROUNDS = 12
+"""Runs, of which the middle half counts."""
+IN_A_ROW = 16
+"""Calls of a run with the smallest payload, or of a rank's own work: ranks leave a barrier one
+after the other, which would count as time of a single call."""
 MOSTLY_BYTES = 16
 """A call measures bandwidth if it takes more than so many latencies."""
 BETWEEN = 1 << 14
@@ -40,14 +44,16 @@ def measure_topology(
     *,
     topology: Topology | None = None,
     largest: int = 1 << 28,
+    rounds: int = ROUNDS,
 ) -> Topology:
     """Measure a group's collectives across and inside nodes, and a rank's memory, all at once.
 
     Every rank must call it, and gets the same answer: the slowest rank's. Nodes are those of
     `topology`, by default the launcher's; what it says beside is kept where nothing is measured.
-    Payloads grow up to `largest` bytes, or until a call takes long enough.
+    Payloads grow up to `largest` bytes, or until a call takes long enough; each call is timed
+    `rounds` times, and the middle half counts.
     """
-    world = group.size()
+    world, timer = group.size(), Timer(group, device, rounds)
     known = topology or Topology()
     w = ranks_per_node(known, world)
     ranks = torch.tensor(dist.get_process_group_ranks(group)).view(-1, w)
@@ -64,15 +70,14 @@ def measure_topology(
     }
     found: dict[str, Any] = {}
     work = gathering(group, device, BETWEEN)
-    alone = seconds_of(work, group, device, IN_A_ROW)
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
-            found[name] = _measured(peers, group, device, call, largest, work, alone)
+            found[name] = _measured(peers, timer, call, largest, work)
     if "a2a_global" in found and world == w:
         found["a2a_intra"] = found["a2a_global"]
     if "a2a_global" in found:
-        found["beside"] = _beside(group, device, found["a2a_global"], largest, work)
-    found |= own_work(group, device)
+        found["beside"] = _beside(timer, found["a2a_global"], largest, work)
+    found |= own_work(timer)
     found |= _links(found, world, w)
     stated = {name: value for name, value in vars(known).items() if value is not None}
     return Topology(**{**stated, **found, "device": device.type, "ranks_per_node": w})
@@ -99,34 +104,24 @@ def fit_link(seconds: Mapping[int, float]) -> Link:
 
 def _measured(
     peers: ProcessGroup,
-    world: ProcessGroup,
-    device: torch.device,
+    timer: Timer,
     call: Callable[..., None],
     largest: int,
     work: Callable[[], object],
-    alone: float,
 ) -> Link:
-    """The link by calls that ranks come to from `work` of their own, which takes `alone`
-    seconds."""
+    """The link by calls that ranks come to from `work` of their own."""
     seconds, payload = {}, SMALL
     while True:
-        buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=device)
+        buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=timer.device)
         exchange = partial(call, buffer, torch.empty_like(buffer), peers)
-        again = IN_A_ROW if payload == SMALL else 1
-        took = seconds_of(partial(_both, work, exchange), world, device, again) - alone
-        seconds[buffer.nbytes] = max(took, LEAST)
+        took = timer.after(work, exchange, IN_A_ROW if payload == SMALL else 1)
+        seconds[buffer.nbytes] = took
         if payload >= largest or (payload > SMALL and took > LONG_ENOUGH):
             return fit_link(seconds)
         payload *= GROWTH
 
 
-def _beside(
-    world: ProcessGroup,
-    device: torch.device,
-    link: Link,
-    largest: int,
-    work: Callable[[], object],
-) -> float:
+def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) -> float:
     """Time an exchange and work of like length one after the other, then begun together: the
     share that is saved of what could be. Less than all of it, for exchanges take processors."""
 
@@ -134,9 +129,9 @@ def _beside(
         for _ in range(AT_LENGTH):
             work()
 
-    working = seconds_of(often, world, device)
+    world, working = timer.group, AT_LENGTH * timer.seconds(work, IN_A_ROW)
     size = min(int(working * link.gbps * GB), largest) // 4 // world.size() * world.size()
-    buffer = torch.zeros(max(size, world.size()), device=device)
+    buffer = torch.zeros(max(size, world.size()), device=timer.device)
     other = torch.empty_like(buffer)
 
     def both() -> None:
@@ -144,10 +139,8 @@ def _beside(
         often()
         under_way.wait()
 
-    alone = partial(_all_to_all, buffer, other, world)
-    # In turns, for a machine's pace changes.
-    rounds = [[once(one, world, device) for one in (often, alone, both)] for _ in range(ROUNDS)]
-    working, calling, overlapping = (middle(taken) for taken in zip(*rounds, strict=True))
+    turns = timer.in_turns([often, partial(_all_to_all, buffer, other, world), both])
+    working, calling, overlapping = map(middle, turns)
     return min(max((working + calling - overlapping) / min(working, calling), 0.0), 1.0)
 
 
@@ -166,11 +159,6 @@ def _all_to_all_across(w: int, buffer: Tensor, other: Tensor, world: ProcessGrou
 
 def _all_reduce(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
     dist.all_reduce(buffer, group=group)
-
-
-def _both(first: Callable[[], object], then: Callable[[], object]) -> None:
-    first()
-    then()
 
 
 def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
@@ -199,15 +187,15 @@ def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callab
     return lambda: torch.index_select(table, 0, rows, out=out)
 
 
-def own_work(world: ProcessGroup, device: torch.device) -> dict[str, float]:
+def own_work(timer: Timer) -> dict[str, float]:
     """Rows gathered; ids made unique, each there four times; small operations.
 
     Often enough in a row that all ranks are at it together."""
-    ids = _draw(world, LOOKUPS, LOOKUPS // 4).to(device)
+    ids = _draw(timer.group, LOOKUPS, LOOKUPS // 4).to(timer.device)
     gathered, unique, small = (
-        seconds_of(work, world, device, IN_A_ROW)
+        timer.seconds(work, IN_A_ROW)
         for work in (
-            gathering(world, device, LOOKUPS),
+            gathering(timer.group, timer.device, LOOKUPS),
             lambda: torch.unique(ids, return_inverse=True),
             lambda: _small_operations(ids[:64]),
         )
@@ -231,33 +219,52 @@ def _small_operations(ids: Tensor) -> None:
         torch.cat([kept, ids]).cumsum(0)
 
 
-ROUNDS = 12
-"""Runs, of which the middle half counts."""
-IN_A_ROW = 16
-"""Calls of a run with the smallest payload, or of a rank's own work: ranks leave a barrier one
-after the other, which would count as time of a single call."""
+@dataclass(frozen=True)
+class Timer:
+    """Times calls that all ranks of a group make together."""
 
+    group: ProcessGroup
+    device: torch.device
+    rounds: int
 
-def seconds_of(
-    call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
-) -> float:
-    """Seconds of a call; the first run warms up."""
-    return middle([once(call, world, device, again) for _ in range(ROUNDS + 1)][1:])
+    def seconds(self, call: Callable[[], object], again: int = 1) -> float:
+        """Seconds of a call."""
+        (taken,) = self.in_turns([call], again)
+        return middle(taken)
 
+    def after(self, work: Callable[[], object], call: Callable[[], object], again: int) -> float:
+        """Seconds that a call takes when each rank comes to it from work of its own.
 
-def once(
-    call: Callable[[], object], world: ProcessGroup, device: torch.device, again: int = 1
-) -> float:
-    """Seconds of a call in one run: its slowest rank's."""
-    dist.barrier(world)
-    begun = time.perf_counter()
-    for _ in range(again):
-        call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    slowest = torch.tensor((time.perf_counter() - begun) / again, device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=world)
-    return float(slowest)
+        They are what the call adds to the work, which is timed in turns with both, for a machine's
+        pace changes; but no fewer than the call takes by itself. On a busy machine what is added
+        may be less than the noise of the work."""
+
+        def both() -> None:
+            work()
+            call()
+
+        working, alone, together = self.in_turns([work, call, both], again)
+        added = [both - work for both, work in zip(together, working, strict=True)]
+        return max(middle(added), middle(alone))
+
+    def in_turns(
+        self, calls: Sequence[Callable[[], object]], again: int = 1
+    ) -> list[tuple[float, ...]]:
+        """Seconds of each call in each round; a round before them warms up."""
+        rounds = [[self._once(call, again) for call in calls] for _ in range(self.rounds + 1)]
+        return list(zip(*rounds[1:], strict=True))
+
+    def _once(self, call: Callable[[], object], again: int) -> float:
+        """Seconds of a call in one run: its slowest rank's."""
+        dist.barrier(self.group)
+        begun = time.perf_counter()
+        for _ in range(again):
+            call()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        slowest = torch.tensor((time.perf_counter() - begun) / again, device=self.device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
+        return float(slowest)
 
 
 def middle(taken: Sequence[float]) -> float:

@@ -11,11 +11,14 @@ from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 from recd_plugins.launch.environment import loopback_store, rank_environment
-from recd_plugins.launch.ranks import Group, Place, Ranks, RanksFailed
+from recd_plugins.launch.ranks import PRELOADED, Group, Place, Ranks, RanksFailed
 
-__all__ = ["GlooPool", "RanksFailed"]
+__all__ = ["PRELOADED_FOR_TESTS", "GlooPool", "RanksFailed"]
 
 T = TypeVar("T")
+
+PRELOADED_FOR_TESTS = [*PRELOADED, "pytest", "recd_plugins.testing.preload"]
+"""What ranks import first of all; what is not installed is left out."""
 
 
 class GlooPool:
@@ -86,7 +89,7 @@ class GlooPool:
             places = [
                 Place(environment=rank_environment(rank, world_size)) for rank in range(world_size)
             ]
-            ranks = self._ranks[world_size] = Ranks(places)
+            ranks = self._ranks[world_size] = Ranks(places, preload=PRELOADED_FOR_TESTS)
         return ranks
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,24 +63,22 @@ class Rounding(TorchDispatchMode):
         self._factors: dict[torch.dtype, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema: Any = schema_of(func)
-        first = schema.arguments[0].alias_info if schema.arguments else None
-        in_place = first is not None and first.is_write and args and isinstance(args[0], Tensor)
-        in_place = in_place and schema.name not in EXACT and _rounds(args[0])
-        before = args[0].clone() if in_place else None
+        written, made = _results_of(func)
+        if not written and not any(made):
+            return func(*args, **(kwargs or {}))
+        written = written and isinstance(args[0], Tensor) and _rounds(args[0])
+        before = args[0].clone() if written else None
         result = func(*args, **(kwargs or {}))
-        if func.namespace != "aten" or schema.name in EXACT:
-            return result
         if before is not None:
-            args[0].copy_(torch.where(args[0] == before, before, self._off(args[0])))
-        # What has alias information is a view, or was written in place.
+            args[0].copy_(torch.where(args[0] == before, before, args[0] * self._like(args[0])))
         returned = result if isinstance(result, tuple | list) else (result,)
-        for value, what in zip(returned, schema.returns, strict=False):
-            if what.alias_info is None and isinstance(value, Tensor) and _rounds(value):
-                value.copy_(self._off(value))
+        for value, new in zip(returned, made, strict=False):
+            if new and isinstance(value, Tensor) and _rounds(value):
+                value.mul_(self._like(value))
         return result
 
-    def _off(self, value: Tensor) -> Tensor:
+    def _like(self, value: Tensor) -> Tensor:
+        """A factor for each element of `value`: 1, and a unit in its last place more or less."""
         count, kind = value.numel(), value.dtype
         factors = self._factors.get(kind)
         if factors is None:
@@ -87,7 +86,20 @@ class Rounding(TorchDispatchMode):
         while count > len(factors) // 2:
             factors = self._factors[kind] = factors.repeat(2)
         start = self._places.randrange(len(factors) // 2)
-        return value * factors[start : start + count].view(value.shape)
+        return factors[start : start + count].view(value.shape)
+
+
+@cache
+def _results_of(operator: Any) -> tuple[bool, tuple[bool, ...]]:
+    """Whether the operator rounds what it writes into its first argument, and each of the values
+    that it returns."""
+    schema: Any = schema_of(operator)
+    if operator.namespace != "aten" or schema.name in EXACT:
+        return False, ()
+    first = schema.arguments[0].alias_info if schema.arguments else None
+    # What has alias information is a view, or was written in place.
+    made = tuple(one.alias_info is None for one in schema.returns)
+    return first is not None and first.is_write, made
 
 
 def _rounds(value: Tensor) -> bool:
