@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.columns import Columns
     from recd_plugins.planning.access.access_profile import Profile
-    from recd_plugins.planning.access.lookups import FeaturesOf
     from recd_plugins.planning.topology import Topology
     from recd_plugins.sparse.groups import Groups
+    from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.trainer.training import Training
 
 __all__ = [

@@ -27,7 +27,6 @@ from recd_plugins.naming.patterns import check_patterns
 from recd_plugins.notices import GivesNotices, Notice, Notices, Unused
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.look import Look, Peeked
-from recd_plugins.planning.access.lookups import FeaturesOf
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
 from recd_plugins.planning.planner_bases import (
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.transform import Conversion
     from recd_plugins.sparse.groups import Groups
-    from recd_plugins.sparse.own_batches import Select
+    from recd_plugins.sparse.own_batches import FeaturesOf, Select
 
 __all__ = ["Stack", "load"]
 

@@ -170,8 +170,8 @@ def parts_of(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple):
-        if hasattr(value, "_fields"):
-            return dict(zip(value._fields, value, strict=True))
+        if names := _names(value):
+            return dict(zip(names, value, strict=True))
         return dict(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, *LEAVES)):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
@@ -184,7 +184,7 @@ def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
         return dataclasses.replace(value, **parts)
     if isinstance(value, tuple):
         kind: Any = type(value)
-        return kind(*parts.values()) if hasattr(value, "_fields") else kind(parts.values())
+        return kind(*parts.values()) if _names(value) else kind(parts.values())
     made = copy.copy(value)
     if isinstance(value, Mapping | list):
         for name, part in parts.items():
@@ -195,8 +195,13 @@ def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
     return made
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    """The fields of a named tuple."""
+    return getattr(type(value), "__match_args__", ()) if isinstance(value, tuple) else ()
+
+
 def _by_item(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple) and not hasattr(value, "_fields")
+    return isinstance(value, Mapping | list | tuple) and not _names(value)
 
 
 def _by_attribute(value: Any) -> bool:

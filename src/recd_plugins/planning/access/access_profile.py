@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.planning.access.counting import EXACT_ROWS, Counter, counters, distribution
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.access.lookups import FeaturesOf, batch_lookups
+from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
+
+if TYPE_CHECKING:
+    from recd_plugins.sparse.own_batches import FeaturesOf
 
 __all__ = ["Counted", "Profile", "Tally", "profile_batches"]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["BatchLookups", "FeaturesOf", "batch_lookups"]
+    from recd_plugins.sparse.own_batches import FeaturesOf
 
-FeaturesOf: TypeAlias = Callable[[Any], Any]
-"""A batch to its sparse features: a KeyedJaggedTensor, what TorchRec takes in its place, an IKJT,
-or a list of these."""
+__all__ = ["BatchLookups", "batch_lookups"]
 
 DEPTH = 3
 """How deep the features may lie in a batch: `batch["inputs"].sparse`."""
@@ -45,8 +42,9 @@ class BatchLookups:
 def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookups:
     """What a model that is given the batch looks up.
 
-    Where `features` does not say, the batch is taken, or what it holds, if that is one
-    KeyedJaggedTensor, TensorDict or IKJT; a `data.Batch` by its fields.
+    `features` gives its KeyedJaggedTensor, what TorchRec takes in its place, an IKJT, or a list of
+    these. Where it does not say, the batch is taken, or what it holds, if that is one of them; a
+    `data.Batch` by its fields.
     """
     if features is not None:
         found = features(batch)
@@ -90,24 +88,15 @@ def _found(batch: Any) -> list[Any]:
 
 def _within(part: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
     """The features that lie in a batch, each with the expression that names it."""
+    from recd_plugins.sparse.own_batches import parts_of
+
     if _is_features(part):
         yield where, part
-    elif depth and not hasattr(part, "dtype"):  # no tensor, no array
-        for name, child in _parts(part):
-            yield from _within(child, f"{where}{name}", depth - 1)
-
-
-def _parts(part: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(part, Mapping):
-        yield from ((f"[{key!r}]", value) for key, value in part.items())
-    elif isinstance(part, tuple) and hasattr(part, "__match_args__"):  # a named one
-        yield from ((f".{name}", getattr(part, name)) for name in part.__match_args__)
-    elif isinstance(part, list | tuple):
-        yield from ((f"[{index}]", value) for index, value in enumerate(part))
-    elif dataclasses.is_dataclass(part):
-        yield from ((f".{one.name}", getattr(part, one.name)) for one in dataclasses.fields(part))
-    else:
-        yield from ((f".{name}", value) for name, value in getattr(part, "__dict__", {}).items())
+    elif depth:
+        for name, child in (parts_of(part) or {}).items():
+            by_name = not isinstance(part, Mapping) and hasattr(part, str(name))
+            step = f".{name}" if by_name else f"[{name!r}]"
+            yield from _within(child, f"{where}{step}", depth - 1)
 
 
 def _is_features(part: Any) -> bool:

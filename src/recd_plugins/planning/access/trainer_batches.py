@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.look import Look
-from recd_plugins.planning.access.lookups import FeaturesOf, batch_lookups
+from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.ranks import together
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from recd_plugins.sparse.own_batches import FeaturesOf
 
 __all__ = ["TrainerBatches", "trainer_batches"]
 
