@@ -49,6 +49,9 @@ ComputeKernel = Literal[
 ]
 """TorchRec's `EmbeddingComputeKernel`, those that train."""
 
+ON_CUDA = ("fused_uvm", "fused_uvm_caching", "key_value")
+"""Of these, kernels that CUDA alone has and that TorchRec may offer elsewhere."""
+
 CacheAlgorithm = Literal["lru", "lfu"]
 """Which rows a `fused_uvm_caching` kernel keeps: those looked up last, or most often."""
 
@@ -91,6 +94,8 @@ class _Table:
     """Sharding type to compute kernels."""
     unique_shares: Mapping[str, float]
     """Feature to the share of a batch's samples that it is looked up with, where not all."""
+    kernels: list[str] | None
+    """The kernels that there are on the device, where its sharder offers others too."""
 
 
 def parameter_constraints(
@@ -118,7 +123,7 @@ def parameter_constraints(
         here = f"{where}.{fits[-1]}" if fits else where
         constraints[table.name] = ParameterConstraints(
             sharding_types=_kinds(table, own, here),
-            compute_kernels=list(own.compute_kernels) or None,
+            compute_kernels=list(own.compute_kernels) or table.kernels,
             min_partition=own.min_partition,
             cache_params=_cache_params(own),
             **_pooling_factors(table, own, here),
@@ -132,8 +137,17 @@ def _tables(
 ) -> Iterator[_Table]:
     for _, module, sharder in sharded_modules(model, sharders):
         features, sequences = _features(module)
+        every = [
+            k
+            for kind in sharder.sharding_types(device)
+            for k in sharder.compute_kernels(kind, device)
+        ]
+        # TorchRec's sharders of managed collision offer CUDA's kernels on the CPU, too.
+        there = [
+            kernel for kernel in dict.fromkeys(every) if device != "cpu" or kernel not in ON_CUDA
+        ]
         offered = {
-            kind: sharder.compute_kernels(kind, device)
+            kind: [k for k in sharder.compute_kernels(kind, device) if k in there]
             for kind in sharder.sharding_types(device)
             # On the CPU fbgemm's dense kernel pools a sequence: a wrong shape.
             if not sequences or device != "cpu" or kind != "data_parallel"
@@ -145,6 +159,7 @@ def _tables(
                 module=type(module).__name__,
                 offered=offered,
                 unique_shares=getattr(module, "unique_shares", {}),
+                kernels=there if len(there) < len(set(every)) else None,
             )
 
 
