@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
 import numpy as np
@@ -35,6 +36,8 @@ SEED = 0
 DIM = 64
 LONGEST = 512
 SAMPLES_PER_SESSION = 16
+NO_LOSS = 0.98
+"""What unique samples must keep of the speed of all samples: a cell's timings differ by 2%."""
 
 
 def heavy_tailed(rows: int) -> Tensor:
@@ -90,6 +93,13 @@ class Nested(nn.Module):
         return x.new_zeros(len(lengths), DIM).index_add(0, rows, x) / lengths.unsqueeze(1)
 
 
+LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+FACTORS = (1, 2, 4, 8, 16, 30)
+"""Of the grid: mean lengths, and samples of a history."""
+GRID_VALUES = 1 << 16
+"""Values of all samples of one of its cells, at most, but for a batch of the least size."""
+LEAST_SAMPLES = 60
+
 Side = Callable[[], Tensor]
 
 
@@ -117,9 +127,11 @@ def attention(rows: int) -> dict[str, Side]:
     }
 
 
-def sharing(rows: int, pooling: nn.Module) -> dict[str, Side]:
+def sharing(
+    rows: int, pooling: nn.Module, length: int = 50, samples: int = SAMPLES_PER_SESSION
+) -> dict[str, Side]:
     """A pooling of `rows` samples in sessions, and of their unique samples."""
-    lengths, lookup = sessions(rows)
+    lengths, lookup = sessions(rows, length, samples)
     values = torch.randn(int(lengths.sum()), DIM, requires_grad=True)
     query = torch.randn(rows, DIM)
     lengths_of_all = lengths[lookup]
@@ -171,11 +183,55 @@ def expanding(rows: int) -> dict[str, Side]:
     }
 
 
-def sessions(rows: int) -> tuple[Tensor, Tensor]:
-    """Lengths [U] from 1 to 99, 50 in the mean, of `rows` samples' lookup, session by session."""
-    unique = rows // SAMPLES_PER_SESSION
-    lengths = torch.from_numpy(np.random.default_rng(SEED).integers(1, 100, unique))
-    return lengths, torch.arange(unique).repeat_interleave(SAMPLES_PER_SESSION)
+def sessions(
+    rows: int, length: int = 50, samples: int = SAMPLES_PER_SESSION
+) -> tuple[Tensor, Tensor]:
+    """Lengths [U] of `length` in the mean, from 1 on, of `rows` samples' lookup, session by
+    session."""
+    unique = rows // samples
+    lengths = torch.from_numpy(np.random.default_rng(SEED).integers(1, 2 * length, unique))
+    return lengths, torch.arange(unique).repeat_interleave(samples)
+
+
+def target_grid(
+    lengths: Sequence[int], factors: Sequence[int], samples: int, rounds: int
+) -> dict[tuple[int, int], float]:
+    """By mean length and samples of a history: how many times faster unique samples are."""
+    found = {}
+    for length, factor in product(lengths, factors):
+        rows = max(LEAST_SAMPLES, min(samples, GRID_VALUES // length)) // factor * factor
+        sides = sharing(rows, Attention(DIM, AttentionConfig()), length, factor)
+        measured = alternate(sides, rounds)
+        ratios = [
+            theirs.cpu / ours.cpu
+            for ours, theirs in zip(
+                measured["unique samples"], measured["all samples"], strict=True
+            )
+        ]
+        found[length, factor] = statistics.median(ratios)
+    return found
+
+
+def grid_figures(found: Mapping[tuple[int, int], float]) -> list[Figure]:
+    """The least of all cells, which is to lose nothing, and their median."""
+    (length, factor), least = min(found.items(), key=lambda cell: cell[1])
+    every = ", ".join(f"{cell[0]}x{cell[1]} {ratio:.2f}" for cell, ratio in found.items())
+    return [
+        Figure(
+            name="target attention on unique samples, the least of the grid",
+            value=least,
+            unit="times as fast",
+            baseline=1.0,
+            target=NO_LOSS,
+            note=f"mean length {length}, {factor} samples a history; length x samples: {every}",
+        ),
+        Figure(
+            name="target attention on unique samples, the median of the grid",
+            value=statistics.median(found.values()),
+            unit="times as fast",
+            baseline=1.0,
+        ),
+    ]
 
 
 def measure(quick: bool) -> Report:
@@ -183,10 +239,13 @@ def measure(quick: bool) -> Report:
     torch.set_num_threads(1)
     rounds = 3 if quick else 7
     rows, samples = (128, 512) if quick else (256, 2048)
-    return compare_all(rows, samples, rounds)
+    lengths, factors = (LENGTHS[::4], FACTORS[::2]) if quick else (LENGTHS, FACTORS)
+    return compare_all(rows, samples, rounds, target_grid(lengths, factors, samples, rounds))
 
 
-def compare_all(rows: int, samples: int, rounds: int) -> Report:
+def compare_all(
+    rows: int, samples: int, rounds: int, grid: Mapping[tuple[int, int], float]
+) -> Report:
     lengths = heavy_tailed(rows)
     figures = [
         figure
@@ -203,6 +262,7 @@ def compare_all(rows: int, samples: int, rounds: int) -> Report:
         )
         for figure in suite
     ]
+    figures += grid_figures(grid)
     settings = {
         "dim": DIM,
         "transformer": "1 layer, 2 heads, feed-forward 4 D, float32, forward and backward",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from recd_dlrm.poolings import attention
 from recd_dlrm.poolings.attention import Attention, AttentionConfig
 from recd_dlrm.poolings.reduce import Reduce
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig
@@ -92,8 +93,7 @@ def same(name: str, samples: Samples, asked: bool = True) -> Tensor:
     return pooled
 
 
-@pytest.mark.parametrize("name", [*POOLINGS, "silent"])
-@pytest.mark.parametrize(
+CASES = pytest.mark.parametrize(
     ("lengths", "lookup"),
     [
         (LENGTHS, LOOKUP),
@@ -106,10 +106,32 @@ def same(name: str, samples: Samples, asked: bool = True) -> Tensor:
     ],
     ids=["mixed", "many a history", "one", "no ids", "unused", "all different", "no samples"],
 )
+
+
+@pytest.mark.parametrize("name", [*POOLINGS, "silent"])
+@CASES
 def test_equals_the_pooling_of_the_expansion(name: str, lengths: Tensor, lookup: Tensor) -> None:
     pooled = same(name, Samples(lengths, lookup))
     assert pooled.shape == (lookup.numel(), D)
     assert isinstance(pooled, Unexpanded) == (name in ("sum", "mean", "max", "transformer"))
+
+
+WAYS = {
+    "matrices of samples": {"OF_HISTORY": 0.0, "OF_SAMPLE": 0.0},
+    "keys' part copied": {"OF_HISTORY": 1e9, "LEAST_PAIRS": 0, "LEAST_FACTOR": 0},
+    "keys copied": {"OF_HISTORY": 1e9, "LEAST_PAIRS": 10**9},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@CASES
+def test_attention_is_the_same_whichever_way_is_cheaper(
+    way: str, lengths: Tensor, lookup: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(attention, name, value)
+    for name in ("attention", "attention, softmax"):
+        same(name, Samples(lengths, lookup))
 
 
 @pytest.mark.parametrize("name", POOLINGS)

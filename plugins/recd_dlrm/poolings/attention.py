@@ -81,13 +81,16 @@ class Attention(nn.Module):
 
         The scores are each sample's own, so that only the way there is shared: W (.) as one
         matrix of the sample, Wk - Wd + Wp diag(q), times its history, which is never copied.
-        From two samples a history; with fewer, or on CUDA, only (Wk - Wd) k is.
+        Where that takes longer than it spares, as for short histories, or on CUDA, only
+        (Wk - Wd) k is shared; and of few values, or for few samples a history, nothing.
         """
         parts = self._parts()
-        if values.device.type != "cpu" or inverse_lookup.numel() < 2 * lengths.numel():
+        if values.device.type != "cpu" or not self._spares(values, lengths, inverse_lookup):
             cells = cells_of(lengths, inverse_lookup)
-            of_key = expand_rows(values @ parts.key.T, cells)
-            return self._attend(expand_rows(values, cells), of_key, lengths[inverse_lookup], query)
+            keys, rows = expand_rows(values, cells), lengths[inverse_lookup]
+            few = len(cells) < LEAST_PAIRS or inverse_lookup.numel() < LEAST_FACTOR * len(lengths)
+            of_key = keys @ parts.key.T if few else expand_rows(values @ parts.key.T, cells)
+            return self._attend(keys, of_key, rows, query)
         by_history = inverse_lookup.argsort(stable=True)
         counts = inverse_lookup.bincount(minlength=lengths.numel())
         histories = Histories(lengths.tolist(), counts.tolist())
@@ -99,6 +102,13 @@ class Attention(nn.Module):
         weights = self._weights(hidden, rows, query.shape[0])
         pooled = weighted_sums(values, weights.unsqueeze(1), histories).squeeze(1)
         return expand_rows(pooled, by_history.argsort())
+
+    def _spares(self, values: Tensor, lengths: Tensor, inverse_lookup: Tensor) -> bool:
+        """Whether matrices of samples and matmuls of histories cost less than copies of keys."""
+        dim, hidden = values.shape[1], self.first.out_features
+        pairs = int(lengths.index_select(0, inverse_lookup).sum())
+        histories, samples = lengths.numel(), inverse_lookup.numel()
+        return pairs > OF_HISTORY / dim * histories + OF_SAMPLE * hidden * samples
 
     def _parts(self) -> _FirstLayer:
         of_query, of_key, of_difference, of_product = self.first.weight.chunk(4, dim=1)
@@ -121,6 +131,16 @@ class Attention(nn.Module):
         if self.weights == "sigmoid":
             return scores.sigmoid()
         return _softmax(scores, rows, num_rows) if self.weights == "softmax" else scores
+
+
+OF_HISTORY = 8192.0
+OF_SAMPLE = 1 / 3
+"""What the matmuls of a history cost, and a number of a sample's matrix, in pairs of key and
+sample whose keys are copied: fitted to the grid of `benchmarks.attention`, a fifth too dear. A call
+of torch costs what it costs, so a history's matmuls are more of the narrower copies."""
+LEAST_PAIRS = 4096
+LEAST_FACTOR = 3
+"""From how many pairs, and samples a history, on (Wk - Wd) k is copied rather than computed."""
 
 
 class _FirstLayer(NamedTuple):
