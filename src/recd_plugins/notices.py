@@ -14,11 +14,26 @@ from typing import ClassVar
 
 from recd_plugins.errors import CapabilityError
 
-__all__ = ["GivesNotices", "Notice", "NoticeWarning", "Notices", "Slower", "Unused"]
+__all__ = [
+    "GivesNotices",
+    "Notice",
+    "NoticeWarning",
+    "Notices",
+    "Slower",
+    "Unused",
+    "hide_other_warnings",
+]
 
 
 class NoticeWarning(UserWarning):
     """The category of the warnings on rank 0."""
+
+
+def hide_other_warnings() -> None:
+    """From now on this process shows notices alone: torch's and TorchRec's own warnings ask nothing
+    of a user."""
+    warnings.filterwarnings("ignore")
+    warnings.filterwarnings("always", category=NoticeWarning)
 
 
 @dataclass(frozen=True, kw_only=True)

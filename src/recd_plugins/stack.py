@@ -389,10 +389,13 @@ class Stack:
             self._sharders = self.default_sharders()
         planner.propose(model, topology or self.registry.topology, world_size)
         self._planned = True
+        if isinstance(planner, GivesNotices):
+            self._notices.give(planner.notices(), 0)
         return planner
 
     def retiering_planner(self) -> Retiers:
         """The planner, if it can move its replicas while training; an error if it cannot."""
+        self._asked.add("retier")
         planner = self.planner()
         if not isinstance(planner, Retiers):
             raise CapabilityError(
@@ -517,15 +520,18 @@ class Stack:
         """Before the sharded model's first forward: what was switched on that nobody asked for."""
         from torchrec.distributed.types import ShardedModule
 
-        def before(module: nn.Module, _: Any) -> None:
+        from recd_plugins.sparse.own_batches import holds_unique
+
+        def before(module: nn.Module, args: Any) -> None:
             if any(isinstance(part, ShardedModule) for part in module.modules()):
                 watching.remove()
-                self._warn(*self._idle())
+                self._warn(*self._idle(unique=holds_unique(args)))
 
         watching = model.register_forward_pre_hook(before)
 
-    def _idle(self) -> Iterator[Notice]:
-        """What of the registry the trainer that is about to train leaves alone."""
+    def _idle(self, *, unique: bool) -> Iterator[Notice]:
+        """What of the registry a trainer leaves alone that now calls its model, with unique samples
+        or without."""
         planner = self.planner()
         tiered = isinstance(planner, TierPlanner) and planner
         if tiered and tiered.tier_plan is not None and not tiered.in_front:
@@ -537,6 +543,20 @@ class Stack:
             )
         if isinstance(planner, OrdersBatches) and not self._ordered:
             yield from planner.unordered()
+        if self._adapted and "dedup" not in self._asked and not unique:
+            yield self._unused(
+                self.registry.one("dedup"),
+                "the model's batches are not converted: they hold no unique samples",
+                "Have `stack.convert(kjt)`, `stack.converting(collate_fn)` or "
+                "`stack.converted(loader)` convert them, or take `dedup` out.",
+            )
+        if self.registry.train.retier_every and "retier" not in self._asked:
+            yield Unused(
+                what="train: retier_every",
+                why="it is for `recd train`, and nothing moves replicas in this trainer",
+                cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
+                "between two steps, or take it out.",
+            )
         for slot, asking in ASKING.items():
             for choice in self.registry.chosen(slot):
                 if slot not in self._asked and slot in self.registry.source.values:

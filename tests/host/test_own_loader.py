@@ -201,22 +201,41 @@ def unused() -> list[list[str]]:
         for _ in range(2):
             sharded(batch.pages)
 
+    deduplicated = {"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": [["pages"]]}}
+
+    def trained_without_converting() -> None:
+        retiers = {**deduplicated, "train": {"retier_every": 5}}
+        stack = rp.load({**retiers, "sharding": {"use": "torchrec", "search": "greedy"}})
+        model = stack.adapt(Pages())
+        plan, sharders = stack.plan(model), stack.sharders()
+        sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
+        sharded(batch.pages)
+
     return [
         warned(lambda: rp.load(REGISTRY).plan(Pages())),
         warned(lambda: rp.load(REGISTRY).sharders()),
         warned(trained_without_sharders),
+        warned(lambda: rp.load(deduplicated).sharders()),
+        warned(trained_without_converting),
     ]
 
 
 def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
-    (planless, early, left), others = gloo_pool.run(unused)
-    assert others == [[], [], []]
+    (planless, early, left, raw, plain), others = gloo_pool.run(unused)
+    assert others == [[]] * 5
     assert len(planless) == len(early) == 1
     assert "there are no batches to profile. Pass the trainer's own" in planless[0]
     assert "stack.sharders() was asked before there is a plan. Call `plan =" in early[0]
     assert len(left) == 2
     assert "the model was sharded without its sharders" in left[0]
     assert "callbacks[0]: mixed_precision is not used" in left[1]
+    assert [one.partition(" is not used: ")[0] for one in raw] == ["dedup: exact"]
+    assert "the model is not adapted" in raw[0]
+    assert [one.partition(" is not used: ")[0] for one in plain] == [
+        "dedup: exact",
+        "train: retier_every",
+    ]
+    assert "are not converted: they hold no unique samples" in plain[0]
 
 
 def test_the_look_is_closed_where_a_plan_fails(gloo_pool: GlooPool) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.access.access_profile import Counted, Profile, profile_batches
+from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
 from recd_plugins.planning.access.counting import RowCounter, RowSketch, counters
 from recd_plugins.planning.access.distribution import RowDistribution, drift
 from recd_plugins.planning.access.parametric import (
@@ -270,6 +270,19 @@ def test_a_profile_is_per_table_or_per_feature_and_comes_back_from_its_file(
         Profile.load(tmp_path / "gone.arrow")
     Profile(rows={"t": zipf(10, 1)}).save(tmp_path / "formula.arrow")
     assert Profile.load(tmp_path / "formula.arrow")["t"].ids is None
+
+
+def test_ids_of_no_row_are_left_out_and_counted() -> None:
+    """TorchRec trains with them, so a plan must not fail for them."""
+    batches = [step[0] for step in random_batches(SCHEMA, steps=4)]
+    ids = np.concatenate([batch.features["item"].values().numpy() for batch in batches])
+    for exact_rows in (100, 9):
+        tally = Tally(
+            counted={"item": Counted(num_rows=10, features=("item",))}, exact_rows=exact_rows
+        ).add(batches)
+        assert tally.no_row == {"item": np.count_nonzero(ids >= 10)} != {"item": 0}
+        profile = tally.profile()
+        assert profile["item"].lookups * profile.samples == pytest.approx((ids < 10).sum())
 
 
 def test_tables_too_large_to_count_are_sketched() -> None:

@@ -175,9 +175,10 @@ def _overrides(overrides: list[str] | None, ranks: int | None) -> list[str]:
 def _quiet() -> None:
     """Hide torch's and torchrec's own warnings: they ask nothing of a user."""
     import logging
-    import warnings
 
-    warnings.filterwarnings("ignore")
+    from recd_plugins.notices import hide_other_warnings
+
+    hide_other_warnings()
     for chatty in ("torchrec", "torch.fx"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
 

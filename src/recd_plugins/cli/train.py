@@ -87,12 +87,12 @@ def _lead(stack: Stack, command: list[str], resume: bool, *, quiet: bool) -> dic
 
 def _be_a_rank(stack: Stack, resume: bool) -> None:
     import logging
-    import warnings
 
     from recd_plugins.launch.environment import die_with_parent
+    from recd_plugins.notices import hide_other_warnings
 
     die_with_parent()
-    warnings.filterwarnings("ignore")  # torch's and torchrec's own; a rank's output is for people
+    hide_other_warnings()  # a rank's output is for people
     for chatty in ("torchrec", "torch.fx"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     from recd_plugins.trainer.run import process_group

@@ -26,6 +26,7 @@ __all__ = [
     "OwnBatches",
     "Select",
     "features_of",
+    "holds_unique",
     "marked_batch",
     "parts_of",
     "replaced",
@@ -163,6 +164,11 @@ def walk(batch: Any, depth: int = DEEPEST, path: str = "batch") -> Iterator[tupl
     for name, part in parts.items():
         step = f"[{name!r}]" if _by_item(batch) else f".{name}"
         yield from walk(part, depth - 1, path + step)
+
+
+def holds_unique(batch: Any) -> bool:
+    """Whether a batch holds unique samples: whether it was converted."""
+    return any(isinstance(part, Bundle) for _, part in walk(batch))
 
 
 def parts_of(value: Any) -> Mapping[Any, Any] | None:

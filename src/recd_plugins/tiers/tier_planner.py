@@ -107,6 +107,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._cluster: TierCluster | None = None
         self._tally: Tally | None = None
         """What all ranks counted, on rank 0 while it plans."""
+        self._no_row: Mapping[str, int] = {}
+        """The ids that rank 0 counted of no row, by table."""
         self._notices: list[Notice] = []
 
     def take(self, context: Context) -> None:
@@ -180,7 +182,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             reason += unused.cure
         else:
             own = self._others.propose(model, self.home(topology), world_size)
+            self._no_row = {}
             reason = self._tier(model, topology, world_size, own)
+            for name, ids in self._no_row.items():
+                reason += f"\n{name}: {ids:,} of the ids that rank 0 counted are of no row"
         if own is not None and not self._held:
             self.explanation = f"{reason}\n{self._others.explain()}"
             return own
@@ -238,6 +243,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if given is None and path is None:
             counts = self._tally or self._count()
             self._tally = None  # so that its counters can be given up
+            self._no_row = dict(counts.no_row)
             return counts.profile()
         if given is not None:
             profile, named = given, "stack.plan: the profile"

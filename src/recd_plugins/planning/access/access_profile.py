@@ -122,6 +122,9 @@ class Tally:
     batch_size: int = 0
     """Of the first batch, and of all that are counted."""
     counters: dict[str, Counter] = field(init=False)
+    no_row: dict[str, int] = field(default_factory=dict)
+    """How many ids were of no row of the table, where there were any: they are not counted. In
+    training TorchRec looks up another row for each, as do tiers."""
 
     def __post_init__(self) -> None:
         rows = {name: part.num_rows for name, part in self.counted.items()}
@@ -139,11 +142,12 @@ class Tally:
                 continue
             self.samples += size
             for name, part in self.counted.items():
-                ids = [lookups[feature] for feature in part.features]
-                try:
-                    self.counters[name].add(np.concatenate([NONE, *ids]), size)
-                except DataError as error:
-                    raise DataError(f"profile: {name!r}: {error}") from error
+                ids = np.concatenate([NONE, *(lookups[feature] for feature in part.features)])
+                row = (ids >= 0) & (ids < part.num_rows)
+                if not row.all():
+                    self.no_row[name] = self.no_row.get(name, 0) + int(np.count_nonzero(~row))
+                    ids = ids[row]
+                self.counters[name].add(ids, size)
         return self
 
     def profile(self) -> Profile:
