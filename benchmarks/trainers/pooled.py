@@ -58,7 +58,7 @@ class Setting:
 
     def __str__(self) -> str:
         model = self.model
-        kind = {CRITEO: "Criteo's", ALIKE: "26 alike"}[model.rows]
+        kind = {CRITEO: "Criteo's", ALIKE: "26 alike"}.get(model.rows, f"{len(model.rows)}")
         return (
             f"Zipf {model.exponent:g}, bags of {model.lookups}, {kind} tables x {model.dim}, "
             f"B {model.batch_size}, {self.mbit} mbit"

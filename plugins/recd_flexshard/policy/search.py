@@ -49,6 +49,8 @@ COVERED = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 WORTH = 0.02
 """The share of a step that another plan must save to be taken for one that came before it, and
 is simpler."""
+ROUNDING = 1e-9
+"""What sums of floats may be off by."""
 MOST_SPLITS = 32
 """How many ways to split a collection are tried."""
 WHOLE = ("table_wise", "column_wise", "table_column_wise")
@@ -160,6 +162,13 @@ class PlanSearch:
         return Ledger(prices=self.prices, tables=tables)
 
     def fits(self, ledger: Ledger) -> bool:
+        """Whether it is within the budget, and ranks hand collectives no more bytes than by
+        TorchRec's own plan: nobody asked for more traffic, however fast the links are said to be.
+        """
+        if self._known and self.budget >= 0:
+            more = ledger.cost.exchanged - self.own.cost.exchanged
+            if more > ROUNDING * self.own.cost.exchanged:
+                return False
         return self._extra(ledger) <= self.budget
 
     def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, PlannedShards | None]:

@@ -59,7 +59,7 @@ class Considered:
     memory: float
     """Bytes a rank over TorchRec's own plan."""
     fits: bool
-    """Whether it is within the budget."""
+    """Whether it is within the budget, and exchanges no more than TorchRec's own plan."""
     chosen: bool
 
 
@@ -264,7 +264,7 @@ class PlanReport:
                 (path or "tables", "", "ms a step", "exchanged", "memory")
             ]
             for one in every:
-                note = "chosen" if one.chosen else "" if one.fits else "over the budget"
+                note = "chosen" if one.chosen else "" if one.fits else "too much"
                 rows.append(
                     (
                         f"  {one.way}",
@@ -300,7 +300,7 @@ def _won(path: str, every: Sequence[Considered]) -> str:
     if fastest is chosen:
         return why
     if not fastest.fits:
-        return f"{why}, which the budget has no memory for"
+        return f"{why}, which is over the budget or exchanges more than TorchRec's own plan"
     return f"{why}, which is not worth leaving what is simpler"
 
 
