@@ -76,6 +76,7 @@ ASKING = {
     "etl": "stack.loader",
     "reader": "stack.loader",
     "preprocess": "stack.loader, nor stack.convert",
+    "dedup": "stack.loader, nor stack.convert, stack.converting or stack.converted",
     "pooling": "stack.model",
     "model": "stack.model",
     "optimizer": "stack.optimizer",
@@ -266,7 +267,7 @@ class Stack:
             self._look_at(batches, features)
         if not self._groups:
             return model
-        from recd_plugins.embedding.adapt import adapt, explain
+        from recd_plugins.embedding.adapt import adapt, explain, not_looked_up
 
         adapt(
             model,
@@ -278,6 +279,15 @@ class Stack:
             own_batches=batches is not None or not self._reads,
         )
         self._adapted = explain(model)
+        if lost := not_looked_up(model, self._groups):
+            self._warn(
+                self._unused(
+                    self.registry.one("dedup"),
+                    f"no collection of the model looks up {lost} on unique samples",
+                    "Name features in dedup.groups that an EmbeddingCollection or an "
+                    "EmbeddingBagCollection of the model looks up.",
+                )
+            )
         return model
 
     @cached_property

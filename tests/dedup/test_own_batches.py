@@ -14,10 +14,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 from torchrec.datasets.random import RandomRecDataset
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.own_batches import features_of, replaced
 from recd_plugins.testing.batches import from_lists, to_lists
@@ -35,6 +40,15 @@ LISTS = {
 def stack_of(**slots: Any) -> recd_plugins.Stack:
     dedup = {"dedup": {"use": "exact", "groups": GROUPS, "validate": True}}
     return recd_plugins.load({"plugins": ["recd_dedup"], **dedup, **slots})
+
+
+def looks_up(*keys: str) -> EmbeddingBagCollection:
+    """A model, of the features of all batches here by default."""
+    tables = [
+        EmbeddingBagConfig(name=f"t_{key}", embedding_dim=4, num_embeddings=9, feature_names=[key])
+        for key in keys or [*LISTS, "seen", "bought"]
+    ]
+    return EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
 
 
 def alike(one: KeyedJaggedTensor, other: KeyedJaggedTensor) -> bool:
@@ -218,7 +232,7 @@ def test_a_loader_and_its_workers_convert(workers: int) -> None:
 def test_what_a_worker_is_sent_is_small() -> None:
     """A copy of the converter, whatever the stack has seen: no table, no batch, no plan."""
     stack = stack_of(dedup={"use": "exact"}, preprocess=[{"use": "first_x", "n": 2}])
-    model = torch.nn.Identity()
+    model = looks_up()
     stack.adapt(model, batches=[from_lists({k: rows * 2000 for k, rows in LISTS.items()})])
     sent = pickle.dumps(stack.converting(collate))
     assert len(sent) < 5_000
@@ -269,7 +283,7 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
 
     with pytest.raises(RegistryError, match=r"neither a dataset .* nor batches.*stack.adapt"):
         _ = stack.convert
-    stack.adapt(torch.nn.Identity(), batches=Loader(), features=lambda batch: batch.features)
+    stack.adapt(looks_up(), batches=Loader(), features=lambda batch: batch.features)
     assert len(taken) == 8
     made = stack.convert(sessions(500, weighted))
     assert made.dedup.groups == (("seen", "bought"),)
@@ -278,14 +292,14 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
     assert head == "dedup: 8 batches of 256 samples: 1 groups"
     assert "  item: left as it is, factor 1.0" in "\n".join(reasons)
     with pytest.raises(CapabilityError, match="settled before"):
-        stack.adapt(torch.nn.Identity(), batches=Loader())
+        stack.adapt(looks_up(), batches=Loader())
 
 
 def test_what_cannot_be_looked_at() -> None:
     def auto() -> recd_plugins.Stack:
         return stack_of(dedup={"use": "exact", "groups": "auto"})
 
-    model = torch.nn.Identity()
+    model = looks_up()
     with pytest.raises(DataError, match="batches: is an iterator"):
         auto().adapt(model, batches=iter([sessions(0)]))
     with pytest.raises(DataError, match="the loader is empty"):
@@ -296,6 +310,36 @@ def test_what_cannot_be_looked_at() -> None:
 
 def test_groups_are_as_large_as_batches_show() -> None:
     stack = stack_of(dedup={"use": "exact", "groups": [["seen"], ["item"]]})
-    stack.adapt(torch.nn.Identity(), batches=[sessions(0), sessions(1)])
+    stack.adapt(looks_up(), batches=[sessions(0), sessions(1)])
     assert stack._unique_shares == (1 / 16, pytest.approx(1, abs=0.05))
     assert to_lists(stack.convert(sessions(2)).to_kjt()) == to_lists(sessions(2))
+
+
+def test_a_group_that_nobody_looks_up_is_said() -> None:
+    with pytest.warns(NoticeWarning, match="dedup: exact is not used: .* looks up region on"):
+        stack_of().adapt(looks_up("history", "item"))
+    with pytest.raises(CapabilityError, match="looks up history, brands or region on"):
+        stack_of(strict=True).adapt(torch.nn.Linear(1, 1))
+
+
+def test_other_collections_read_the_expansion() -> None:
+    """A feature processor's, where none of its features is deduplicated."""
+    bags = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name="t", embedding_dim=4, num_embeddings=9, feature_names=["item", "none"]
+            )
+        ],
+        is_weighted=True,
+    )
+    positions = PositionWeightedModuleCollection({"item": 3, "none": 3})
+    processed = FeatureProcessedEmbeddingBagCollection(bags, positions)
+    model = torch.nn.ModuleDict({"bags": processed, "rest": looks_up()})
+    stack, kjt = stack_of(), from_lists(LISTS)
+    stack.adapt(model)
+    assert type(processed._embedding_bag_collection) is EmbeddingBagCollection
+    ours, plain = processed(stack.convert(kjt)), processed(kjt)
+    assert torch.equal(ours["item"], plain["item"])
+    groups = [["item"]]
+    with pytest.raises(CapabilityError, match=r"cannot look up unique samples \(item\)"):
+        stack_of(dedup={"use": "exact", "groups": groups}).adapt(model)

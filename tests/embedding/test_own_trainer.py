@@ -5,6 +5,8 @@ Its models, datasets, batches and pipelines stay as they are; only their batches
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -25,6 +27,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
@@ -39,16 +43,21 @@ DIM = 8
 STEPS = 5
 
 
-def dlrm() -> nn.Module:
-    """As in TorchRec's examples."""
+def bags_of(keys: list[str]) -> EmbeddingBagCollection:
     tables = [
         EmbeddingBagConfig(
             name=f"t_{key}", embedding_dim=DIM, num_embeddings=ROWS, feature_names=[key]
         )
-        for key in KEYS
+        for key in keys
     ]
-    bags = EmbeddingBagCollection(tables=tables, device=META)
-    return DLRMTrain(DLRM(bags, 3, dense_arch_layer_sizes=[8, DIM], over_arch_layer_sizes=[8, 1]))
+    return EmbeddingBagCollection(tables=tables, device=META)
+
+
+def dlrm() -> nn.Module:
+    """As in TorchRec's examples."""
+    return DLRMTrain(
+        DLRM(bags_of(KEYS), 3, dense_arch_layer_sizes=[8, DIM], over_arch_layer_sizes=[8, 1])
+    )
 
 
 class Sequences(nn.Module):
@@ -114,7 +123,7 @@ def train(
     settings = {"optimizer": {"tables": "sgd", "tables_lr": 0.1}}
     slots = {"dedup": {"use": "exact", "groups": [["user", "history"], ["shop"]]}} if dedup else {}
     if dedup and kind == "sequences":
-        slots["dedup"]["groups"] = [["history"], ["shop"]]
+        slots["dedup"]["groups"] = [["history"]]
     stack = load({"plugins": ["recd_dedup"], "train": settings, **slots})
     torch.manual_seed(0)
     model = dlrm() if kind == "dlrm" else Sequences()
@@ -179,9 +188,79 @@ def groups_of_ranks() -> tuple[Any, Any]:
             )
 
     stack = load({"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": "auto"}})
-    stack.adapt(nn.Identity(), batches=list(batches()))
+    stack.adapt(bags_of(keys), batches=list(batches()))
     return stack.convert(next(batches())).dedup.groups, stack._unique_shares
 
 
 def test_ranks_agree_on_groups(gloo_pool: GlooPool) -> None:
     assert gloo_pool.run(groups_of_ranks) == [((("a",),), (1 / 8,))] * 2
+
+
+def hot_and_not() -> list[bool]:
+    """On a rank: converted batches, in hot and normal ones, behind replicas; the same, plainly."""
+    torch.manual_seed(0)
+    settings = {"optimizer": {"tables": "sgd", "tables_lr": 0.1}}
+    dedup = {"use": "exact", "groups": [["user", "history"], ["shop"]]}
+    cache = {"use": "scars", "size": "hit_rate", "hit_rate": 0.8, "window": 4, "force": True}
+    plugins = ["recd_dedup", "recd_scars"]
+    stack = load({"plugins": plugins, "train": settings, "dedup": dedup, "cache": cache})
+    batches = stack.order(loader(stack.converting()))
+    seen: list[Any] = []
+
+    def watched() -> Iterator[Any]:
+        for batch in batches:
+            seen.append(batch)
+            yield batch
+
+    def trained(given: Any, stream: Any, rounding: AbstractContextManager[object]) -> Any:
+        torch.manual_seed(0)
+        model = dlrm()
+        initialisers = table_initialisers(model)
+        model = given.adapt(model)
+        counted = {"batches": loader(given.converting())} if given is stack else {}
+        plan = given.plan(model, **counted)
+        sharded = DistributedModelParallel(model, device=CPU, plan=plan, sharders=given.sharders())
+        initialise_tables(sharded, initialisers, 0)
+        dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+        pipeline = TrainPipelineSparseDist(sharded, torch.optim.SGD(dense.values(), lr=0.1), CPU)
+        with rounding:
+            losses = [pipeline.progress(stream)[0].item() for _ in range(STEPS)]
+        return Trained.of(sharded, initialisers, losses=[losses]).tensors()
+
+    def plain(rounding: AbstractContextManager[object]) -> Any:
+        given = load({"train": settings})
+        unconverted = [
+            dataclasses.replace(batch, sparse_features=batch.sparse_features.marked(None).to_kjt())
+            for batch in seen
+        ]
+        return trained(given, iter(unconverted), rounding)
+
+    ours = trained(stack, watched(), nullcontext())
+    assert_alike(ours, *plain_of(plain))
+    return [mark_of(batch.sparse_features.plain) is not None for batch in seen]
+
+
+def test_hot_batches_of_converted_ones(gloo_pool: GlooPool) -> None:
+    marks, others = gloo_pool.run(hot_and_not)
+    assert marks == others
+    assert set(marks) == {False, True}
+
+
+def never_converted() -> list[str]:
+    """On a rank: what is warned of where a model is adapted and its batches stay as they are."""
+    dedup = {"use": "exact", "groups": [["history"]]}
+    stack = load({"plugins": ["recd_dedup"], "dedup": dedup})
+    model = stack.adapt(dlrm())
+    plan = stack.plan(model)
+    sharded = DistributedModelParallel(model, device=CPU, plan=plan, sharders=stack.sharders())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sharded(next(iter(loader(None))))
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+def test_batches_that_are_not_converted_are_said(gloo_pool: GlooPool) -> None:
+    first, other = gloo_pool.run(never_converted)
+    assert "dedup: exact is not used" in first[0]
+    assert "stack.converting" in first[0]
+    assert not other

@@ -27,7 +27,7 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.naming.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups
 
-__all__ = ["BatchView", "adapt", "explain", "seeing_all_features"]
+__all__ = ["BatchView", "adapt", "explain", "not_looked_up", "seeing_all_features"]
 
 OURS = (DedupEmbeddingCollection, DedupEmbeddingBagCollection)
 
@@ -78,6 +78,18 @@ def explain(model: nn.Module) -> str:
         elif isinstance(module, DedupPooling):
             lines.append(f"  {where}: {explain_pooling(module)}")
     return "\n".join(["adapted to unique samples:", *lines])
+
+
+def not_looked_up(model: nn.Module, groups: Groups) -> str:
+    """The groups, in words, of which no adapted collection of the model looks up a feature."""
+    looked_up = {
+        key
+        for module in model.modules()
+        if isinstance(module, OURS)
+        for part in module.parts
+        for key in part.keys
+    }
+    return " or ".join(", ".join(group) for group in groups if not looked_up & set(group))
 
 
 def _left_as_they_are(modules: Mapping[str, nn.Module], groups: Groups) -> frozenset[str]:
