@@ -15,8 +15,6 @@ from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.registry.choices import Registry
-from recd_plugins.stack import Stack
 from recd_plugins.testing.gloo import GlooPool
 
 SLOWLY = 0.9
@@ -40,22 +38,14 @@ class Decayed(FlexShardPlanner):
         return np.argsort(-self.scores[table], kind="stable")[:count]
 
 
-class Alone(Stack):
-    """A stack with a planner of one's own; the registry is that of plain TorchRec."""
-
-    def __init__(self, planner: FlexShardPlanner) -> None:
-        super().__init__(Registry.load({}))
-        self._planner = planner
-
-
 def hot_rows(kind: type[FlexShardPlanner]) -> list[list[int]]:
     """The replicas of a table by the plan, and once the batches' hot rows are others."""
     config = FlexShardConfig(goal="max_memory_saving", tiers=2)
     made = kind(config, in_front(context(), {"search": "greedy"}))
-    stack, group = Alone(made), dist.group.WORLD
+    group = dist.group.WORLD
     assert group is not None
-    stack.plan(Histories(), ONE_RANK_A_NODE, group)
-    stack.sharders()
+    made.plan(Histories(), ONE_RANK_A_NODE, group)
+    made.sharders()
     found = []
     for _ in range(2):
         assert made.tier_plan is not None

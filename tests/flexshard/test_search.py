@@ -73,6 +73,14 @@ def test_a_collection_is_split_where_its_tables_differ() -> None:
     assert next(one.way for one in considered if one.chosen) == "each table its own way"
 
 
+def test_tables_of_fewer_rows_than_ranks_are_row_wise_beside_others_alone() -> None:
+    tiny = [pooled(f"t{n}", n, rows=3, lookups=1) for n in range(4)]
+    assert searched(*tiny).best.ms == searched(*tiny).own.ms
+    search = searched(*tiny, pooled("more", 0, rows=100, lookups=1))
+    assert search.best.ms < search.own.ms / 2
+    assert not search.best.tables["t0"].sizes.as_torchrec
+
+
 def test_coalescing_alone_is_no_matter_of_memory() -> None:
     """Its buffers are a step's: at a budget of 0 they do not stand against it."""
     sequences = SequenceTable(name="s", rows=zipf(3_000, 1.5, 0.8), dim=64, collection="sequences")

@@ -164,12 +164,24 @@ class PlanSearch:
     def fits(self, ledger: Ledger) -> bool:
         """Whether it is within the budget, and ranks hand collectives no more bytes than by
         TorchRec's own plan: nobody asked for more traffic, however fast the links are said to be.
+        Nor may a rank be left without any row of the tables that TorchRec looks up in one kernel.
         """
+        if self._known and self._leaves_a_rank_empty(ledger):
+            return False
         if self._known and self.budget >= 0:
             more = ledger.cost.exchanged - self.own.cost.exchanged
             if more > ROUNDING * self.own.cost.exchanged:
                 return False
         return self._extra(ledger) <= self.budget
+
+    def _leaves_a_rank_empty(self, ledger: Ledger) -> bool:
+        """Whether all row-wise tables of a collection's dimension have fewer rows than ranks."""
+        most: dict[tuple[str, int], int] = {}
+        for one in ledger.tables.values():
+            if not one.sizes.as_torchrec:
+                alike = one.table.collection, one.table.dim
+                most[alike] = max(most.get(alike, 0), one.table.rows.num_rows)
+        return any(rows < self.prices.cluster.world_size for rows in most.values())
 
     def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, PlannedShards | None]:
         """Where TorchRec will have the tables that are left to it: where its own plan has them, if
