@@ -76,7 +76,6 @@ ASKING = {
     "etl": "stack.loader",
     "reader": "stack.loader",
     "preprocess": "stack.loader, nor stack.convert",
-    "dedup": "stack.loader, nor stack.convert, stack.converting or stack.converted",
     "pooling": "stack.model",
     "model": "stack.model",
     "optimizer": "stack.optimizer",
