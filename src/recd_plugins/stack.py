@@ -275,7 +275,7 @@ class Stack:
             unique_shares=self._unique_shares,
             pool_unique=pool_unique,
             route=route,
-            own_batches=batches is not None or not self._reads,
+            own_batches=batches is not None or "convert" in self.__dict__ or not self._reads,
         )
         self._adapted = explain(model)
         if lost := not_looked_up(model, self._groups):

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils.pin_memory import pin_memory
 from torchrec.datasets.random import RandomRecDataset
+from torchrec.datasets.utils import Batch as RecBatch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
@@ -343,3 +345,27 @@ def test_other_collections_read_the_expansion() -> None:
     groups = [["item"]]
     with pytest.raises(CapabilityError, match=r"cannot look up unique samples \(item\)"):
         stack_of(dedup={"use": "exact", "groups": groups}).adapt(model)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_every_tensor_is_pinned_and_recorded(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a loader with `pin_memory=True` and TorchRec's pipelines do, where there is a GPU."""
+    kjt = with_types(from_lists(LISTS), torch.int64, weighted)
+    batch = RecBatch(torch.zeros(4, 1), stack_of().convert(kjt), torch.zeros(4))
+    pinned: list[Tensor] = []
+    recorded: list[int] = []
+
+    def pin(tensor: Tensor) -> Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, _: recorded.append(id(tensor)))
+    made = pin_memory(batch)
+    assert alike(made.sparse_features.to_kjt(), kjt)
+    leaves, _ = pytree.tree_flatten(made.sparse_features)
+    assert {id(leaf) for leaf in leaves} <= {id(tensor) for tensor in pinned}
+    made.record_stream(None)
+    assert {id(leaf) for leaf in leaves} <= set(recorded)
