@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import ReferenceType, ref
 
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
@@ -37,7 +38,12 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
-from recd_plugins.planning.sharders import check_said, completed, default_sharders
+from recd_plugins.planning.sharders import (
+    check_planned,
+    check_said,
+    completed,
+    default_sharders,
+)
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
@@ -98,6 +104,8 @@ class Stack:
         self._planner: Planner | None = None
         self._sharders: list[ModuleSharder[nn.Module]] | None = None
         """The trainer's own, once it has given them."""
+        self._model: ReferenceType[nn.Module] | None = None
+        """What was planned last."""
         self._adapted = ""
         self._looked_at: tuple[KeyedJaggedTensor, ...] = ()
         """The features of some of the trainer's own batches."""
@@ -361,6 +369,7 @@ class Stack:
         if sharders is not None:
             self._sharders = list(sharders)
         check_said(model, self._trainers(), self._said_of_tables, self.registry.train.optimizer)
+        self._model = ref(model)
         with ExitStack() as looking:
             if batches is None and profile is None and "dataset" in self.registry.choices:
                 self._known = self._read_by_registry(group.rank(), group.size())
@@ -424,7 +433,7 @@ class Stack:
         `mine` are those that `plan` was given, if they are not named again.
         """
         if mine is not None:
-            self._sharders = list(mine)
+            self._take_sharders(list(mine))
         planner = self.planner()
         who = f"{self._planning.where}: {type(planner).__name__}"
         sharders = completed(planner.sharders(), self._trainers(), who)
@@ -581,6 +590,14 @@ class Stack:
             said = self._said_of_tables
             self._sharders = self.default_sharders() if said else default_sharders()
         return self._sharders
+
+    def _take_sharders(self, mine: list[ModuleSharder[nn.Module]]) -> None:
+        """The trainer's own, which `plan` may have been asked without."""
+        model = None if self._model is None else self._model()
+        if model is not None:
+            check_planned(model, self._trainers(), mine)
+            check_said(model, mine, self._said_of_tables, self.registry.train.optimizer)
+        self._sharders = mine
 
     @property
     def _said_of_tables(self) -> Sequence[str]:

@@ -22,6 +22,7 @@ from torchrec.optim.optimizers import Adagrad
 
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.planning.sharders import (
+    check_planned,
     check_said,
     completed,
     default_sharders,
@@ -134,6 +135,15 @@ def test_registry_yaml_may_say_the_same_and_nothing_else() -> None:
     check_said(model, mine, said, slower)  # SGD has no epsilon
     with pytest.raises(RegistryError, match=r"table 'a' has EXACT_SGD, learning_rate 0\.01"):
         check_said(model, get_default_sharders(), ["tables_lr"], slower)
+
+
+def test_what_was_planned_must_be_sharded() -> None:
+    model = Model()
+    check_planned(model, default_sharders(), default_sharders(SGD))
+    mine: list[Any] = [EmbeddingBagCollectionSharder(SGD), EmbeddingCollectionSharder(SGD)]
+    with pytest.raises(CapabilityError, match="tables of 'weighted', a FeatureProcessed") as caught:
+        check_planned(model, default_sharders(), mine)
+    assert str(caught.value).endswith("stack.plan(model, sharders=mine).")
 
 
 def test_a_planner_brings_the_trainers_sharders_or_says_why_not() -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder
 
 __all__ = [
+    "check_planned",
     "check_said",
     "completed",
     "default_sharders",
@@ -133,6 +134,23 @@ def check_said(
                 f"of its sharder. Say it once: take {', '.join(wrong)} out, or have the trainer "
                 "say the same.",
                 "train.optimizer",
+            )
+
+
+def check_planned(
+    model: nn.Module,
+    planned: Sequence[ModuleSharder[nn.Module]],
+    given: Sequence[ModuleSharder[nn.Module]],
+) -> None:
+    """`CapabilityError` where a module was planned with some sharders and none of those that are
+    given now shards it."""
+    ours = {path for path, _, _ in sharded_modules(model, given)}
+    for path, module, _ in sharded_modules(model, planned):
+        if path not in ours:
+            raise CapabilityError(
+                f"stack.sharders: the plan places the tables of {path!r}, a "
+                f"{type(module).__name__}, which none of these sharders is for. Hand them to the "
+                "plan too: stack.plan(model, sharders=mine)."
             )
 
 
