@@ -25,7 +25,6 @@ from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.naming.patterns import check_patterns
-from recd_plugins.notices import GivesNotices, Notice, Notices, Unused
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.look import Look, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
@@ -36,7 +35,6 @@ from recd_plugins.planning.planner_bases import (
     Retiers,
     TakesContext,
     Tiered,
-    from_rank_0,
 )
 from recd_plugins.planning.sharders import (
     check_planned,
@@ -49,6 +47,7 @@ from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.prepare import prepared
+from recd_plugins.registry.usage import Usage
 from recd_plugins.slots import (
     Callback,
     DedupConverter,
@@ -59,7 +58,6 @@ from recd_plugins.slots import (
     Reader,
     check_callback,
 )
-from recd_plugins.tiers.tier_planner import TierPlanner
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,19 +73,6 @@ if TYPE_CHECKING:
 __all__ = ["Stack", "load"]
 
 B = TypeVar("B")
-
-ASKING = {
-    "log": "stack.loader",
-    "dataset": "stack.loader",
-    "etl": "stack.loader",
-    "reader": "stack.loader",
-    "preprocess": "stack.loader, nor stack.convert",
-    "pooling": "stack.model",
-    "model": "stack.model",
-    "optimizer": "stack.optimizer",
-    "callbacks": "stack.callbacks",
-}
-"""What a trainer calls for what a slot builds."""
 
 
 def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Stack:
@@ -111,12 +96,8 @@ class Stack:
         """The features of some of the trainer's own batches."""
         self._known: dict[str, Any] = {}
         """What a plan is made by beside the registry, in the words of `Context`."""
-        self._asked: set[str] = set()
-        """The slots whose work somebody asked for."""
-        self._ordered = self._planned = False
-        """Whether the planner was given a loader to put in order; whether it made a plan."""
-        source = registry.source
-        self._notices = Notices(strict=registry.strict, path=source.path, lines=source.lines)
+        self._planned = False
+        self._usage = Usage(registry)
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -127,7 +108,7 @@ class Stack:
 
         Any number of processes may call it at a time: one works, the others wait.
         """
-        self._asked |= {"dataset", "etl", "log"}
+        self._usage.asked("dataset", "etl", "log")
         if self._tables is None:
             self._tables = prepared(self.registry, self._contexts.of, progress)
         return self._tables
@@ -158,7 +139,7 @@ class Stack:
         """
         loader = self.read(rank, world_size, split)
         if split == "train" and isinstance(planner := self.planner(), OrdersBatches):
-            self._ordered = True
+            self._usage.asked("order")
             ordered: Loader = planner.order(loader, rank, world_size)
             return ordered
         return loader
@@ -190,12 +171,12 @@ class Stack:
         if rank is None or world_size is None:
             joined = dist.is_available() and dist.is_initialized()
             rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
-        self._ordered = True
+        self._usage.asked("order")
         return planner.order(loader, rank, world_size, OwnBatches(features=features, select=select))
 
     def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank in the reader's own order: what planners count."""
-        self._asked |= {"reader", "preprocess", "dedup"}
+        self._usage.asked("reader", "preprocess", "dedup")
         self.check()
         tables = self.prepare()
         reader: Reader = self.registry.one("reader").build(self._contexts.of("reader"))
@@ -210,13 +191,13 @@ class Stack:
 
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""
-        self._asked |= {"model", "pooling"}
+        self._usage.asked("model", "pooling")
         model: nn.Module = self.registry.one("model").build(self._contexts.of("model", self.schema))
         return model
 
     def optimizer(self) -> OptimizerFactory | None:
         """What makes the dense parameters' optimizer; none where `train.optimizer` says it."""
-        self._asked.add("optimizer")
+        self._usage.asked("optimizer")
         choices = self.registry.chosen("optimizer")
         if not choices:
             return None
@@ -231,7 +212,7 @@ class Stack:
 
     def callbacks(self) -> list[tuple[Callback, Choice]]:
         """The callbacks of a run, each with its choice, in the order of registry.yaml."""
-        self._asked.add("callbacks")
+        self._usage.asked("callbacks")
         choices = self.registry.chosen("callbacks")
         found = [(choice.build(self._contexts.of("callbacks")), choice) for choice in choices]
         for callback, choice in found:
@@ -287,13 +268,11 @@ class Stack:
         )
         self._adapted = explain(model)
         if lost := not_looked_up(model, self._groups):
-            self._warn(
-                self._unused(
-                    self.registry.one("dedup"),
-                    f"no collection of the model looks up {lost} on unique samples",
-                    "Name features in dedup.groups that an EmbeddingCollection or an "
-                    "EmbeddingBagCollection of the model looks up.",
-                )
+            self._usage.unused(
+                self.registry.one("dedup"),
+                f"no collection of the model looks up {lost} on unique samples",
+                "Name features in dedup.groups that an EmbeddingCollection or an "
+                "EmbeddingBagCollection of the model looks up.",
             )
         return model
 
@@ -307,7 +286,7 @@ class Stack:
         """
         from recd_plugins.data.transform import Conversion
 
-        self._asked |= {"dedup", "preprocess"}
+        self._usage.asked("dedup", "preprocess")
         return Conversion(self._transforms, self._converter)
 
     def converting(
@@ -379,8 +358,8 @@ class Stack:
             planner = self._planner_by_now()
             plan = planner.plan(model, topology or self.registry.topology, group)
         self._planned = True
-        self._warn_of_plan(planner, group)
-        self._watch(model)
+        self._usage.planned(planner, group)
+        self._usage.watch(model, planner, self._planning, adapted=bool(self._adapted))
         return plan
 
     def planner(self) -> Planner:
@@ -407,13 +386,12 @@ class Stack:
             self._sharders = self.default_sharders()
         planner.propose(model, topology or self.registry.topology, world_size)
         self._planned = True
-        if isinstance(planner, GivesNotices):
-            self._notices.give(planner.notices(), 0)
+        self._usage.planned(planner)
         return planner
 
     def retiering_planner(self) -> Retiers:
         """The planner, if it can move its replicas while training; an error if it cannot."""
-        self._asked.add("retier")
+        self._usage.asked("retier_every")
         planner = self.planner()
         if not isinstance(planner, Retiers):
             raise CapabilityError(
@@ -438,22 +416,18 @@ class Stack:
         who = f"{self._planning.where}: {type(planner).__name__}"
         sharders = completed(planner.sharders(), self._trainers(), who)
         if isinstance(planner, Tiered) and not self._planned:
-            self._warn(
-                self._unused(
-                    self._planning,
-                    "stack.sharders() was asked before there is a plan",
-                    "Call `plan = stack.plan(model, ...)` first.",
-                )
+            self._usage.unused(
+                self._planning,
+                "stack.sharders() was asked before there is a plan",
+                "Call `plan = stack.plan(model, ...)` first.",
             )
         if not self._groups:
             return sharders
         if not self._adapted:
-            self._warn(
-                self._unused(
-                    self.registry.one("dedup"),
-                    "the model is not adapted, so it takes no unique samples",
-                    "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
-                )
+            self._usage.unused(
+                self.registry.one("dedup"),
+                "the model is not adapted, so it takes no unique samples",
+                "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
             )
         from recd_plugins.embedding.sharded import with_dedup
 
@@ -513,76 +487,6 @@ class Stack:
         elif "batch_size" in self._known and not isinstance(planner, OrdersBatches):
             self._planner = None  # it was built before the trainer's batches were known
         return self.planner()
-
-    def _warn(self, *notices: Notice) -> None:
-        """Where all ranks find the same, each for itself."""
-        import torch.distributed as dist
-
-        self._notices.give(notices, dist.get_rank() if dist.is_initialized() else 0)
-
-    def _unused(self, choice: Choice, why: str, cure: str) -> Unused:
-        return Unused(what=f"{choice.where}: {choice.record.name}", why=why, cure=cure)
-
-    def _warn_of_plan(self, planner: Planner, group: ProcessGroup) -> None:
-        """What rank 0 found in planning; all ranks learn it where it is an error."""
-
-        def found() -> list[Notice]:
-            return list(planner.notices()) if isinstance(planner, GivesNotices) else []
-
-        if self.registry.strict:
-            self._notices.give(from_rank_0(group, found), group.rank())
-        elif group.rank() == 0:
-            self._notices.give(found(), 0)
-
-    def _watch(self, model: nn.Module) -> None:
-        """Before the sharded model's first forward: what was switched on that nobody asked for."""
-        from torchrec.distributed.types import ShardedModule
-
-        from recd_plugins.sparse.own_batches import holds_unique
-
-        def before(module: nn.Module, args: Any) -> None:
-            if any(isinstance(part, ShardedModule) for part in module.modules()):
-                watching.remove()
-                self._warn(*self._idle(unique=holds_unique(args)))
-
-        watching = model.register_forward_pre_hook(before)
-
-    def _idle(self, *, unique: bool) -> Iterator[Notice]:
-        """What of the registry a trainer leaves alone that now calls its model, with unique samples
-        or without."""
-        planner = self.planner()
-        tiered = isinstance(planner, TierPlanner) and planner
-        if tiered and tiered.tier_plan is not None and not tiered.in_front:
-            yield self._unused(
-                self._planning,
-                "the model was sharded without its sharders, or by another plan, so that no table "
-                "has its tiers",
-                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`.",
-            )
-        if isinstance(planner, OrdersBatches) and not self._ordered:
-            yield from planner.unordered()
-        if self._adapted and "dedup" not in self._asked and not unique:
-            yield self._unused(
-                self.registry.one("dedup"),
-                "the model's batches are not converted: they hold no unique samples",
-                "Have `stack.convert(kjt)`, `stack.converting(collate_fn)` or "
-                "`stack.converted(loader)` convert them, or take `dedup` out.",
-            )
-        if self.registry.train.retier_every and "retier" not in self._asked:
-            yield Unused(
-                what="train: retier_every",
-                why="it is for `recd train`, and nothing moves replicas in this trainer",
-                cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
-                "between two steps, or take it out.",
-            )
-        for slot, asking in ASKING.items():
-            for choice in self.registry.chosen(slot):
-                if slot not in self._asked and slot in self.registry.source.values:
-                    yield self._unused(
-                        choice,
-                        f"this trainer asks for none: it never calls {asking}",
-                        f"Call it, or take `{slot}` out of registry.yaml.",
-                    )
 
     def _trainers(self) -> list[ModuleSharder[nn.Module]]:
         """The trainer's own sharders, or what TorchRec would take where it names none."""

@@ -1,0 +1,121 @@
+"""What a trainer asks of a stack, and so what of its registry it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.notices import GivesNotices, Notice, Notices, Unused
+from recd_plugins.planning.planner_bases import OrdersBatches, from_rank_0
+from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.tiers.tier_planner import TierPlanner
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+
+    from recd_plugins.slots import Planner
+
+__all__ = ["Usage"]
+
+ASKING = {
+    "log": "stack.loader",
+    "dataset": "stack.loader",
+    "etl": "stack.loader",
+    "reader": "stack.loader",
+    "preprocess": "stack.loader, nor stack.convert",
+    "pooling": "stack.model",
+    "model": "stack.model",
+    "optimizer": "stack.optimizer",
+    "callbacks": "stack.callbacks",
+}
+"""What a trainer calls for what a slot builds."""
+
+
+class Usage:
+    """Warns of what registry.yaml switches on and the job does not use; one for each stack."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._asked: set[str] = set()
+        source = registry.source
+        self._notices = Notices(strict=registry.strict, path=source.path, lines=source.lines)
+
+    def asked(self, *what: str) -> None:
+        """The trainer asks for what these slots, or `retier_every`, are for."""
+        self._asked.update(what)
+
+    def unused(self, choice: Choice, why: str, cure: str) -> None:
+        """A choice does nothing, as all ranks find alike."""
+        self._give(_unused(choice, why, cure))
+
+    def planned(self, planner: Planner, group: ProcessGroup | None = None) -> None:
+        """What rank 0 found in planning; where it is an error, all ranks of the group learn it."""
+
+        def found() -> list[Notice]:
+            return list(planner.notices()) if isinstance(planner, GivesNotices) else []
+
+        if group is None:
+            self._notices.give(found(), 0)
+        elif self._registry.strict:
+            self._notices.give(from_rank_0(group, found), group.rank())
+        elif group.rank() == 0:
+            self._notices.give(found(), 0)
+
+    def watch(self, model: nn.Module, planner: Planner, planning: Choice, adapted: bool) -> None:
+        """Look before the sharded model's first forward: by then all was asked for that will be."""
+        from torchrec.distributed.types import ShardedModule
+
+        from recd_plugins.sparse.own_batches import holds_unique
+
+        def before(module: nn.Module, args: Any) -> None:
+            if any(isinstance(part, ShardedModule) for part in module.modules()):
+                watching.remove()
+                unconverted = adapted and not holds_unique(args)
+                self._give(*self._idle(planner, planning, unconverted=unconverted))
+
+        watching = model.register_forward_pre_hook(before)
+
+    def _give(self, *notices: Notice) -> None:
+        import torch.distributed as dist
+
+        self._notices.give(notices, dist.get_rank() if dist.is_initialized() else 0)
+
+    def _idle(self, planner: Planner, planning: Choice, *, unconverted: bool) -> Iterator[Notice]:
+        """What the trainer that calls its model leaves alone."""
+        tiered = isinstance(planner, TierPlanner) and planner
+        if tiered and tiered.tier_plan is not None and not tiered.in_front:
+            yield _unused(
+                planning,
+                "the model was sharded without its sharders, or by another plan, so that no table "
+                "has its tiers",
+                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`.",
+            )
+        if isinstance(planner, OrdersBatches) and "order" not in self._asked:
+            yield from planner.unordered()
+        if unconverted and "dedup" not in self._asked:
+            yield _unused(
+                self._registry.one("dedup"),
+                "the model's batches are not converted: they hold no unique samples",
+                "Have `stack.convert(kjt)`, `stack.converting(collate_fn)` or "
+                "`stack.converted(loader)` convert them, or take `dedup` out.",
+            )
+        if self._registry.train.retier_every and "retier_every" not in self._asked:
+            yield Unused(
+                what="train: retier_every",
+                why="it is for `recd train`, and nothing moves replicas in this trainer",
+                cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
+                "between two steps, or take it out.",
+            )
+        for slot, asking in ASKING.items():
+            for choice in self._registry.chosen(slot):
+                if slot not in self._asked and slot in self._registry.source.values:
+                    yield _unused(
+                        choice,
+                        f"this trainer asks for none: it never calls {asking}",
+                        f"Call it, or take `{slot}` out of registry.yaml.",
+                    )
+
+
+def _unused(choice: Choice, why: str, cure: str) -> Unused:
+    return Unused(what=f"{choice.where}: {choice.record.name}", why=why, cure=cure)
