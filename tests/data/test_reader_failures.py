@@ -210,6 +210,7 @@ def read_then_die(folder: Path, pids: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_workers_of_a_killed_rank_end_too(table):
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()

@@ -271,6 +271,7 @@ def wide() -> str:
     return str(planner().propose(Probe(schema), Topology(), 3))
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_in_every_interpreter() -> None:
     """TorchRec's options come in the order of a set of texts, which differs by hash seed."""
     path = [os.path.dirname(__file__)]
