@@ -48,7 +48,7 @@ def hot_batch(plan: TierPlan, seed: int, batch_size: int) -> Batch:
 
 
 def mixed(
-    drawn: ByTiers, world_size: int, steps: int = 20, *, even: bool = False
+    drawn: ByTiers, world_size: int, steps: int = 12, *, even: bool = False
 ) -> list[Sequence[Batch]]:
     """By step and rank: hot and normal steps; unless even, of all sizes, some hot ones empty."""
     plan = tier_plan(drawn, world_size // drawn.ranks_per_node)
