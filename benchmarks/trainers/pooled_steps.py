@@ -101,11 +101,9 @@ def _collectives(pipeline: Any, batches: Iterator[Any]) -> float:
 def _pipeline(model: PooledModel, side: Side) -> Any:
     fused = FUSED.fused_params()
     torch.manual_seed(0)
-    sharders: Any = (
-        [EmbeddingBagCollectionSharder(fused_params=fused)]
-        if side.tiers is None
-        else tier_sharders(OnNodes(side.tiers), fused)
-    )
+    sharders: Any = [EmbeddingBagCollectionSharder(fused_params=fused)]
+    if side.tiers is not None:
+        sharders = tier_sharders(OnNodes(side.tiers), sharders)
     sharded = DistributedModelParallel(model.make(), device=CPU, plan=side.plan, sharders=sharders)
     optimizer = torch.optim.SGD(
         [one for name, one in sharded.named_parameters() if "embedding_bags" not in name], lr=0.1

@@ -253,9 +253,7 @@ class Behind:
                 table=name, replicated=rows[::3], per_node=rows[1::3], coalesce=self.coalesce
             )
         plan = TierPlan(tables=plans, n_nodes=1, ranks_per_node=dist.get_world_size())
-        return arranged._replace(
-            sharders=tier_sharders(TierCluster(plan), optimizer.fused_params())
-        )
+        return arranged._replace(sharders=tier_sharders(TierCluster(plan), arranged.sharders))
 
 
 def few_rows(kind: str, behind: Behind, rows: int) -> str:

@@ -152,7 +152,7 @@ class SomeRows:
             if name == self.travels or self.sums == "row_wise"
         }
         cluster = TierCluster(dataclasses.replace(plan, tables=tables))
-        return Arranged(model, arranged.plan, tier_sharders(cluster, optimizer.fused_params()))
+        return arranged._replace(sharders=tier_sharders(cluster, arranged.sharders))
 
 
 @dataclass(frozen=True)
