@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 from torchrec.distributed.types import CacheAlgorithm, CacheParams
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.constraints import TableConstraint
@@ -32,6 +36,37 @@ def test_bags_too_which_torchrec_does_not_offer_on_the_cpu() -> None:
     assert after["bags"]["shop"].sharding_type != "row_wise"
     assert held.explain().endswith("row-wise in place of this: item")
     assert "in place" not in plain.explain()
+
+
+def test_tables_that_leave_their_place_do_not_count_where_others_are_balanced() -> None:
+    bags = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(name=n, embedding_dim=16, num_embeddings=100, feature_names=[n])
+            for n in "abcd"
+        ],
+        device=torch.device("meta"),
+    )
+    model = nn.ModuleDict({"bags": bags})
+    two = Topology(ranks_per_node=1, inter_node_gbps=0.01)
+    constraints = {"*": TableConstraint(sharding_types=("table_wise",))}
+
+    def ranks(*held: str) -> dict[str, list[int]]:
+        made = TorchRecPlanner(
+            TorchRecPlannerConfig(search="greedy", constraints=constraints),
+            device="cpu",
+            batch_size=16,
+            sharders=default_sharders,
+        )
+        placed = made.row_wise(held).propose(model, two, 2).plan["bags"]
+        return {name: placed[name].ranks for name in "abcd" if name not in held}
+
+    together: dict[int, list[str]] = {}
+    for name, (rank,) in ranks().items():
+        together.setdefault(rank, []).append(name)
+    alone = together[0]
+    assert len(alone) == 2
+    others = [name for name in "abcd" if name not in alone]
+    assert len({rank for (rank,) in ranks(*others).values()}) == 2
 
 
 @pytest.mark.parametrize(

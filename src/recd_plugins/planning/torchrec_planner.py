@@ -130,6 +130,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         constraints = parameter_constraints(
             model, wanted, sharders, device, self._batch_size, f"{self._where}.constraints"
         )
+        others = self._row_wise.keys() - offered
+        for name in others & constraints.keys():
+            # These leave their place, so that they must not count where others are balanced.
+            inputs = constraints[name].pooling_factors
+            constraints[name].batch_sizes = [1] * len(inputs)
         with quiet_planner():
             planner = EmbeddingShardingPlanner(
                 topology=on,
@@ -150,7 +155,6 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             except PlannerError as error:
                 raise self._refused(error, on, model) from error
         self._explanation = best.text()
-        others = self._row_wise.keys() - offered
         if others:
             make_row_wise(
                 plan,
