@@ -1,1 +1,1 @@
-"""Trainers as others write them, and what planning does for them."""
+"""What recd_plugins is worth in trainers that others wrote, and in the plans of pooled tables."""

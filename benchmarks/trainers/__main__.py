@@ -1,0 +1,157 @@
+"""What recd_plugins is worth in trainers that others wrote: lines, parity, bytes, time.
+
+    python -m benchmarks.trainers --fetched FOLDER [--quick] [--json] [--only NAME]
+
+FOLDER holds the programs in their original form, which are not kept here:
+
+    FOLDER/examples   `examples` of github.com/pytorch/torchrec
+    FOLDER/dlrm       github.com/facebookresearch/dlrm
+
+Two of them need faiss-cpu and pandas beside this project's packages. Each program runs twice
+under torchrun, on two gloo ranks of one thread: as it is, and with the lines that are added. Bytes
+are those that all ranks hand to collectives in a step, all of an operand counted; the all-reduce
+of dense gradients is left out. Plain is TorchRec's default plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks.harness import Figure, Report, main
+from benchmarks.trainers.foreign import TRAINERS, Trainer
+
+RANKS = 2
+SKIPPED = 4
+"""Steps before those that count: a pipeline has begun the next ones by then."""
+LIMIT = 600.0
+"""Seconds that a program may take."""
+TARGETS = {"golden_training": 1.9, "two_tower": 2.5, "bert4rec": 1.5}
+"""How many times fewer bytes it should send; the others no more than plain and 1%."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a run of a program gave."""
+
+    found: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+    said: str
+    """What it printed on rank 0."""
+
+    @property
+    def bytes(self) -> float:
+        """Bytes that all ranks hand over in a step, without the dense all-reduce."""
+        sent = sum(
+            size
+            for rank in self.found["sent"]
+            for phases in rank.values()
+            for size in phases.values()
+        )
+        return float(sent - sum(self.found["dense"]))
+
+    @property
+    def all_to_all(self) -> float:
+        return float(
+            sum(sum(rank.get("all_to_all", {}).values()) for rank in self.found["sent"])
+        )
+
+
+def run(trainer: Trainer, fetched: Path, steps: int, *, edited: bool) -> Side:
+    """Run a program to so many steps, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="recd-trainers-") as name:
+        folder = Path(name)
+        program = folder / "program.py"
+        program.write_text(trainer.text(fetched, edited=edited))
+        (folder / "registry.yaml").write_text(yaml.safe_dump(dict(trainer.registry)))
+        job = {
+            "program": str(program),
+            "beside": str((fetched / trainer.file).parent),
+            "call": trainer.call,
+            "arguments": trainer.arguments,
+            "options": dict(trainer.options),
+            "skipped": SKIPPED,
+            "steps": steps,
+            "found": str(folder / "found.json"),
+            "weights": str(folder / "weights.pt"),
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(RANKS), "-m", "benchmarks.trainers.rank"]
+        ended = subprocess.run(
+            [*command, str(folder / "job.json")],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        if ended.returncode:
+            raise SystemExit(f"{trainer.name} (edited: {edited}):\n{ended.stdout[-2000:]}\n{ended.stderr[-6000:]}")
+        return Side(
+            json.loads((folder / "found.json").read_text()),
+            torch.load(folder / "weights.pt", weights_only=True),
+            ended.stderr,
+        )
+
+
+def figures(trainer: Trainer, fetched: Path, steps: int) -> Iterator[Figure]:
+    name = trainer.name
+    plain, ours = (run(trainer, fetched, steps, edited=edited) for edited in (False, True))
+    lines = trainer.lines(fetched)
+    yield Figure(name=f"{name}: lines", value=lines, unit="", target=8, at_most=True)
+    losses = max(
+        abs(one - other) / max(abs(one), 1e-12)
+        for pair in zip(plain.found["losses"], ours.found["losses"], strict=True)
+        for one, other in zip(*pair, strict=True)
+    )
+    yield Figure(name=f"{name}: losses apart", value=losses, unit="", target=1e-6, at_most=True)
+    assert plain.weights.keys() == ours.weights.keys(), "the two have other parameters"
+    apart = max(float((plain.weights[k] - ours.weights[k]).abs().max()) for k in plain.weights)
+    yield Figure(name=f"{name}: weights apart", value=apart, unit="", target=1e-6, at_most=True)
+    least = TARGETS.get(name, 1 / 1.01)
+    yield Figure(
+        name=f"{name}: bytes",
+        value=plain.bytes / ours.bytes,
+        unit="x fewer",
+        target=least,
+        note=f"{plain.bytes / 1024:,.0f} and {ours.bytes / 1024:,.0f} KiB a step; all-to-all "
+        f"{plain.all_to_all / 1024:,.0f} and {ours.all_to_all / 1024:,.0f}",
+    )
+    yield Figure(
+        name=f"{name}: step",
+        value=ours.found["ms"],
+        unit="ms",
+        baseline=plain.found["ms"],
+        note="on one machine, where no network is relieved",
+    )
+
+
+def measure(quick: bool, fetched: Path, only: Sequence[str]) -> Report:
+    steps = 20 if quick else 60
+    chosen = [trainer for trainer in TRAINERS if not only or trainer.name in only]
+    return Report(
+        figures=[one for trainer in chosen for one in figures(trainer, fetched, steps)],
+        settings={"ranks": RANKS, "steps": steps, "programs": [one.source for one in chosen]},
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--fetched", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=(), choices=[one.name for one in TRAINERS])
+    arguments, rest = parser.parse_known_args()
+    fetched = arguments.fetched.resolve()
+    main("trainers", partial(measure, fetched=fetched, only=arguments.only), rest)

@@ -1,0 +1,191 @@
+"""Foreign trainers: where each is from, how it is called, and the lines that are added to it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TRAINERS", "Edit", "Trainer"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place in a file: a text that stands there once, and what it becomes."""
+
+    find: str
+    becomes: str
+
+    def of(self, text: str, file: Path) -> str:
+        if text.count(self.find) != 1:
+            raise SystemExit(
+                f"{file}: holds {text.count(self.find)} times what is to be edited, not once: "
+                f"{self.find!r}. It has changed since the edit was written."
+            )
+        return text.replace(self.find, self.becomes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """A program of somebody else's, in its original form."""
+
+    name: str
+    source: str
+    """Its repository, and the file in it that is run."""
+    file: str
+    """The file, below the folder of all that was fetched."""
+    call: str
+    """The function that trains."""
+    arguments: Sequence[str] | None = None
+    """A command line, where it takes one."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the function."""
+    registry: Mapping[str, Any]
+    """What registry.yaml says."""
+    concessions: Sequence[Edit] = ()
+    """What the CPU needs, on both sides."""
+    edits: Sequence[Edit]
+    """What recd_plugins needs."""
+
+    def text(self, folder: Path, *, edited: bool) -> str:
+        """The program, as it is or with the lines that are added."""
+        file = folder / self.file
+        text = file.read_text()
+        for edit in (*self.concessions, *(self.edits if edited else ())):
+            text = edit.of(text, file)
+        return text
+
+    def lines(self, folder: Path) -> int:
+        """How many lines are added or changed."""
+        before, after = (self.text(folder, edited=edited).splitlines() for edited in (False, True))
+        return sum(
+            line.startswith("+") and not line.startswith("+++")
+            for line in difflib.unified_diff(before, after, n=0)
+        )
+
+
+FLEXSHARD: Mapping[str, Any] = {
+    "plugins": ["recd_flexshard"],
+    "sharding": {"use": "flexshard", "budget_gb": 0.05},
+}
+IMPORT = "import recd_plugins as rp\n"
+STACK = '    stack = rp.load("registry.yaml")\n'
+
+TRAINERS = (
+    Trainer(
+        name="golden_training",
+        source="pytorch/torchrec, examples/golden_training/train_dlrm.py",
+        file="examples/golden_training/train_dlrm.py",
+        call="train",
+        options={"num_embeddings": 100_000, "num_iterations": 10_000},
+        registry=FLEXSHARD,
+        edits=(
+            Edit("from tqdm import tqdm\n", f"from tqdm import tqdm\n{IMPORT}"),
+            Edit(
+                "    model = DistributedModelParallel(\n",
+                f"{STACK}"
+                "    data = _get_random_dataset(num_embeddings=num_embeddings)\n"
+                "    plan = stack.plan(train_model, batches=data, sharders=[sharder])\n"
+                "    model = DistributedModelParallel(\n"
+                "        plan=plan,\n",
+            ),
+            Edit("        sharders=[sharder],\n", "        sharders=stack.sharders(),\n"),
+        ),
+    ),
+    Trainer(
+        name="dlrm, multi-hot 3",
+        source="facebookresearch/dlrm, torchrec_dlrm/dlrm_main.py",
+        file="dlrm/torchrec_dlrm/dlrm_main.py",
+        call="main",
+        arguments=(
+            "--num_embeddings_per_feature",
+            ",".join(["20000"] * 26),
+            "--multi_hot_sizes",
+            ",".join(["3"] * 26),
+            "--multi_hot_distribution_type=uniform",
+            "--embedding_dim=16",
+            "--dense_arch_layer_sizes=64,16",
+            "--over_arch_layer_sizes=64,1",
+            "--learning_rate=0.1",
+            "--adagrad",
+            "--limit_train_batches=10000",
+        ),
+        registry=FLEXSHARD,
+        edits=(
+            Edit("from tqdm import tqdm\n", f"from tqdm import tqdm\n{IMPORT}"),
+            Edit(
+                "    model = DistributedModelParallel(\n",
+                f"{STACK}"
+                "    plan = stack.plan(train_model, batches=train_dataloader)\n"
+                "    model = DistributedModelParallel(\n"
+                "        sharders=stack.sharders(),\n",
+            ),
+        ),
+    ),
+    Trainer(
+        name="two_tower",
+        source="pytorch/torchrec, examples/retrieval/two_tower_train.py",
+        file="examples/retrieval/two_tower_train.py",
+        call="train",
+        options={"num_embeddings": 100_000, "num_iterations": 10_000},
+        registry=FLEXSHARD,
+        edits=(
+            Edit(
+                "from torchrec.sparse.jagged_tensor import KeyedJaggedTensor\n",
+                f"from torchrec.sparse.jagged_tensor import KeyedJaggedTensor\n{IMPORT}",
+            ),
+            Edit(
+                "    model = DistributedModelParallel(\n",
+                f"{STACK}"
+                "    look = get_dataloader(batch_size=batch_size, num_embeddings=num_embeddings)\n"
+                "    plan = stack.plan(two_tower_train_task, batches=look)\n"
+                "    model = DistributedModelParallel(\n"
+                "        plan=plan,\n"
+                "        sharders=stack.sharders(),\n",
+            ),
+        ),
+    ),
+    Trainer(
+        name="bert4rec",
+        source="pytorch/torchrec, examples/bert4rec/bert4rec_main.py",
+        file="examples/bert4rec/bert4rec_main.py",
+        call="main",
+        arguments=(
+            "--dataset_name=random",
+            "--random_user_count=1000",
+            "--random_item_count=2000",
+            "--random_size=100000",
+            "--max_len=20",
+            "--emb_dim=32",
+            "--train_batch_size=64",
+            "--num_epochs=10000",
+            "--lr=0.01",
+        ),
+        registry=FLEXSHARD,
+        concessions=(Edit("EmbOptimType.ADAM", "EmbOptimType.EXACT_ROWWISE_ADAGRAD"),),
+        edits=(
+            Edit("from tqdm import tqdm\n", f"from tqdm import tqdm\n{IMPORT}"),
+            Edit(
+                "        model = DMP(\n"
+                "            module=model_bert4rec,\n"
+                "            device=device,\n"
+                "            sharders=[\n"
+                "                cast(ModuleSharder[nn.Module], "
+                "EmbeddingCollectionSharder(fused_params))\n"
+                "            ],\n",
+                '        stack = rp.load("registry.yaml")\n'
+                "        mine = [EmbeddingCollectionSharder(fused_params)]\n"
+                "        ids = lambda batch: _to_kjt(batch[0], device)\n"
+                "        plan = stack.plan(model_bert4rec, batches=train_loader, features=ids, "
+                "sharders=mine)\n"
+                "        model = DMP(\n"
+                "            module=model_bert4rec,\n"
+                "            device=device,\n"
+                "            plan=plan,\n"
+                "            sharders=stack.sharders(),\n",
+            ),
+        ),
+    ),
+)
