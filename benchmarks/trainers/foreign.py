@@ -120,7 +120,10 @@ TRAINERS = (
             Edit(
                 "    model = DistributedModelParallel(\n",
                 f"{STACK}"
-                "    plan = stack.plan(train_model, batches=train_dataloader)\n"
+                "    hot = Multihot(args.multi_hot_sizes, args.num_embeddings_per_feature, "
+                "args.batch_size, False, args.multi_hot_distribution_type)\n"
+                "    look = RestartableMap(hot.convert_to_multi_hot, train_dataloader)\n"
+                "    plan = stack.plan(train_model, batches=look)\n"
                 "    model = DistributedModelParallel(\n"
                 "        sharders=stack.sharders(),\n",
             ),
