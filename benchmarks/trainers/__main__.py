@@ -64,9 +64,7 @@ class Side:
 
     @property
     def all_to_all(self) -> float:
-        return float(
-            sum(sum(rank.get("all_to_all", {}).values()) for rank in self.found["sent"])
-        )
+        return float(sum(sum(rank.get("all_to_all", {}).values()) for rank in self.found["sent"]))
 
 
 def run(trainer: Trainer, fetched: Path, steps: int, *, edited: bool) -> Side:
@@ -99,7 +97,8 @@ def run(trainer: Trainer, fetched: Path, steps: int, *, edited: bool) -> Side:
             timeout=LIMIT,
         )
         if ended.returncode:
-            raise SystemExit(f"{trainer.name} (edited: {edited}):\n{ended.stdout[-2000:]}\n{ended.stderr[-6000:]}")
+            said = f"{ended.stdout[-2000:]}\n{ended.stderr[-6000:]}"
+            raise SystemExit(f"{trainer.name} (edited: {edited}):\n{said}")
         return Side(
             json.loads((folder / "found.json").read_text()),
             torch.load(folder / "weights.pt", weights_only=True),

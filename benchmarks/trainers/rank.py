@@ -35,7 +35,7 @@ KEPT = 2_000
 """Rows of each table that are compared at the end: by Zipf's law those that are trained most."""
 
 
-class Enough(Exception):  # noqa: N818
+class Enough(Exception):
     """All steps are done: what ends a program that trains for longer."""
 
 

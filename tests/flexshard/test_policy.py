@@ -34,7 +34,7 @@ SLOW = dataclasses.replace(
 def extra(ledger: Ledger) -> float:
     """Bytes a rank over plain row-wise."""
     tables = {name: one.table for name, one in ledger.tables.items()}
-    return float(ledger.cost.memory - Ledger.of(tables, {}, ledger.prices).cost.memory)
+    return ledger.memory - Ledger.of(tables, {}, ledger.prices).memory
 
 
 def within(found: int, printed: int, share: float) -> bool:
@@ -133,7 +133,7 @@ def test_three_tiers_are_the_best_but_for_one_row(
 
 def _marginal(ledger: Ledger) -> float:
     """Latencies aside."""
-    return float(marginal_ms(ledger.cost, ledger.prices.cluster))
+    return float(marginal_ms(ledger.cost.mean, ledger.prices.cluster))
 
 
 TABLES = st.dictionaries(

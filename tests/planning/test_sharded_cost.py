@@ -19,12 +19,13 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.access.distribution import RowDistribution, appears
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards, planned_shards
+from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Topology
@@ -134,3 +135,29 @@ def test_each_rank_hands_over_what_its_shards_cost(kind: str, gloo_pool: GlooPoo
     if kind == "table_wise":
         sums = U * B * 4 * np.array([0, 2 * 16 + 32, 0, 0])
     np.testing.assert_allclose(forward, sums)
+
+
+def test_ids_given_by_popularity_keep_the_first_rank_busy() -> None:
+    two = Cluster.of(Topology(ranks_per_node=1, inter_node_gbps=0.02), 2)
+    prices = dataclasses.replace(PRICES, cluster=two)
+    each = zipf(1_000, 1.0, 1.1)
+    order = np.random.default_rng(0).permutation(1_000)
+    ordered, shuffled = (
+        SequenceTable(
+            name="t",
+            rows=RowDistribution.of(each.counts, each.p, each.presence, ids=ids),
+            dim=16,
+        )
+        for ids in (np.arange(1_000), order)
+    )
+    even = prices.row_wise(each, 64, "rank").total(each.counts)
+    busy, fair = (
+        row_wise_cost(prices, table, coalesce="rank").a2a_global for table in (ordered, shuffled)
+    )
+    asked = appears(each.presence, prices.batch_size)
+    first = float((asked * each.counts)[:500].sum() / (asked @ each.counts))
+    np.testing.assert_allclose(busy / even.a2a_global, [2 * first, 2 - 2 * first])
+    assert np.max(fair) < 1.2 * even.a2a_global < np.max(busy)
+    # Behind replicas of the hottest rows, what is left is shared more evenly.
+    rest = home_load(prices, ordered, first=400, coalesce="rank")
+    assert rest.max() < home_load(prices, ordered, coalesce="rank").max()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -24,8 +25,15 @@ class Offers:
     """[3, R] milliseconds per step for it, latencies aside."""
 
     @classmethod
-    def of(cls, merged: MergedRows, prices: Prices, coalesce: Mapping[str, Coalesce]) -> Offers:
-        """`coalesce` says how the ids of each table travel; of others, as they are."""
+    def of(
+        cls,
+        merged: MergedRows,
+        prices: Prices,
+        coalesce: Mapping[str, Coalesce],
+        busy: Mapping[str, float] = MappingProxyType({}),
+    ) -> Offers:
+        """`coalesce` says how the ids of each table travel; of others, as they are. Rows at home
+        take `busy` times as long, where all wait for a rank that has more than its share."""
         rows, width = merged.rows, merged.width
         every = np.zeros((2, 3, len(width)))
         levels = np.array([coalesce.get(name, "none") for name in merged.names])[merged.table]
@@ -36,6 +44,7 @@ class Offers:
             part, own = rows.at(here), (width[here], level, pooled[here])
             every[:, ROW_WISE, here] = _priced(prices.row_wise(part, *own), prices)
             every[:, PER_NODE, here] = _priced(prices.per_node(part, *own), prices)
+        every[1, ROW_WISE] *= np.array([busy.get(name, 1.0) for name in merged.names])[merged.table]
         return cls(memory=every[0], ms=every[1])
 
 

@@ -28,6 +28,7 @@ from recd_plugins.api.planning import (
     SequenceTable,
     TableLedger,
     TableSizes,
+    home_load,
     marginal_ms,
     sharded_cost,
     travelling_shares,
@@ -271,12 +272,13 @@ class PlanSearch:
             return
         fixed = {name: size for name, size in sizes.items() if name not in levels}
         merged, cluster = self._merge(tuple(levels)), self.prices.cluster
+        busy = self._busy(levels)
         sets = [*((tier,) for tier in self._tiers if len(self._tiers) > 1), self._tiers]
         for hidden in sorted({cluster.overlap, cluster.overlap / 2, 0.0}):
             weighed = dataclasses.replace(
                 self.prices, cluster=dataclasses.replace(cluster, overlap=hidden)
             )
-            offers = Offers.of(merged, weighed, levels)
+            offers = Offers.of(merged, weighed, levels, busy)
             rows = float(merged.rows.counts @ offers.memory[ROW_WISE])
             base = self.own.memory - (alone.memory - rows)
             room = self.budget
@@ -288,6 +290,17 @@ class PlanSearch:
                 if optimum.memory[0] <= room:
                     taken = optimum.at(room, cluster.world_size)
                     yield from self._halved(merged, taken, levels, fixed)
+
+    def _busy(self, levels: Mapping[str, Coalesce]) -> dict[str, float]:
+        """How many times its share of each table the rank serves that has the most of all."""
+        loads = {
+            name: home_load(self.prices, self.tables[name], coalesce=level)
+            for name, level in levels.items()
+        }
+        weights = {name: self.tables[name].rows.lookups * self.tables[name].width for name in loads}
+        every = sum(weights[name] * load for name, load in loads.items())
+        busiest = int(np.argmax(every))
+        return {name: float(load[busiest]) for name, load in loads.items()}
 
     def _halved(
         self,

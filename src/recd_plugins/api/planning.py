@@ -29,6 +29,7 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
+from recd_plugins.planning.row_wise_cost import home_load
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.sharders import default_sharders, fused_by_table, sharded_modules
 from recd_plugins.planning.table_sizes import (
@@ -88,6 +89,7 @@ __all__ = [
     "from_rank_0",
     "fused_by_table",
     "half_normal",
+    "home_load",
     "marginal_ms",
     "model_tables",
     "priced",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
 
 __all__ = ["LENGTH_BYTES", "SUM_BYTES", "row_wise_bags", "table_wise_bags", "travelling"]
@@ -29,22 +29,31 @@ def travelling(rows: RowDistribution, bags: float) -> float:
 
 
 def row_wise_bags(
-    prices: Prices, rows: RowDistribution, *, bags: float, dim: int, width: int, share: float = 1.0
+    prices: Prices,
+    rows: RowDistribution,
+    *,
+    bags: float,
+    dim: int,
+    width: int,
+    share: float = 1.0,
+    load: float | Floats = 1.0,
 ) -> Cost:
     """Row-wise: each rank sums what it has of every bag of every rank.
 
     static_memory   r / U of each row
     ids_sent        pB
-    rows_accessed   pB
+    rows_accessed   l pB
     dynamic_memory  (U + 1) c f B s
-    a2a_global      8 pB + 4 U c f B: ids, and how many each rank has of each bag
+    a2a_global      8 l pB + 4 U c f B: ids, and how many each rank has of each bag
     ar_global       U c f B s: parts of sums are reduced and scattered, their gradients gathered,
                     which are the halves of an all-reduce
-    local           3 pB r + 2 U c f B s
+    local           3 l pB r + 2 U c f B s
     with c = 1, for TorchRec sends all bags; behind replicas that share of bags which has a row
-    without one, 1 - prod(1 - q / f) over these.
+    without one, 1 - prod(1 - q / f) over these; and l the `load` of each rank [U], how many times
+    its share of lookups it serves.
     """
     n, u = prices.cluster.n_nodes, prices.cluster.world_size
+    load = 1.0 if np.allclose(load, 1.0) else load
     lookups = rows.lookups * prices.batch_size
     parts = u * share * bags * prices.batch_size
     sums = parts * dim * SUM_BYTES
@@ -52,12 +61,12 @@ def row_wise_bags(
     return Cost(
         static_memory=rows.num_rows * width / u,
         ids_sent=lookups,
-        rows_accessed=lookups,
+        rows_accessed=lookups * load,
         dynamic_memory=sums * (u + 1) / u,
-        a2a_global=ids,
+        a2a_global=ids + (load - 1.0) * lookups * ID_BYTES,
         ar_global=sums,
         between_nodes=ids * u * (n - 1) / n + 2 * (n - 1) * sums,
-        local=3 * lookups * width + 2 * sums,
+        local=3 * lookups * width * load + 2 * sums,
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
+from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 
@@ -99,7 +100,7 @@ class TableLedger:
                 per_node,
                 prices.per_node(per_node, width, sizes.coalesce, pooled).total(per_node.counts),
             ),
-            "home": (home, home_cost(table, sizes, home, prices, share)),
+            "home": (home, home_cost(table, sizes, prices, share)),
         }
         entries: dict[TierName, Entry] = {
             tier: Entry(
@@ -285,21 +286,18 @@ def travelling_shares(
 
 
 def home_cost(
-    table: SequenceTable,
-    sizes: TableSizes,
-    rows: RowDistribution,
-    prices: Prices,
-    share: float | None = None,
+    table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None = None
 ) -> Cost:
     """What the rows of a table cost that have no replica; `share` as in `TableLedger.of`."""
+    first, level = sizes.replicated + sizes.per_node, sizes.coalesce
     if not table.bags:
-        return prices.row_wise(rows, table.width, sizes.coalesce).total(rows.counts)
-    if sizes.coalesce != "none":
-        cost = prices.row_wise(rows, table.width, sizes.coalesce, pooled=1).total(rows.counts)
+        return row_wise_cost(prices, table, first=first, coalesce=level)
+    if level != "none":
+        cost = row_wise_cost(prices, table, first=first, coalesce=level, pooled=1)
         return cost + _summed(table, prices)
+    rows = table.rows.part(first, table.rows.num_rows)
     if share is None:
-        whole = not sizes.replicated and not sizes.per_node
-        share = 1.0 if whole else travelling(rows, table.bags)
+        share = travelling(rows, table.bags) if first else 1.0
     return row_wise_bags(
         prices,
         rows,
@@ -307,6 +305,7 @@ def home_cost(
         dim=table.dim,
         width=table.width,
         share=share,
+        load=home_load(prices, table, first=first),
     )
 
 

@@ -1,7 +1,7 @@
 """What a table costs where TorchRec's own plan has it, rank by rank.
 
 A plan of whole tables keeps some ranks busier than others, and a step waits for the busiest. So
-prices here are arrays [U], one for each rank; those of rows spread over all ranks are numbers.
+prices here are arrays [U], one for each rank.
 In the formulas a table has f bags a sample of p lookups in all, of which each sum has s bytes;
 rows of r bytes; B samples a rank, U = N W ranks in all.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from recd_plugins.planning.bag_cost import LENGTH_BYTES, SUM_BYTES, row_wise_bags
 from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
 from recd_plugins.planning.planned_shards import PlannedShards
+from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
 from recd_plugins.planning.table_sizes import SequenceTable
 
 __all__ = ["sharded_cost"]
@@ -21,14 +22,21 @@ __all__ = ["sharded_cost"]
 def sharded_cost(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
     """What a table costs each rank as TorchRec's plan has it.
 
-    row_wise        as in `row_wise_bags`, or `Prices.row_wise` where rows come one by one
+    row_wise        as in `row_wise_bags`, or `row_wise_cost` where rows come one by one
     data_parallel   a dense copy on every rank: ar_global E r, static_memory 2 E r
     others          `_whole`, or `_in_nodes` where rows lie over the ranks of a node
     """
     if shards.kind == "row_wise":
         if not table.bags:
-            return prices.row_wise(table.rows, table.width).total(table.rows.counts)
-        return row_wise_bags(prices, table.rows, bags=table.bags, dim=table.dim, width=table.width)
+            return row_wise_cost(prices, table)
+        return row_wise_bags(
+            prices,
+            table.rows,
+            bags=table.bags,
+            dim=table.dim,
+            width=table.width,
+            load=home_load(prices, table),
+        )
     if shards.kind == "data_parallel" or not shards.shards:
         return _everywhere(prices, table)
     if shards.kind in ("table_row_wise", "grid_shard") and table.bags:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ class RowDistribution:
     """Row ids in this order, of all rows or of the hottest; none where a formula made them."""
     error: float = 0.0
     """The most that any p may be too low by (a sketch's)."""
+    _by_rank: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
+    """What `by_rank` found, by number of ranks."""
 
     def __post_init__(self) -> None:
         shapes = {self.counts.shape, self.p.shape, self.presence.shape}
@@ -91,8 +93,7 @@ class RowDistribution:
 
     def part(self, first: int, last: int) -> RowDistribution:
         """The rows from rank `first` (0 is the hottest) up to, and without, rank `last`."""
-        ends = np.cumsum(self.counts)
-        kept = np.minimum(ends, last) - np.maximum(ends - self.counts, first)
+        kept = self.within(first, last)
         some = kept > 0
         return RowDistribution(
             counts=kept[some],
@@ -101,6 +102,29 @@ class RowDistribution:
             ids=None if self.ids is None or last > len(self.ids) else self.ids[first:last],
             error=self.error,
         )
+
+    def within(self, first: int, last: int) -> Integers:
+        """[R] how many rows of each run are from rank `first` on, before rank `last`."""
+        ends = np.cumsum(self.counts)
+        kept: Integers = np.minimum(ends, last) - np.maximum(ends - self.counts, first)
+        return np.maximum(kept, 0)
+
+    def by_rank(self, ranks: int) -> Floats:
+        """[R, U] how many rows of each run lie on each of so many ranks, row-wise: blocks of ids,
+        as TorchRec cuts them. Rows without a known id are spread over what is left of each block.
+        """
+        if ranks not in self._by_rank:
+            ids = np.empty(0, np.int64) if self.ids is None else self.ids
+            block = -(-self.num_rows // ranks)
+            known = self.within(0, len(ids))
+            runs = np.repeat(np.arange(len(known)), known)
+            found = np.bincount(runs * ranks + ids // block, minlength=len(known) * ranks)
+            found = found.reshape(len(known), ranks).astype(np.float64)
+            starts = np.minimum(np.arange(ranks) * block, self.num_rows)
+            left = np.diff(starts, append=self.num_rows) - found.sum(axis=0)
+            unknown = (self.counts - known)[:, None]
+            self._by_rank[ranks] = found + unknown * left / max(left.sum(), 1.0)
+        return self._by_rank[ranks]
 
     def at(self, runs: NDArray[np.bool_]) -> RowDistribution:
         """The runs that `runs` [R] names; ids are not kept."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
+from recd_plugins.planning.bag_cost import travelling
 from recd_plugins.planning.cost import marginal_ms
 from recd_plugins.planning.explain.words import aligned, in_bytes, in_us
 from recd_plugins.planning.ledger import Entry, Ledger, TableLedger, TierName, home_cost
@@ -372,9 +373,14 @@ def _stays(
         cost = priced.total(row.counts)
         return float(marginal_ms(cost, prices.cluster)), cost.memory
     # A bag's sum is spared with the last of its rows: this one may be that.
-    tiered = dataclasses.replace(sizes, replicated=max(sizes.replicated, 1))
+    rows, total = profiled.rows, profiled.rows.num_rows
     home, left = (
-        home_cost(profiled, tiered, profiled.rows.part(first, profiled.rows.num_rows), prices)
+        home_cost(
+            profiled,
+            dataclasses.replace(sizes, replicated=first, per_node=0),
+            prices,
+            travelling(rows.part(first, total), profiled.bags),
+        ).mean
         for first in (taken, taken + 1)
     )
     before, after = (float(marginal_ms(cost, prices.cluster)) for cost in (home, left))

@@ -1,0 +1,63 @@
+"""What rows at home cost where some ranks have more of the hot ones than others.
+
+TorchRec cuts a row-wise table into blocks of ids. Where ids were given by popularity, as
+vocabularies do it, all hot rows lie on the first rank, and a step waits for that one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from recd_plugins.planning.access.distribution import Floats
+from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.tier_plan import Coalesce
+
+__all__ = ["home_load", "row_wise_cost"]
+
+
+def row_wise_cost(
+    prices: Prices,
+    table: SequenceTable,
+    *,
+    first: int = 0,
+    coalesce: Coalesce = "none",
+    pooled: int = 0,
+) -> Cost:
+    """`Prices.row_wise` of the rows from rank `first` on (0 is the hottest); by rank [U], where
+    ranks differ.
+
+    A rank that serves l times its share has l times the rows_accessed, a2a_global and a2a_cross,
+    2 (l - 1) s r more of local and (l - 1) s r of dynamic_memory; and of a2a_intra, what the ranks
+    of its place in all nodes serve together, for it is their concentrator.
+    """
+    rows = table.rows.part(first, table.rows.num_rows)
+    cost = prices.row_wise(rows, table.width, coalesce, pooled).total(rows.counts)
+    load = home_load(prices, table, first=first, coalesce=coalesce)
+    if np.allclose(load, 1.0):
+        return cost
+    cluster = prices.cluster
+    place = load.reshape(cluster.n_nodes, cluster.ranks_per_node).mean(axis=0)
+    more = (load - 1) * cost.rows_accessed * table.width
+    return dataclasses.replace(
+        cost,
+        rows_accessed=cost.rows_accessed * load,
+        dynamic_memory=cost.dynamic_memory + more,
+        a2a_global=cost.a2a_global * load,
+        a2a_cross=cost.a2a_cross * load,
+        a2a_intra=cost.a2a_intra * np.tile(place, cluster.n_nodes),
+        local=cost.local + 2 * more,
+    )
+
+
+def home_load(
+    prices: Prices, table: SequenceTable, *, first: int = 0, coalesce: Coalesce = "none"
+) -> Floats:
+    """[U] how many times its share each rank serves of the rows from rank `first` on."""
+    rows, ranks = table.rows, prices.cluster.world_size
+    served = prices.row_wise(rows, table.width, coalesce).rows_accessed
+    kept = rows.within(first, rows.num_rows) / rows.counts
+    each: Floats = (kept * served) @ rows.by_rank(ranks)
+    return each * ranks / each.sum() if each.sum() > 0 else np.ones(ranks)
