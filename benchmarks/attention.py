@@ -135,13 +135,14 @@ def sharing(
     values = torch.randn(int(lengths.sum()), DIM, requires_grad=True)
     query = torch.randn(rows, DIM)
     lengths_of_all = lengths[lookup]
+    numel = int(lengths_of_all.sum())  # which lookups know too
     adapted = DedupPooling(pooling)
 
     def all_samples() -> Tensor:
         return adapted(expand_values(values, lengths, lookup), lengths_of_all, query)
 
     def unique_samples() -> Tensor:
-        jagged = Unexpanded.values(values, lengths, lookup)
+        jagged = Unexpanded.values(values, lengths, lookup, numel)
         return adapted(jagged, Unexpanded.rows(lengths, lookup), query)
 
     return {

@@ -193,6 +193,9 @@ def test_which_kjt_is_meant() -> None:
     ):
         features_of(Pair(kjt, other))
     assert features_of(Pair(kjt, other), lambda batch: batch.features) is kjt
+    with pytest.raises(DataError, match=r"returns 2 KeyedJaggedTensors.*Name the one"):
+        features_of(Pair(kjt, other), lambda batch: [batch.features, batch.labels])
+    assert features_of(Pair(kjt, other), lambda batch: [batch.labels]) is other
     with pytest.raises(DataError, match="a dict holds no KeyedJaggedTensor"):
         features_of({"labels": torch.zeros(1)})
     with pytest.raises(DataError, match="makes a Tensor of a Pair"):

@@ -65,6 +65,12 @@ def features_of(
         found = features(batch)
         if isinstance(found, list | tuple) and len(found) == 1:
             (found,) = found
+        if isinstance(found, list | tuple) and all(isinstance(one, SPARSE) for one in found):
+            raise DataError(
+                f"features: it returns {len(found)} KeyedJaggedTensors, but the samples of a batch "
+                "are converted, or put in order, by one. Name the one that has the features of "
+                "dedup.groups; the others stay as they are."
+            )
         if not isinstance(found, SPARSE):
             raise DataError(
                 f"features: it makes a {type(found).__name__} of a {type(batch).__name__}, but "
