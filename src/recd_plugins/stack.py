@@ -38,7 +38,7 @@ from recd_plugins.planning.planner_bases import (
 )
 from recd_plugins.planning.sharders import (
     check_planned,
-    check_said,
+    check_registry_agrees,
     completed,
     default_sharders,
 )
@@ -347,7 +347,9 @@ class Stack:
             )
         if sharders is not None:
             self._sharders = list(sharders)
-        check_said(model, self._trainers(), self._said_of_tables, self.registry.train.optimizer)
+        check_registry_agrees(
+            model, self._trainers(), self._options_of_tables, self.registry.train.optimizer
+        )
         self._model = ref(model)
         with ExitStack() as looking:
             if batches is None and profile is None and "dataset" in self.registry.choices:
@@ -491,8 +493,8 @@ class Stack:
     def _trainers(self) -> list[ModuleSharder[nn.Module]]:
         """The trainer's own sharders, or what TorchRec would take where it names none."""
         if self._sharders is None:
-            said = self._said_of_tables
-            self._sharders = self.default_sharders() if said else default_sharders()
+            named = self._options_of_tables
+            self._sharders = self.default_sharders() if named else default_sharders()
         return self._sharders
 
     def _take_sharders(self, mine: list[ModuleSharder[nn.Module]]) -> None:
@@ -500,11 +502,13 @@ class Stack:
         model = None if self._model is None else self._model()
         if model is not None:
             check_planned(model, self._trainers(), mine)
-            check_said(model, mine, self._said_of_tables, self.registry.train.optimizer)
+            check_registry_agrees(
+                model, mine, self._options_of_tables, self.registry.train.optimizer
+            )
         self._sharders = mine
 
     @property
-    def _said_of_tables(self) -> Sequence[str]:
+    def _options_of_tables(self) -> Sequence[str]:
         """The options of `train.optimizer` that registry.yaml has for tables."""
         settings = (self.registry.source.values.get("train") or {}).get("optimizer") or {}
         return [name for name in settings if name.startswith("tables")]

@@ -23,7 +23,7 @@ from torchrec.optim.optimizers import Adagrad
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.planning.sharders import (
     check_planned,
-    check_said,
+    check_registry_agrees,
     completed,
     default_sharders,
     fused_by_table,
@@ -120,11 +120,11 @@ def test_optimizers_that_torchrec_cannot_fuse_are_named() -> None:
 def test_registry_yaml_may_say_the_same_and_nothing_else() -> None:
     model, settings = Model(), OptimizerSettings(tables="adagrad", tables_lr=0.05, tables_eps=1e-3)
     said = ["tables", "tables_lr", "tables_eps"]
-    check_said(model, default_sharders(settings.fused_params()), said, settings)
+    check_registry_agrees(model, default_sharders(settings.fused_params()), said, settings)
     mine = default_sharders(SGD)
-    check_said(model, mine, [], settings)  # what it says by default is for `recd train`
+    check_registry_agrees(model, mine, [], settings)  # what it says by default is for `recd train`
     with pytest.raises(RegistryError) as caught:
-        check_said(model, mine, said, settings)
+        check_registry_agrees(model, mine, said, settings)
     assert str(caught.value) == (
         "train.optimizer: registry.yaml says EXACT_ADAGRAD, learning_rate 0.05, eps 0.001, but the "
         "trainer's table 'a' has EXACT_SGD, learning_rate 0.2, by apply_optimizer_in_backward or "
@@ -132,9 +132,9 @@ def test_registry_yaml_may_say_the_same_and_nothing_else() -> None:
         "trainer say the same."
     )
     slower = OptimizerSettings(tables="sgd", tables_lr=0.2, tables_eps=1e-3)
-    check_said(model, mine, said, slower)  # SGD has no epsilon
+    check_registry_agrees(model, mine, said, slower)  # SGD has no epsilon
     with pytest.raises(RegistryError, match=r"table 'a' has EXACT_SGD, learning_rate 0\.01"):
-        check_said(model, get_default_sharders(), ["tables_lr"], slower)
+        check_registry_agrees(model, get_default_sharders(), ["tables_lr"], slower)
 
 
 def test_what_was_planned_must_be_sharded() -> None:

@@ -164,7 +164,7 @@ class PlanSearch:
 
     def fits(self, ledger: Ledger) -> bool:
         """Whether it is within the budget, and ranks hand collectives no more bytes than by
-        TorchRec's own plan: nobody asked for more traffic, however fast the links are said to be.
+        TorchRec's own plan: nobody asked for more traffic, however fast the links are.
         Nor may a rank be left without any row of the tables that TorchRec looks up in one kernel.
         """
         if self._known and self._leaves_a_rank_empty(ledger):

@@ -48,7 +48,7 @@ class Served:
         host_memory_gb: float | None,
     ) -> Served:
         """The choice for a device with so many bytes for replicas, a batch and tables, whose
-        optimizers are said by the `fused` params of each."""
+        optimizers are the `fused` params of each."""
         prices = ledger.prices
         tables = {name: one.table for name, one in ledger.tables.items()}
         sizes = {name: one.sizes for name, one in ledger.tables.items()}

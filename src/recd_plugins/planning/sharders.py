@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_planned",
-    "check_said",
+    "check_registry_agrees",
     "completed",
     "default_sharders",
     "fused_by_table",
@@ -109,22 +109,22 @@ SAYS = {"tables": "optimizer", "tables_lr": "learning_rate", "tables_eps": "eps"
 """What an option of `train.optimizer` is called in fused params."""
 
 
-def check_said(
+def check_registry_agrees(
     model: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
-    said: Sequence[str],
+    named: Sequence[str],
     settings: TablesOptimizer,
 ) -> None:
     """`RegistryError` where registry.yaml says another optimizer of tables than they have.
 
-    `said` are those of the `settings` that registry.yaml has.
+    `named` are those of the `settings` that registry.yaml has.
     """
-    if not said:
+    if not named:
         return
     wanted = settings.fused_params()
     for table, own in fused_by_table(model, sharders).items():
         has = {"optimizer": type(wanted["optimizer"]).EXACT_SGD, **DEFAULTS, **own}
-        wrong = [name for name in said if has[SAYS[name]] != wanted[SAYS[name]]]
+        wrong = [name for name in named if has[SAYS[name]] != wanted[SAYS[name]]]
         if has["optimizer"].name == "EXACT_SGD":  # it has no epsilon
             wrong = [name for name in wrong if name != "tables_eps"]
         if wrong:
@@ -186,9 +186,9 @@ def completed(
 def fused_in_words(fused: Mapping[str, Any]) -> str:
     """What fused params say of the optimizer: `EXACT_SGD, learning_rate 0.2`."""
     kind: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
-    said = [f"learning_rate {fused.get('learning_rate', DEFAULTS['learning_rate']):g}"]
+    named = [f"learning_rate {fused.get('learning_rate', DEFAULTS['learning_rate']):g}"]
     if kind not in ("EXACT_SGD", "SGD"):
-        said.append(f"eps {fused.get('eps', DEFAULTS['eps']):g}")
+        named.append(f"eps {fused.get('eps', DEFAULTS['eps']):g}")
     others = ("weight_decay", "weight_decay_mode", "max_norm", "max_gradient", "beta1", "beta2")
-    said += [f"{name} {fused[name]}" for name in others if fused.get(name)]
-    return ", ".join([kind, *said])
+    named += [f"{name} {fused[name]}" for name in others if fused.get(name)]
+    return ", ".join([kind, *named])

@@ -61,7 +61,7 @@ class TableGroup:
     max_gradient: float | None = None
     """What the numbers of gradients are clipped to, output by output, before anything sums them."""
     decays: bool = True
-    """Whether TorchRec's kernel decays weights where it is told to."""
+    """Whether TorchRec's kernel decays weights where it is set to."""
 
     @property
     def like(self) -> Tensor:
@@ -191,7 +191,7 @@ def _check_every_rank_has_rows(kernel: KeyedOptimizer, planned: Sequence[str]) -
 
 
 def _decays(kernel: KeyedOptimizer, home: HomeTable, config: BaseEmbeddingConfig) -> bool:
-    """Whether the kernel decays the weights of a table where it is told to.
+    """Whether the kernel decays the weights of a table where it is set to.
 
     On the CPU, fbgemm has a kernel of its own for bags of float32 tables that one feature looks
     up, and that leaves weight decay out.
