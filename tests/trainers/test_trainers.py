@@ -1,0 +1,233 @@
+"""What a TorchRec trainer may have: two gloo ranks train with tiers, and with tiers and dedup, what
+they train plainly. Each row of docs/compatibility.md names its test here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from foreign import CPU, SIDES, Change, Job, Net, Side, job, tier_plan
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torchrec.distributed.train_pipeline import (
+    EvalPipelineSparseDist,
+    GradientAccumulationConfig,
+    GradientAccumulationWrapper,
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineFusedSparseDist,
+    TrainPipelineSparseDist,
+)
+from torchrec.distributed.train_pipeline.train_pipelines import (
+    TrainPipelineSemiSync,
+    TrainPipelineSparseDistLite,
+)
+from torchrec.distributed.types import ShardingEnv2D
+
+from recd_plugins.errors import CapabilityError
+from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.testing.arrange import BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import Bounds, assert_alike
+from recd_plugins.testing.rounding import plain_of
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+
+STEPS = 5
+
+Train = Callable[[Job], None]
+
+
+def a_loop(own: Job) -> None:
+    for batch in own.batches(STEPS):
+        own.optimizer.zero_grad()
+        own.model(batch)[0].backward()
+        own.optimizer.step()
+
+
+def through(kind: Callable[..., Any], own: Job, **options: Any) -> None:
+    pipeline = kind(own.model, own.optimizer, CPU, **options)
+    batches = own.batches(STEPS)
+    for _ in range(STEPS):
+        pipeline.progress(batches)
+
+
+def accumulating(own: Job) -> None:
+    """Gradients of two batches make a step of the dense optimizer; tables step at each backward."""
+    for number, batch in enumerate(own.batches(2 * STEPS)):
+        if number % 2 == 0:
+            own.optimizer.zero_grad()
+        own.model(batch)[0].backward()
+        if number % 2:
+            own.optimizer.step()
+
+
+def accumulating_through_a_pipeline(own: Job) -> None:
+    pipeline = GradientAccumulationWrapper(
+        TrainPipelineSparseDist(own.model, own.optimizer, CPU),
+        own.optimizer,
+        own.model,
+        GradientAccumulationConfig(is_enabled=True, num_steps=2),
+    )
+    batches = own.batches(2 * STEPS)
+    for _ in range(2 * STEPS):
+        pipeline.progress(batches)
+
+
+def evaluating(own: Job) -> None:
+    """An evaluation through TorchRec's own pipeline, between steps through its other one."""
+    pipeline = TrainPipelineSparseDist(own.model, own.optimizer, CPU)
+    batches = own.batches(STEPS)
+    for number in range(STEPS):
+        pipeline.progress(batches)
+        if number == 2:
+            pipeline.detach()
+            own.model.eval()
+            evaluation = EvalPipelineSparseDist(own.model, own.optimizer, CPU)
+            held_out = own.batches(2)
+            for _ in range(2):
+                evaluation.progress(held_out)
+            own.model.train()
+            pipeline.attach(sparse_dist=False)
+
+
+def compiled(net: Net) -> None:
+    net.over.compile(backend="aot_eager")  # which keeps the names of parameters
+
+
+REFERENCES: dict[str, tuple[dict[str, Tensor], Bounds]] = {}
+"""By what is computed, however it is pipelined; a rank keeps them from test to test."""
+
+
+def reference(train: Train) -> tuple[dict[str, Tensor], Bounds]:
+    def run(rounding: AbstractContextManager[Any]) -> dict[str, Tensor]:
+        own = job("plain")
+        with rounding:
+            train(own)
+        return own.trained()
+
+    name = train.__name__
+    if name not in REFERENCES:
+        expected, bounds = plain_of(run)
+        REFERENCES[name] = dict(expected), bounds
+    return REFERENCES[name]
+
+
+def trains(train: Train, like: Train, change: Change | None = None) -> None:
+    """On a rank: all sides, plain TorchRec too, come to what `like` comes to plainly."""
+    for side in SIDES:
+        own = job(side, change)
+        train(own)
+        try:
+            assert_alike(own.trained(), *reference(like))
+        except AssertionError as error:
+            raise AssertionError(f"{side}: {error}") from None
+
+
+PIPELINES = {
+    "a loop": a_loop,
+    "TrainPipelineBase": partial(through, TrainPipelineBase),
+    "TrainPipelineSparseDist": partial(through, TrainPipelineSparseDist),
+    "TrainPipelineSparseDistLite": partial(through, TrainPipelineSparseDistLite),
+    "EvalPipelineSparseDist in between": evaluating,
+}
+
+
+@pytest.mark.parametrize("train", PIPELINES.values(), ids=PIPELINES.keys())
+def test_pipelines(gloo_pool: GlooPool, train: Train) -> None:
+    gloo_pool.run(trains, train, a_loop)
+
+
+NEED_CUDA = [
+    TrainPipelineFusedSparseDist,
+    PrefetchTrainPipelineSparseDist,
+    partial(TrainPipelineSemiSync, start_batch=0),
+]
+
+
+def fails_plainly(kind: Callable[..., Any]) -> bool:
+    own = job("plain")
+    try:
+        through(kind, own)
+    except (AttributeError, AssertionError, RuntimeError):
+        return True
+    return False
+
+
+def test_these_pipelines_of_torchrec_do_not_run_on_the_cpu(gloo_pool: GlooPool) -> None:
+    """Once one of them does, it belongs among `PIPELINES`."""
+    for kind in NEED_CUDA:
+        assert gloo_pool.run(fails_plainly, kind) == [True, True], kind
+
+
+@pytest.mark.parametrize("train", [accumulating, accumulating_through_a_pipeline])
+def test_gradient_accumulation(gloo_pool: GlooPool, train: Train) -> None:
+    gloo_pool.run(trains, train, accumulating)
+
+
+def test_a_compiled_dense_part(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(trains, a_loop, a_loop, compiled)
+
+
+def moves(there: Side, back: Side, folder: str) -> None:
+    """On a rank: half of a training, a checkpoint of torch's, and the rest of it elsewhere."""
+    first, second = job(there), job(back)
+    batches = list(first.batches(STEPS)), list(second.batches(STEPS))
+    half = STEPS // 2
+
+    def train(own: Job, given: Iterable[Any]) -> None:
+        for batch in given:
+            own.optimizer.zero_grad()
+            own.model(batch)[0].backward()
+            own.optimizer.step()
+
+    train(first, batches[0][:half])
+    train(second, batches[1][half:])  # elsewhere
+    dcp.save(state_of(first), checkpoint_id=folder)
+    state = state_of(second)
+    dcp.load(state, checkpoint_id=folder)
+    second.model.load_state_dict(state["model"])
+    second.optimizer.load_state_dict(state["optimizer"])
+    train(second, batches[1][half:])
+    assert_alike(second.trained(), *reference(a_loop))
+
+
+def state_of(own: Job) -> dict[str, Any]:
+    return {"model": own.model.state_dict(), "optimizer": own.optimizer.state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("there", "back"),
+    [
+        ("tiers", "plain"),
+        ("plain", "tiers"),
+        ("tiers and dedup", "plain"),
+        ("plain", "tiers and dedup"),
+    ],
+)
+def test_checkpoints_of_torch_move(
+    gloo_pool: GlooPool, tmp_path: Path, there: Side, back: Side
+) -> None:
+    gloo_pool.run(moves, there, back, str(tmp_path))
+
+
+def in_two_dimensions() -> str:
+    """On a rank: shard as DMPCollection would, which itself asks for CUDA."""
+    net = Net()
+    plan = BySharding("row_wise")(net, OptimizerSettings()).plan
+    mesh = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
+    world = dist.group.WORLD
+    env = ShardingEnv2D(sharding_pg=world, replica_pg=world, global_pg=world, device_mesh=mesh)
+    sharder = tier_sharders(TierCluster(tier_plan()))[0]
+    with pytest.raises(CapabilityError) as caught:
+        sharder.shard(net.bags, plan.plan["bags"], env, CPU)
+    return str(caught.value)
+
+
+def test_two_dimensions_are_refused(gloo_pool: GlooPool) -> None:
+    assert all("2D parallelism has none" in one for one in gloo_pool.run(in_two_dimensions))
