@@ -216,7 +216,7 @@ def job(side: Side, change: Change | None = None) -> Job:
     plan = BySharding("row_wise")(net, OptimizerSettings()).plan
     sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     if side != "plain":
-        sharders = tier_sharders(TierCluster(tier_plan()))
+        sharders = tier_sharders(TierCluster(tier_plan()), sharders)
     if side == "tiers and dedup":
         adapt(net, GROUPS, poolings=["summed"])
         sharders = with_dedup(sharders)

@@ -35,11 +35,7 @@ from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
-from recd_plugins.tiers.sharder import (
-    TierCluster,
-    TierEmbeddingBagCollectionSharder,
-    TierEmbeddingCollectionSharder,
-)
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit.script, in TorchRec's models
@@ -99,14 +95,6 @@ class PlainBags(_RowWise, EmbeddingBagCollectionSharder):
 
 
 class PlainSequences(_RowWise, EmbeddingCollectionSharder):
-    pass
-
-
-class TierBags(_RowWise, TierEmbeddingBagCollectionSharder):
-    pass
-
-
-class TierSequences(_RowWise, TierEmbeddingCollectionSharder):
     pass
 
 
@@ -211,11 +199,9 @@ def _tables(case: Case, rows: Mapping[str, int], first: int) -> list[Any]:
 
 def _sharders(case: Case) -> list[Any]:
     fused = {"learning_rate": 0.1, "optimizer": EmbOptimType.EXACT_SGD}
-    if case.by in ("torchrec", "dedup"):
-        sharders: list[Any] = [PlainBags(dict(fused)), PlainSequences(dict(fused))]
-    else:
-        cluster = TierCluster(_tier_plan(case))
-        sharders = [TierBags(cluster, fused), TierSequences(cluster, fused)]
+    sharders: list[Any] = [PlainBags(dict(fused)), PlainSequences(dict(fused))]
+    if case.by not in ("torchrec", "dedup"):
+        sharders = tier_sharders(TierCluster(_tier_plan(case)), sharders)
     return with_dedup(sharders) if case.by.startswith("dedup") else sharders
 
 

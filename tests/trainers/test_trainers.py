@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from foreign import CPU, SIDES, Change, Job, Net, Side, job, tier_plan
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     GradientAccumulationConfig,
@@ -223,7 +224,7 @@ def in_two_dimensions() -> str:
     mesh = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
     world = dist.group.WORLD
     env = ShardingEnv2D(sharding_pg=world, replica_pg=world, global_pg=world, device_mesh=mesh)
-    sharder = tier_sharders(TierCluster(tier_plan()))[0]
+    (sharder,) = tier_sharders(TierCluster(tier_plan()), [EmbeddingBagCollectionSharder()])
     with pytest.raises(CapabilityError) as caught:
         sharder.shard(net.bags, plan.plan["bags"], env, CPU)
     return str(caught.value)
