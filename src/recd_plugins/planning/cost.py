@@ -117,6 +117,7 @@ FIELDS = dataclasses.fields(Cost)
 class Prices:
     """The prices of rows on a cluster: a method for each way to place them.
 
+    Where a rank is alone in its node, nothing goes through a2a_intra.
     `width` is r: a number, or [R] where runs of several tables are priced together.
     """
 
@@ -166,7 +167,7 @@ class Prices:
             dynamic_memory=(moved + spread * (1 - pooled)) * width,
             a2a_global=payload - across,
             a2a_cross=across,
-            a2a_intra=intra * (2 * width + ID_BYTES),
+            a2a_intra=self._beside(intra * (2 * width + ID_BYTES)),
             between_nodes=payload * u * (n - 1) / n,
             local=(2 * moved + (4 - pooled) * spread) * width,
             coalesced=0.0 * accesses if coalesce == "none" else accesses,
@@ -229,7 +230,7 @@ class Prices:
             static_memory=self.k * width,
             rows_accessed=accesses,
             dynamic_memory=accesses * (1 - pooled) * width,
-            a2a_intra=2 * (union * width + TOUCHED_BYTES),
+            a2a_intra=self._beside(2 * (union * width + TOUCHED_BYTES)),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=((8 - 5 * pooled) * accesses + 4 * union) * width,
@@ -260,7 +261,7 @@ class Prices:
             ids_sent=sent,
             rows_accessed=sent,
             dynamic_memory=(2 * sent + spread * (1 - pooled)) * width,
-            a2a_intra=sent * (2 * width + ID_BYTES),
+            a2a_intra=self._beside(sent * (2 * width + ID_BYTES)),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=(4 * sent + (8 - 5 * pooled) * spread + 4 * self._union(rows) / w) * width,
@@ -270,6 +271,10 @@ class Prices:
     @property
     def _shape(self) -> tuple[int, int, int]:
         return self.cluster.n_nodes, self.cluster.ranks_per_node, self.cluster.world_size
+
+    def _beside(self, exchanged: Any) -> Any:
+        """What goes through an all-to-all within a node: nothing where a rank is alone in it."""
+        return exchanged if self.cluster.ranks_per_node > 1 else 0.0 * exchanged
 
     def _union(self, rows: RowDistribution) -> Floats:
         """v: the chance that any rank has a gradient for the row; 1 for a dense reduce."""
