@@ -11,7 +11,7 @@ A batch goes through these files once, and imports run the same way; the import 
 3. `replicas` hold the rows; they are filled from `home`, and flushed back to it.
 4. `rows` puts the rows of all tiers back in the order of the ids; `bags` sums them.
 5. `update`: backward accumulates gradients of replicas, ranks sum them in chunks, and the rows are
-   stepped by the arithmetic of their tables' optimizer (`tables`).
+   stepped by the arithmetic of their tables' optimizer (`row_optimizer`).
 
 All of this stands on `places` (nodes, and how a tier's rows lie over ranks) and `collectives`.
 `tier_planner` makes the plans, given a policy.
