@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torchrec.distributed.types import ShardingPlan
@@ -32,6 +33,7 @@ from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
@@ -233,7 +235,7 @@ def _torchrec(setting: Setting) -> TorchRecPlanner:
         TorchRecPlannerConfig(),
         device="cpu",
         batch_size=setting.model.batch_size,
-        fused=FUSED.fused_params(),
+        sharders=partial(default_sharders, FUSED.fused_params()),
     )
 
 
