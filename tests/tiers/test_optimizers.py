@@ -16,14 +16,17 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     CounterBasedRegularizationDefinition,
     WeightDecayMode,
 )
-from tiered import Bags, ByTiers, Sequences, batch_of, row_wise_of, trained
+from tiered import ROWS, Bags, ByTiers, Sequences, batch_of, row_wise_of, trained
 from torch import Tensor, nn
 from torch.distributed.optim import (  # type: ignore[attr-defined]
     _apply_optimizer_in_backward as apply_optimizer_in_backward,
 )
 from torchrec.distributed import DistributedModelParallel
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.optimizers import SGD, Adagrad
 
+from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement
@@ -40,6 +43,21 @@ CLIPPED = {"gradient_clipping": True, "max_gradient": 5e-3}
 """Below many of the gradients that the models here have."""
 
 Train = Callable[[DistributedModelParallel], None]
+
+
+class Alone(nn.Module):
+    """Bags of a table that one feature looks up: on the CPU, fbgemm decays no weight of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        songs = EmbeddingBagConfig(
+            name="songs", embedding_dim=8, num_embeddings=ROWS["songs"], feature_names=["heard"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[songs], device=torch.device("meta"))
+        self.over = nn.Linear(8, 1)
+
+    def forward(self, batch: Batch) -> tuple[Tensor]:
+        return (self.over(self.bags(batch.features)["heard"]).sigmoid().sum(),)
 
 
 @dataclass(frozen=True)
@@ -109,6 +127,7 @@ ON_A_NODE = ByTiers(ranks_per_node=2, seed=3, coalesce="node")
     [
         Case(Sequences, ROWWISE | L2, REPLICAS),
         Case(Bags, ROWWISE | DECOUPLED, REPLICAS),
+        Case(Alone, ROWWISE | L2, REPLICAS),
         Case(Sequences, ROWWISE | CLIPPED, REPLICAS),
         Case(Sequences, SGD_PARAMS | CLIPPED, ON_A_NODE),
         Case(Bags, SGD_PARAMS | CLIPPED, REPLICAS),
