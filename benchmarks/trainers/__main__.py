@@ -48,7 +48,7 @@ class Side:
 
     found: dict[str, Any]
     weights: dict[str, torch.Tensor]
-    said: str
+    printed: str
     """What it printed on rank 0."""
 
     @property
@@ -97,8 +97,8 @@ def run(trainer: Trainer, fetched: Path, steps: int, *, edited: bool) -> Side:
             timeout=LIMIT,
         )
         if ended.returncode:
-            said = f"{ended.stdout[-2000:]}\n{ended.stderr[-6000:]}"
-            raise SystemExit(f"{trainer.name} (edited: {edited}):\n{said}")
+            printed = f"{ended.stdout[-2000:]}\n{ended.stderr[-6000:]}"
+            raise SystemExit(f"{trainer.name} (edited: {edited}):\n{printed}")
         return Side(
             json.loads((folder / "found.json").read_text()),
             torch.load(folder / "weights.pt", weights_only=True),
