@@ -238,7 +238,7 @@ def test_a_topology_is_a_preset_with_changes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_slot_has_its_key() -> None:
-    assert ("plugins", "folder", "strict", *SLOTS, "topology", "train") == KEYS
+    assert ("plugins", "folder", *SLOTS, "topology", "train", "strict") == KEYS
 
 
 def test_a_mistake_of_a_file_is_reported_by_its_line(tmp_path: Path, plugin: str) -> None:
