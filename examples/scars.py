@@ -17,6 +17,7 @@ from recd_scars.cache_curve import CacheCurve, merged_rows
 
 MODEL = {"use": "dlrm", "embedding_dim": 16, "bottom": [32, 16], "top": [32]}
 TRAIN = {"device": "cpu", "ranks": 2, "batch_size": 512, "log_every": 6}
+LINK = {"ranks_per_node": 1, "inter_node_gbps": 0.025}  # what a cache is for: 200 mbit
 SIDES = {"TorchRec": None, "SCARS": {"use": "scars", "size": "hit_rate", "hit_rate": 0.6}}
 
 
@@ -37,7 +38,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
         log = Path(sys.argv[2]).resolve() if sys.argv[2:] else made_up(Path(folder, "log.tsv"))
         registry = {"plugins": ["recd_dlrm", "recd_scars"], "folder": folder, "model": MODEL}
-        registry |= {"dataset": {"use": "criteo", "train": [str(log)]}}
+        registry |= {"dataset": {"use": "criteo", "train": [str(log)]}, "topology": LINK}
         for side, cache in SIDES.items():
             run = {"steps": int(steps), "run": f"{folder}/{side}"}
             registry |= {"cache": cache, "train": TRAIN | run}

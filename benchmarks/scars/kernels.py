@@ -11,7 +11,9 @@ import torch
 
 from benchmarks.harness import Figure, Round, alternate, dropped, spread
 from benchmarks.scars.tables import Law
+from recd_plugins.data.batch import Batch
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.stack import Stack, load
 from recd_scars.hot_batches import HotBatches
@@ -54,6 +56,10 @@ def coalescing(num_rows: int, count: int, rounds: int) -> Figure:
     )
 
 
+def _features(batch: Batch) -> SparseFeatures:
+    return SparseFeatures.of(batch.features, batch.dedup)
+
+
 def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
     """Which samples are hot, against reading them from Parquet into batches.
 
@@ -68,8 +74,8 @@ def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
             for planned in (_Planned(stack.schema.sparse_names, n) for n in (CACHED, HALF_CACHED))
         )
         sides: dict[str, Callable[[], object]] = {
-            "few hot": lambda: [few.samples(batch) for batch in batches],
-            "half hot": lambda: [half.samples(batch) for batch in batches],
+            "few hot": lambda: [few.samples(_features(batch)) for batch in batches],
+            "half hot": lambda: [half.samples(_features(batch)) for batch in batches],
             "read": lambda: sum(map(len, stack.loader(0, 1))),
         }
         measured = alternate(sides, rounds)
@@ -92,7 +98,9 @@ def staging(samples: int, batch_size: int, rounds: int) -> Figure:
         stack = _stack(folder, samples, batch_size)
         planned = _Planned(stack.schema.sparse_names, HALF_CACHED)
         rows = HotRows(planned.tier_plan, planned.features_of)
-        hot = np.concatenate([rows.samples(batch) for batch in stack.loader(0, 1)]).mean()
+        hot = np.concatenate(
+            [rows.samples(_features(batch)) for batch in stack.loader(0, 1)]
+        ).mean()
 
         def staged() -> int:
             stage = HotBatches(stack.loader(0, 1), planned, rank=0, world_size=1, window=WINDOW)

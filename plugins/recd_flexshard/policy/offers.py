@@ -21,6 +21,8 @@ class Offers:
 
     memory: Floats
     """[3, R] bytes per rank for a row of the run."""
+    static_memory: Floats
+    """[3, R] of these, those that stay from step to step."""
     ms: Floats
     """[3, R] milliseconds per step for it, latencies aside."""
 
@@ -35,7 +37,7 @@ class Offers:
         """`coalesce` says how the ids of each table travel; of others, as they are. Rows at home
         take `busy` times as long, where all wait for a rank that has more than its share."""
         rows, width = merged.rows, merged.width
-        every = np.zeros((2, 3, len(width)))
+        every = np.zeros((3, 3, len(width)))
         levels = np.array([coalesce.get(name, "none") for name in merged.names])[merged.table]
         pooled = merged.pooled * (levels != "none")
         every[:, REPLICATED] = _priced(prices.replicated(rows, width, pooled), prices)
@@ -44,9 +46,9 @@ class Offers:
             part, own = rows.at(here), (width[here], level, pooled[here])
             every[:, ROW_WISE, here] = _priced(prices.row_wise(part, *own), prices)
             every[:, PER_NODE, here] = _priced(prices.per_node(part, *own), prices)
-        every[1, ROW_WISE] *= np.array([busy.get(name, 1.0) for name in merged.names])[merged.table]
-        return cls(memory=every[0], ms=every[1])
+        every[2, ROW_WISE] *= np.array([busy.get(name, 1.0) for name in merged.names])[merged.table]
+        return cls(memory=every[0], static_memory=every[1], ms=every[2])
 
 
-def _priced(cost: Cost, prices: Prices) -> tuple[Floats, Floats]:
-    return cost.memory, marginal_ms(cost, prices.cluster)
+def _priced(cost: Cost, prices: Prices) -> tuple[Floats, Floats, Floats]:
+    return cost.memory, cost.static_memory, marginal_ms(cost, prices.cluster)

@@ -208,16 +208,15 @@ class PlanSearch:
         return found
 
     def _extra(self, ledger: Ledger) -> float:
-        """Bytes a rank over TorchRec's own plan, as far as they are the replicas'.
+        """Bytes a rank over TorchRec's own plan, of those that stay where these are fewer.
 
-        What is exchanged without replicas needs buffers for as long as a step's exchange lasts,
-        more of them where ids are coalesced; a budget is for what stays, unless it is to be saved.
+        What is exchanged needs buffers for as long as a step's exchange lasts, more of them where
+        ids are coalesced; a budget is for what stays, unless it is to be saved.
         """
         over = ledger.memory - self.own.memory
         if self.budget < 0:
             return over
-        alone = {name: _without_replicas(one.sizes) for name, one in ledger.tables.items()}
-        return min(over, ledger.memory - self.ledger(alone).memory)
+        return min(over, ledger.static_memory - self.own.static_memory)
 
     def _meet(self, ledger: Ledger, worth: float = WORTH) -> None:
         if self._best is not None:
@@ -279,17 +278,22 @@ class PlanSearch:
                 self.prices, cluster=dataclasses.replace(cluster, overlap=hidden)
             )
             offers = Offers.of(merged, weighed, levels, busy)
-            rows = float(merged.rows.counts @ offers.memory[ROW_WISE])
-            base = self.own.memory - (alone.memory - rows)
-            room = self.budget
-            if room >= 0:
-                room += max(alone.memory - self.own.memory, 0.0)
-            for allowed in sets:
-                optimum = Optimum.of(merged, offers, allowed, base)
-                self.least = min(self.least, float(optimum.memory[0]))
-                if optimum.memory[0] <= room:
-                    taken = optimum.at(room, cluster.world_size)
-                    yield from self._halved(merged, taken, levels, fixed)
+            for counted, over in self._counted(offers, alone):
+                base = float(merged.rows.counts @ counted.memory[ROW_WISE]) - over
+                for allowed in sets:
+                    optimum = Optimum.of(merged, counted, allowed, base)
+                    self.least = min(self.least, float(optimum.memory[0]))
+                    if optimum.memory[0] <= self.budget:
+                        taken = optimum.at(self.budget, cluster.world_size)
+                        yield from self._halved(merged, taken, levels, fixed)
+
+    def _counted(self, offers: Offers, alone: Ledger) -> Iterator[tuple[Offers, float]]:
+        """Offers with the memory that a budget may be for, as in `_extra`: all of it, or what
+        stays; and the bytes of it that the tables take without replicas, over TorchRec's plan."""
+        yield offers, alone.memory - self.own.memory
+        if self.budget >= 0:
+            staying = dataclasses.replace(offers, memory=offers.static_memory)
+            yield staying, alone.static_memory - self.own.static_memory
 
     def _busy(self, levels: Mapping[str, Coalesce]) -> dict[str, float]:
         """How many times its share of each table the rank serves that has the most of all."""
@@ -462,10 +466,6 @@ def _way(one: TableLedger) -> Way:
     if one.sizes.as_torchrec:
         return "torchrec"
     return "sums" if one.table.bags and one.sizes.coalesce == "none" else one.sizes.coalesce
-
-
-def _without_replicas(sizes: TableSizes) -> TableSizes:
-    return dataclasses.replace(sizes, replicated=0, per_node=0)
 
 
 def _has_replicas(ledger: Ledger, names: tuple[str, ...]) -> bool:

@@ -172,6 +172,11 @@ class Ledger:
         """Bytes a rank, on average where ranks differ."""
         return float(np.mean(self.cost.memory))
 
+    @property
+    def static_memory(self) -> float:
+        """Of these, what stays from step to step."""
+        return float(np.mean(self.cost.static_memory))
+
     @cached_property
     def calls(self) -> dict[str, int]:
         """How often a step calls each collective: `home_calls` and `replica_calls`."""
