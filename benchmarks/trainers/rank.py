@@ -42,8 +42,8 @@ class Enough(Exception):
 class Watch:
     """Counts the steps of the model that the program makes, and ends it."""
 
-    def __init__(self, skipped: int, steps: int) -> None:
-        self.skipped, self.steps = skipped, steps
+    def __init__(self, skipped: int, steps: int, *, off: bool) -> None:
+        self.skipped, self.steps, self.off = skipped, steps, off
         self.counter = TrafficCounter()
         self.losses: list[float] = []
         self.times: list[float] = []
@@ -59,6 +59,8 @@ class Watch:
         sharded = tuple(f"{path}." for path in model.plan.plan)
         self.dense = sum(size for name, size in sizes.items() if not name.startswith(sharded))
         fill(model)
+        if self.off:
+            put_off(model)
         random.seed(2)
         np.random.seed(2)
         torch.manual_seed(2 + dist.get_rank())
@@ -128,6 +130,19 @@ def fill(model: DistributedModelParallel) -> None:
     model.load_state_dict(state)
 
 
+def put_off(model: DistributedModelParallel) -> None:
+    """Have each weight off by one unit in the last place, or not, at random."""
+    draw = torch.Generator().manual_seed(3)
+    state = model.state_dict()
+    parts = [tensor for _, tensor, _, _ in shards(state)]
+    dense = [value for value in state.values() if type(value) is Tensor]
+    for tensor in (*parts, *dense):
+        if tensor.is_floating_point():
+            units = torch.randint(-1, 2, tensor.shape, generator=draw)
+            tensor.mul_(1 + units * torch.finfo(torch.float32).eps)
+    model.load_state_dict(state)
+
+
 def weights(model: DistributedModelParallel) -> dict[str, Tensor]:
     """The first rows of each table, and the dense parameters, alike on every rank."""
     state = model.state_dict()
@@ -174,7 +189,7 @@ def skewed(dataset: Any) -> Batch:
 
 def main(job: str) -> None:
     settings = json.loads(Path(job).read_text())
-    watch = Watch(settings["skipped"], settings["steps"])
+    watch = Watch(settings["skipped"], settings["steps"], off=settings["off"])
     wrap = DistributedModelParallel.__init__
 
     def wrapped(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:

@@ -28,6 +28,10 @@ RanksPerNode = Annotated[
     typer.Option("--ranks-per-node", help="Ranks that share a node; by default the launcher's."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Rounds = Annotated[
+    int | None,
+    typer.Option("--rounds", min=1, help="How often each call is timed; by default 12 times."),
+]
 Save = Annotated[
     Path, typer.Option("--save", help="The file that `topology:` in registry.yaml may name.")
 ]
@@ -38,6 +42,7 @@ def measure(
     ranks: Ranks = 2,
     ranks_per_node: RanksPerNode = None,
     device: Device = "auto",
+    rounds: Rounds = None,
     save: Save = Path("topology.yaml"),
     debug: Debug = False,
     as_json: AsJson = False,
@@ -57,11 +62,12 @@ def measure(
         node = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
         stack = load({"train": {"ranks": ranks, "device": device}, "topology": node})
         if "RANK" in os.environ:
-            _be_a_rank(stack, save)
+            _be_a_rank(stack, save, rounds)
             return
         command = ["recd_plugins", "topology", "measure", "--save", str(save)]
         command += ["--device", device, "--ranks", str(ranks)]
         command += [] if ranks_per_node is None else ["--ranks-per-node", str(ranks_per_node)]
+        command += [] if rounds is None else ["--rounds", str(rounds)]
         command += ["--debug"] if debug else []
         found = _lead(stack, command, save)
     print(json.dumps(found) if as_json else save.read_text() + str(save))
@@ -80,11 +86,11 @@ def _lead(stack: Stack, command: list[str], save: Path) -> dict[str, Any]:
     return dataclasses.asdict(load_topology(save, "topology"))
 
 
-def _be_a_rank(stack: Stack, save: Path) -> None:
+def _be_a_rank(stack: Stack, save: Path, rounds: int | None) -> None:
     import torch.distributed as dist
 
     from recd_plugins.launch.environment import die_with_parent
-    from recd_plugins.planning.measured_topology import measure_topology
+    from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
     from recd_plugins.planning.topology import save_topology
     from recd_plugins.trainer.run import process_group
 
@@ -92,6 +98,7 @@ def _be_a_rank(stack: Stack, save: Path) -> None:
     with process_group(stack) as device:
         world = dist.group.WORLD
         assert world is not None  # process_group made it
-        found = measure_topology(world, device, topology=stack.registry.topology)
+        known = stack.registry.topology
+        found = measure_topology(world, device, topology=known, rounds=rounds or ROUNDS)
         if dist.get_rank() == 0:
             save_topology(found, save)

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
-__all__ = ["fit_link", "measure_topology", "own_group"]
+__all__ = ["ROUNDS", "fit_link", "measure_topology", "own_group"]
 
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
