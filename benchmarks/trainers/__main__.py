@@ -7,10 +7,10 @@ FOLDER holds the programs in their original form, which are not kept here:
     FOLDER/examples   `examples` of github.com/pytorch/torchrec
     FOLDER/dlrm       github.com/facebookresearch/dlrm
 
-Two of them need faiss-cpu and pandas beside this project's packages. Each program runs three times
-under torchrun, on two gloo ranks of one thread: as it is, with the lines that are added, and as it
-is from weights that are off by one unit in the last place, which says what rounding does. Bytes
-are those that all ranks hand to collectives in a step, all of an operand counted; the all-reduce
+One comes with TorchRec itself. Two need faiss-cpu and pandas beside this project's packages. Each
+program runs three times under torchrun, on two gloo ranks of one thread: as it is, with the lines
+that are added, and as it is from weights that are off by one unit in the last place, which says
+what rounding does. Bytes are those that all ranks hand to collectives in a step, all of an operand counted; the all-reduce
 of dense gradients is left out. Plain is TorchRec's default plan.
 """
 
@@ -77,13 +77,15 @@ def run(trainer: Trainer, fetched: Path, steps: int, *, edited: bool, off: bool 
         folder = Path(name)
         program = folder / "program.py"
         program.write_text(trainer.text(fetched, edited=edited))
-        (folder / "registry.yaml").write_text(yaml.safe_dump(dict(trainer.registry)))
+        for written, values in {"registry.yaml": trainer.registry, **trainer.files}.items():
+            (folder / written).write_text(yaml.safe_dump(dict(values)))
         job = {
             "program": str(program),
             "beside": str((fetched / trainer.file).parent),
             "call": trainer.call,
             "arguments": trainer.arguments,
             "options": dict(trainer.options),
+            "flags": trainer.flags,
             "off": off,
             "skipped": SKIPPED,
             "steps": steps,

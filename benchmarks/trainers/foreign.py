@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TRAINERS", "Edit", "Trainer"]
+__all__ = ["TRAINERS", "ZIPF", "Edit", "Trainer"]
+
+ZIPF = 1.1
+"""The exponent of the law by which ids are drawn."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,17 @@ class Trainer:
     source: str
     """Its repository, and the file in it that is run."""
     file: str
-    """The file, below the folder of all that was fetched."""
+    """The file, below the folder of all that was fetched; or, in a package, from its root."""
     call: str
     """The function that trains."""
     arguments: Sequence[str] | None = None
     """A command line, where it takes one."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the function."""
+    flags: Sequence[str] = ()
+    """A command line that it reads by itself."""
+    files: Mapping[str, Any] = field(default_factory=dict)
+    """YAML files that it reads where it runs."""
     registry: Mapping[str, Any]
     """What registry.yaml says."""
     concessions: Sequence[Edit] = ()
@@ -64,6 +72,14 @@ class Trainer:
             line.startswith("+") and not line.startswith("+++")
             for line in difflib.unified_diff(before, after, n=0)
         )
+
+
+def _installed(package: str, file: str) -> str:
+    """A file of a package that is installed here."""
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).parent / file)
 
 
 FLEXSHARD: Mapping[str, Any] = {
@@ -190,6 +206,65 @@ TRAINERS = (
                 "            device=device,\n"
                 "            plan=plan,\n"
                 "            sharders=stack.sharders(),\n",
+            ),
+        ),
+    ),
+    Trainer(
+        name="managed collision",
+        source="TorchRec's distributed/benchmark/benchmark_train_pipeline.py, as installed",
+        file=_installed("torchrec", "distributed/benchmark/benchmark_train_pipeline.py"),
+        call="main",
+        flags=(
+            "--batch_size=128",
+            "--num_batches=100",
+            "--num_iters=10000",
+            "--num_float_features=10",
+            "--feature_pooling_avg=4",
+            f"--power_law_alpha={ZIPF}",
+            "--pin_memory=false",
+            "--num_unweighted_features=6",
+            "--num_weighted_features=0",
+            "--embedding_feature_dim=32",
+            "--base_row_size=20000",
+            "--device_group=cpu",
+            "--sharding_type=row_wise",
+            "--pipeline=sparse",
+            "--sync_fwd=false",
+            "--yaml_config=collisions.yaml",
+        ),
+        files={
+            "collisions.yaml": {"mc_config": {"mc_type": "sort-zch", "input_hash_size": 1_000_000}}
+        },
+        registry=FLEXSHARD,
+        concessions=(
+            Edit(
+                "    assert (\n"
+                "        torch.cuda.is_available() and torch.cuda.device_count() >= "
+                "run_option.world_size\n"
+                '    ), "CUDA not available or insufficient GPUs for the requested world_size"\n',
+                "",
+            ),
+            Edit('backend="cpu:gloo,cuda:nccl"', 'backend="gloo"'),
+            Edit("fwd_event = torch.cuda.Event(enable_timing=True)", "fwd_event = None"),
+            Edit("if isinstance(output, torch.Tensor):", "if output is None:"),
+            Edit(
+                "benchmark_res_per_rank = run_multi_process_func(\n        func=runner,\n",
+                'benchmark_res_per_rank = runner(\n        rank=int(os.environ["RANK"]),\n',
+            ),
+        ),
+        edits=(
+            Edit(
+                "from torchrec.modules.embedding_configs import EmbeddingBagConfig\n",
+                f"from torchrec.modules.embedding_configs import EmbeddingBagConfig\n{IMPORT}",
+            ),
+            Edit(
+                "        sharded_model, optimizer = "
+                "sharding_config.generate_sharded_model_and_optimizer(\n",
+                '        stack = rp.load("registry.yaml")\n'
+                "        plan = stack.plan(unsharded_model, batches=bench_inputs)\n"
+                "        sharding_config._plan_and_sharders = lambda *_: (stack.sharders(), plan)\n"
+                "        sharded_model, optimizer = "
+                "sharding_config.generate_sharded_model_and_optimizer(\n",
             ),
         ),
     ),

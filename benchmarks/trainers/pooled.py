@@ -3,9 +3,10 @@
     python -m benchmarks.trainers.pooled [--quick] [--json]
 
 Two nodes of two gloo ranks, 200 mbit between them; needs root. All candidates of a setting take
-turns in the same ranks, step by step, TorchRec's own plan among them; `auto` chooses by a profile
-of other batches than those that are measured, and by a topology that is measured first. Prices
-were fitted on `FITTED` settings; the others judge them. A quick run has two of the latter.
+turns in the same ranks, step by step, TorchRec's own plan among them, until they are seen to be far
+behind; `auto` chooses by a profile of other batches than those that are measured, and by a topology
+that is measured first. Prices were fitted on `FITTED` settings; the others judge them. A quick run
+has two of the latter.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def measure(quick: bool) -> Report:
             if setting.mbit not in topologies:
                 topologies[setting.mbit] = ranks.run(measured_topology, RANKS_PER_NODE)[0]
             sides = candidates(setting, topologies[setting.mbit])
-            steps = ranks.run(take_turns, setting.model, sides, rounds)
+            steps = ranks.run(take_turns, setting.model, sides, rounds, (OWN, AUTO))
             found = Measured(setting, sides, steps)
             regrets.append(found.regret)
             figures += found.figures()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ __all__ = ["FUSED", "Side", "SideSteps", "take_turns"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
+SCREENED = 2
+"""Rounds of all sides, behind which those drop out that take more than twice the fastest's time."""
 FUSED = OptimizerSettings(tables="rowwise_adagrad")
 
 
@@ -54,8 +57,13 @@ class SideSteps:
     """Bytes that this rank handed to all collectives but the dense all-reduce, in a step."""
 
 
-def take_turns(model: PooledModel, sides: Sequence[Side], rounds: int) -> dict[str, SideSteps]:
-    """One step of every side a round, order reversed each round, same batches for all."""
+def take_turns(
+    model: PooledModel, sides: Sequence[Side], rounds: int, judged: Sequence[str]
+) -> dict[str, SideSteps]:
+    """One step of every side a round, order reversed each round, same batches for all.
+
+    Sides far behind drop out once they are seen to be, but for those that are `judged`.
+    """
     pipelines = {side.name: _pipeline(model, side) for side in sides}
     # A pipeline looks two batches ahead.
     batches = model.batches(WARM_UP + rounds + 3, seed=1000 + dist.get_rank())
@@ -68,11 +76,22 @@ def take_turns(model: PooledModel, sides: Sequence[Side], rounds: int) -> dict[s
             if number >= WARM_UP:
                 steps[name].seconds.append(seconds)
                 steps[name].node_bytes.append(sent)
+        if number + 1 == WARM_UP + SCREENED:
+            medians = {name: statistics.median(steps[name].seconds) for name in names}
+            names = _near(names, medians, judged)
         names.reverse()
     return {
         name: SideSteps(one.seconds, one.node_bytes, _collectives(pipelines[name], streams[name]))
         for name, one in steps.items()
     }
+
+
+def _near(names: list[str], seconds: dict[str, float], judged: Sequence[str]) -> list[str]:
+    """The sides that may be the fastest yet, and the judged ones, as rank 0 finds."""
+    limit = 2 * min(seconds.values())
+    near = torch.tensor([name in judged or seconds[name] <= limit for name in names])
+    dist.broadcast(near, src=0)
+    return [name for name, kept in zip(names, near.tolist(), strict=True) if kept]
 
 
 def _step(pipeline: Any, batches: Iterator[Any]) -> tuple[float, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import sys
 import time
@@ -26,11 +27,10 @@ from torchrec import KeyedJaggedTensor
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from benchmarks.trainers.foreign import ZIPF
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter
 
-ZIPF = 1.1
-"""The exponent of the law by which ids are drawn."""
 KEPT = 2_000
 """Rows of each table that are compared at the end: by Zipf's law those that are trained most."""
 
@@ -51,6 +51,10 @@ class Watch:
         self.dense = 0
         """Bytes of one all-reduce of the dense parameters' gradients."""
         self.model: DistributedModelParallel | None = None
+        self.rows: dict[str, Tensor] = {}
+        """The trained weights, as `weights` takes them."""
+        self.found: dict[str, Any] = {}
+        """What is reported: bytes a step of all ranks, steps' losses, the time of one."""
 
     def made(self, model: DistributedModelParallel, sizes: dict[str, int]) -> None:
         """A model was wrapped, whose parameters took so many bytes: have it begin alike, and watch
@@ -68,20 +72,21 @@ class Watch:
         self.counter.__enter__()
 
     def stepped(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        assert self.model is not None
         if not model.training:
             return
         if len(self.losses) == self.skipped:
             self.before = self.counter.traffic
         if len(self.losses) == self.skipped + self.steps:
             self.counter.__exit__(None, None, None)
+            # Now: a program may leave its process group on the way out.
+            self.rows, self.found = weights(self.model), self._found()
             raise Enough
         first = next(tensors(output)).detach()
         self.losses.append(float(first if first.dim() == 0 else first.double().norm()))
         self.times.append(time.perf_counter())
 
-    def found(self) -> dict[str, Any]:
-        """What rank 0 reports: bytes a step of all ranks, steps' losses, the tables' rows."""
-        assert self.model is not None
+    def _found(self) -> dict[str, Any]:
         after = self.counter.traffic
         sent = {
             collective: {
@@ -214,6 +219,7 @@ def main(job: str) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     program = Path(settings["program"])
+    sys.argv[:] = [str(program), *settings["flags"]]
     sys.path[:0] = [str(program.parent), settings["beside"]]
     spec = importlib.util.spec_from_file_location("foreign_trainer", program)
     assert spec is not None
@@ -228,13 +234,12 @@ def main(job: str) -> None:
             train(list(settings["arguments"]))
     except Enough:
         pass
-    assert watch.model is not None
-    rows, found = weights(watch.model), watch.found()
-    if dist.get_rank() == 0:
-        torch.save(rows, settings["weights"])
-        Path(settings["found"]).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    if int(os.environ["RANK"]) == 0:
+        torch.save(watch.rows, settings["weights"])
+        Path(settings["found"]).write_text(json.dumps(watch.found))
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ which is then counted without being named; `stack.adapt(model)` has a model take
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -19,14 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import ReferenceType, ref
 
 from recd_plugins.data.dataset import Split, Tables
-from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.naming.patterns import check_patterns
 from recd_plugins.planning.access.access_profile import Profile
-from recd_plugins.planning.access.look import Look, Peeked
+from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
 from recd_plugins.planning.planner_bases import (
@@ -46,12 +43,11 @@ from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
+from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.prepare import prepared
 from recd_plugins.registry.usage import Usage
 from recd_plugins.slots import (
     Callback,
-    DedupConverter,
-    Explains,
     Loader,
     OptimizerFactory,
     Planner,
@@ -63,11 +59,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from recd_plugins.data.batch import Batch
     from recd_plugins.data.transform import Conversion
-    from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf, Select
 
 __all__ = ["Stack", "load"]
@@ -92,12 +85,14 @@ class Stack:
         self._model: ReferenceType[nn.Module] | None = None
         """What was planned last."""
         self._adapted = ""
-        self._looked_at: tuple[KeyedJaggedTensor, ...] = ()
-        """The features of some of the trainer's own batches."""
         self._known: dict[str, Any] = {}
         """What a plan is made by beside the registry, in the words of `Context`."""
         self._planned = False
         self._usage = Usage(registry)
+
+    @cached_property
+    def _features(self) -> FeatureSteps:
+        return FeatureSteps(self.registry, self._contexts, self.prepare)
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -130,7 +125,7 @@ class Stack:
     def schema(self) -> Schema:
         """The schema of the batches: the table's, through every `preprocess` transform."""
         self.check()
-        return self._preprocessed
+        return self._features.schema
 
     def loader(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank: iterable, with `state_dict` and `load_state_dict`.
@@ -186,7 +181,7 @@ class Stack:
             world_size=world_size,
             batch_size=self.registry.train.batch_size,
             split=split,
-            transform=self._transform,
+            transform=self._features.transform,
         )
 
     def model(self) -> nn.Module:
@@ -201,8 +196,8 @@ class Stack:
         choices = self.registry.chosen("optimizer")
         if not choices:
             return None
-        settings = (self.registry.source.values.get("train") or {}).get("optimizer") or {}
-        if twice := [name for name in settings if name.startswith("dense")]:
+        written = self.registry.written("train", "optimizer")
+        if twice := [name for name in written if name.startswith("dense")]:
             raise RegistryError(
                 f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both say how dense "
                 "parameters are stepped. Keep one of them."
@@ -225,10 +220,7 @@ class Stack:
             self.retiering_planner()
         if self._planning.others is not None:
             self.planner()  # it says, when built, what it cannot stand in front of
-        names = self._preprocessed.sparse_names
-        for choice in self.registry.chosen("pooling"):
-            where = self.registry.source.locate(choice.where)
-            check_patterns(choice.features, names, kind="feature", where=where)
+        self._features.check()
 
     def adapt(
         self,
@@ -251,23 +243,24 @@ class Stack:
         variable-batch form on CUDA (`vbe`), which it expands itself. A registry that deduplicates
         nothing yields plain KJTs, and the model stays as it is.
         """
+        steps = self._features
         if batches is not None:
-            self._look_at(batches, features)
-        if not self._groups:
+            steps.look_at(batches, features)
+        if not steps.groups:
             return model
         from recd_plugins.embedding.adapt import adapt, explain, not_looked_up
 
         adapt(
             model,
-            self._groups,
+            steps.groups,
             poolings=poolings,
-            unique_shares=self._unique_shares,
+            unique_shares=steps.unique_shares,
             pool_unique=pool_unique,
             route=route,
-            own_batches=batches is not None or "convert" in self.__dict__ or not self._reads,
+            own_batches=batches is not None or steps.of_own_batches,
         )
         self._adapted = explain(model)
-        if lost := not_looked_up(model, self._groups):
+        if lost := not_looked_up(model, steps.groups):
             self._usage.unused(
                 self.registry.one("dedup"),
                 f"no collection of the model looks up {lost} on unique samples",
@@ -284,10 +277,8 @@ class Stack:
         What comes back is moved, pinned and sent between processes as a KJT is. Workers of a
         loader may call it too.
         """
-        from recd_plugins.data.transform import Conversion
-
         self._usage.asked("dedup", "preprocess")
-        return Conversion(self._transforms, self._converter)
+        return self._features.conversion()
 
     def converting(
         self, make_batch: Callable[..., Any] | None = None, *, features: FeaturesOf | None = None
@@ -352,7 +343,7 @@ class Stack:
         )
         self._model = ref(model)
         with ExitStack() as looking:
-            if batches is None and profile is None and "dataset" in self.registry.choices:
+            if batches is None and profile is None and self.registry.has_dataset:
                 self._known = self._read_by_registry(group.rank(), group.size())
             else:
                 brought = trainer_batches(group, batches, features, profile)
@@ -375,7 +366,7 @@ class Stack:
         self, model: nn.Module, world_size: int, topology: Topology | None = None
     ) -> Planner:
         """The planner, once it has planned for so many ranks, which need not be there."""
-        if "dataset" in self.registry.choices:
+        if self.registry.has_dataset:
             self._known["batches"] = lambda: BatchesOfRanks(self.read, world_size)
         planner = self._planner_by_now()
         if not isinstance(planner, Proposes):
@@ -423,7 +414,7 @@ class Stack:
                 "stack.sharders() was asked before there is a plan",
                 "Call `plan = stack.plan(model, ...)` first.",
             )
-        if not self._groups:
+        if not self._features.groups:
             return sharders
         if not self._adapted:
             self._usage.unused(
@@ -442,9 +433,7 @@ class Stack:
 
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
-        converter = self._converter
-        deduplicated = converter.explain() if isinstance(converter, Explains) else ""
-        explanations = filter(None, [deduplicated, self._adapted])
+        explanations = filter(None, [self._features.explain(), self._adapted])
         return "\n".join([*explanations, self.planner().explain()])
 
     @cached_property
@@ -457,8 +446,8 @@ class Stack:
         )
 
     def _read_by_registry(self, rank: int, world_size: int) -> dict[str, Any]:
-        has = "dataset" in self.registry.choices
-        return {"batches": (lambda: self.read(rank, world_size)) if has else None}
+        reads = self.registry.has_dataset
+        return {"batches": (lambda: self.read(rank, world_size)) if reads else None}
 
     def _read_by_trainer(self, brought: TrainerBatches) -> dict[str, Any]:
         return {
@@ -472,7 +461,7 @@ class Stack:
         """Samples of a rank and step: the trainer's batches say it, or else the registry, or the
         profile."""
         chosen, found = self.registry.train.batch_size, brought.batch_size
-        if "batch_size" not in (self.registry.source.values.get("train") or {}):
+        if "batch_size" not in self.registry.written("train"):
             return found or chosen
         if brought.batches and found and found != chosen:
             raise RegistryError(
@@ -510,111 +499,10 @@ class Stack:
     @property
     def _options_of_tables(self) -> Sequence[str]:
         """The options of `train.optimizer` that registry.yaml has for tables."""
-        settings = (self.registry.source.values.get("train") or {}).get("optimizer") or {}
-        return [name for name in settings if name.startswith("tables")]
+        written = self.registry.written("train", "optimizer")
+        return [name for name in written if name.startswith("tables")]
 
     @property
     def _planning(self) -> Choice:
         """What plans: a cache stands in front of the sharding slot's planner."""
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
-
-    @property
-    def _reads(self) -> bool:
-        """Whether registry.yaml says what is read; else all batches are the trainer's own."""
-        return "dataset" in self.registry.choices
-
-    def _look_at(self, batches: Iterable[Any], features: FeaturesOf | None) -> None:
-        """Have the converter choose by some of the trainer's batches: those of rank 0."""
-        if not self.registry.chosen("dedup"):
-            return
-        from recd_plugins.planning.planner_bases import agreed
-        from recd_plugins.sparse.own_batches import sampled_features
-
-        if "_converter" in self.__dict__:
-            raise CapabilityError(
-                "stack.adapt: which features are deduplicated was settled before it looked at "
-                "batches: convert batches after it, and adapt once with `batches`."
-            )
-        with Look(batches) as look:
-            self._looked_at = agreed(lambda: sampled_features(look, features))
-
-    @cached_property
-    def _transforms(self) -> list[ChosenTransform]:
-        """The transforms that `preprocess` chose, built."""
-        chosen = []
-        for choice in self.registry.chosen("preprocess"):
-            where = self.registry.source.locate(choice.where)
-            chosen.append(
-                ChosenTransform(
-                    who=f"{where or choice.where}: preprocess {choice.record.name!r} of "
-                    f"{choice.provider}",
-                    where=where,
-                    features=choice.features,
-                    transform=choice.build(self._contexts.of("preprocess")),
-                )
-            )
-        return chosen
-
-    @cached_property
-    def _steps(self) -> list[Step]:
-        """What `preprocess` does to the features, in order."""
-        return steps_of(self._transforms, self._schema_read) if self._transforms else []
-
-    @property
-    def _schema_read(self) -> Schema:
-        """The schema of what `preprocess` is given: the tables', or that of the trainer's own."""
-        if self._looked_at:
-            return schema_of_keys(self._looked_at[0].keys())
-        if self._reads:
-            return self.prepare().schema
-        raise CapabilityError(
-            "preprocess: which features there are is not known, for registry.yaml has no dataset. "
-            "Hand over your own batches: `stack.adapt(model, batches=loader)`."
-        )
-
-    @property
-    def _preprocessed(self) -> Schema:
-        return self._steps[-1].after() if self._steps else self._schema_read
-
-    @cached_property
-    def _converter(self) -> DedupConverter | None:
-        if not self.registry.chosen("dedup"):
-            return None
-        tables = self.prepare() if self._reads else None
-        schema = self._schema_read if self._reads or self._looked_at else None
-        context = self._contexts.of("dedup", schema, tables)
-        context = dataclasses.replace(context, looked_at=self._looked_at)
-        converter: DedupConverter = self.registry.one("dedup").build(context)
-        return converter
-
-    @cached_property
-    def _groups(self) -> Groups:
-        """The features that batches have deduplicated, and which of them together."""
-        if self._converter is None:
-            return ()
-        groups: Groups | None = getattr(self._converter, "groups", None)
-        if groups is None:
-            raise CapabilityError(
-                f"dedup: {type(self._converter).__name__} does not say which features it "
-                "deduplicates, so that no model can be adapted to its batches. Give the converter "
-                "an attribute `groups`, a tuple of tuples of features."
-            )
-        for step in self._steps if groups else []:
-            groups = step.groups(groups)
-        return groups
-
-    @property
-    def _unique_shares(self) -> Sequence[float] | None:
-        """Each group's unique samples over the batch size, where the converter knows them."""
-        shares: Sequence[float] | None = getattr(self._converter, "unique_shares", None)
-        return shares
-
-    @property
-    def _transform(self) -> Callable[[Batch], Batch] | None:
-        if not self._steps and not self._converter:
-            return None
-        if any(step.changes_keys for step in self._steps):
-            _ = self._groups  # it refuses what unique samples do not allow
-        from recd_plugins.data.transform import BatchTransform, row_wise
-
-        return BatchTransform(row_wise(self._steps), self._converter)

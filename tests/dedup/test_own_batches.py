@@ -316,7 +316,7 @@ def test_what_cannot_be_looked_at() -> None:
 def test_groups_are_as_large_as_batches_show() -> None:
     stack = stack_of(dedup={"use": "exact", "groups": [["seen"], ["item"]]})
     stack.adapt(looks_up(), batches=[sessions(0), sessions(1)])
-    assert stack._unique_shares == (1 / 16, pytest.approx(1, abs=0.05))
+    assert stack._features.unique_shares == (1 / 16, pytest.approx(1, abs=0.05))
     assert to_lists(stack.convert(sessions(2)).to_kjt()) == to_lists(sessions(2))
 
 

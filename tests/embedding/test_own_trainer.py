@@ -189,7 +189,7 @@ def groups_of_ranks() -> tuple[Any, Any]:
 
     stack = load({"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": "auto"}})
     stack.adapt(bags_of(keys), batches=list(batches()))
-    return stack.convert(next(batches())).dedup.groups, stack._unique_shares
+    return stack.convert(next(batches())).dedup.groups, stack._features.unique_shares
 
 
 def test_ranks_agree_on_groups(gloo_pool: GlooPool) -> None:

@@ -68,8 +68,8 @@ def test_a_new_feature_is_in_schema_batch_groups_and_model(
     (first, *_) = stack.loader(0, 1)
     assert all_rows(first) == EXPECTED
     if groups:
-        assert first.dedup.groups == stack._groups
-        (mine,) = stack._groups
+        assert first.dedup.groups == stack._features.groups
+        (mine,) = stack._features.groups
         assert ("crossed" in mine) == ("user_a" in mine)
 
 
@@ -84,7 +84,7 @@ def test_a_later_transform_takes_what_an_earlier_one_made(registry: dict[str, An
     assert stack.schema.sparse_names == ("user_a", "user_b", "my_item", "my_crossed")
     assert stack.schema.feature("my_crossed").num_ids == 10
     (first, *_) = stack.loader(0, 1)
-    assert first.dedup.groups == stack._groups == (("user_a", "user_b", "my_crossed"), ("my_item",))
+    assert first.dedup.groups == stack._features.groups == (("user_a", "user_b", "my_crossed"), ("my_item",))
     assert all_rows(first) == {
         "user_a": EXPECTED["user_a"],
         "user_b": EXPECTED["user_b"],

@@ -150,16 +150,30 @@ def agreed(make: Callable[[], T]) -> T:
 
 
 def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
-    """What rank 0 makes, on every rank; or its error, for which the others wait as well."""
+    """What rank 0 makes, on every rank; or its error, for which the others wait as well.
+
+    An error of others' code is raised as it is on rank 0; the other ranks learn what it says.
+    """
     from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 
+    failure: Exception | None = None
+
     def attempt() -> T | RecdError:
+        nonlocal failure
         try:
             return make()
         except RecdError as error:
             return error
+        except Exception as error:
+            failure = error
+            return RecdError(
+                f"rank 0 ended with {type(error).__name__}: {error} Its traceback is there; no "
+                "rank goes on without what it was to make."
+            )
 
     found: T | RecdError = invoke_on_rank_and_broadcast_result(group, 0, attempt)
+    if failure is not None:
+        raise failure
     if isinstance(found, RecdError):
         raise found
     return found

@@ -117,6 +117,18 @@ class Registry:
             found.append(Choice(record=record, config=config, provider=claim.provider, where=slot))
         return tuple(found)
 
+    @property
+    def has_dataset(self) -> bool:
+        """Whether registry.yaml says what is read; else all batches are the trainer's own."""
+        return "dataset" in self.choices
+
+    def written(self, *path: str) -> Mapping[str, Any]:
+        """What registry.yaml itself has there, without defaults: `written("train", "optimizer")`."""
+        values: Mapping[str, Any] = self.source.values
+        for key in path:
+            values = values.get(key) or {}
+        return values
+
     def one(self, slot: str) -> Choice:
         """The record of a slot that takes one; an error where nothing fills it."""
         choices = self.chosen(slot)

@@ -161,15 +161,24 @@ def _replaced(value: Any, old: Any, new: Any, depth: int) -> Any:
     return with_parts(value, made)
 
 
-def walk(batch: Any, depth: int = DEEPEST, path: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Each thing that a batch holds and that holds no more, with the way to it: `batch.labels`."""
-    parts = parts_of(batch) if depth else None
+def walk(
+    batch: Any,
+    depth: int = DEEPEST,
+    path: str = "batch",
+    *,
+    whole: Callable[[Any], bool] = lambda part: False,
+) -> Iterator[tuple[str, Any]]:
+    """Each thing that a batch holds and that holds no more, with the way to it: `batch.labels`.
+
+    What is `whole` is not taken apart either.
+    """
+    parts = parts_of(batch) if depth and not whole(batch) else None
     if parts is None:
         yield path, batch
         return
     for name, part in parts.items():
         step = f"[{name!r}]" if _by_item(batch) else f".{name}"
-        yield from walk(part, depth - 1, path + step)
+        yield from walk(part, depth - 1, path + step, whole=whole)
 
 
 def holds_unique(batch: Any) -> bool:

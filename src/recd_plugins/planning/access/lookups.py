@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.own_batches import FeaturesOf
 
 __all__ = ["BatchLookups", "batch_lookups"]
-
-DEPTH = 3
-"""How deep the features may lie in a batch: `batch["inputs"].sparse`."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +63,13 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
 
 def _found(batch: Any) -> list[Any]:
     from recd_plugins.sparse.features import SparseFeatures
+    from recd_plugins.sparse.own_batches import walk
 
     if hasattr(batch, "features") and hasattr(batch, "dedup"):
         return [SparseFeatures.of(batch.features, batch.dedup)]
-    within = dict(_within(batch, "batch", DEPTH))
+    within = {
+        path: part for path, part in walk(batch, whole=_is_features) if _is_features(part)
+    }
     if len(within) == 1:
         return list(within.values())
     kind = type(batch).__name__
@@ -84,19 +84,6 @@ def _found(batch: Any) -> list[Any]:
         "which the model looks up: stack.plan(model, batches=loader, features=lambda batch: "
         f"[{', '.join(within)}])."
     )
-
-
-def _within(part: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """The features that lie in a batch, each with the expression that names it."""
-    from recd_plugins.sparse.own_batches import parts_of
-
-    if _is_features(part):
-        yield where, part
-    elif depth:
-        for name, child in (parts_of(part) or {}).items():
-            by_name = not isinstance(part, Mapping) and hasattr(part, str(name))
-            step = f".{name}" if by_name else f"[{name!r}]"
-            yield from _within(child, f"{where}{step}", depth - 1)
 
 
 def _is_features(part: Any) -> bool:

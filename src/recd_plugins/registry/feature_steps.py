@@ -1,0 +1,165 @@
+"""What becomes of a batch's sparse features on the way to the model: `preprocess`, then `dedup`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.data.dataset import Tables
+from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
+from recd_plugins.data.schema import Schema
+from recd_plugins.errors import CapabilityError
+from recd_plugins.naming.patterns import check_patterns
+from recd_plugins.planning.access.look import Look
+from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.contexts import Contexts
+from recd_plugins.slots import DedupConverter, Explains
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.data.transform import Conversion
+    from recd_plugins.sparse.groups import Groups
+    from recd_plugins.sparse.own_batches import FeaturesOf
+
+__all__ = ["FeatureSteps"]
+
+
+class FeatureSteps:
+    """The chosen transforms and converter, each built once, for batches of a registry's dataset or
+    of a trainer's own."""
+
+    def __init__(
+        self, registry: Registry, contexts: Contexts, prepare: Callable[[], Tables]
+    ) -> None:
+        self._registry = registry
+        self._contexts = contexts
+        self._prepare = prepare
+        self._looked_at: tuple[KeyedJaggedTensor, ...] = ()
+        """The features of some of the trainer's own batches."""
+        self._converts = False
+
+    def look_at(self, batches: Iterable[Any], features: FeaturesOf | None) -> None:
+        """Have the converter choose by some of the trainer's batches: those of rank 0."""
+        if not self._registry.chosen("dedup"):
+            return
+        from recd_plugins.planning.planner_bases import agreed
+        from recd_plugins.sparse.own_batches import sampled_features
+
+        if "converter" in self.__dict__:
+            raise CapabilityError(
+                "stack.adapt: which features are deduplicated was settled before it looked at "
+                "batches: convert batches after it, and adapt once with `batches`."
+            )
+        with Look(batches) as look:
+            self._looked_at = agreed(lambda: sampled_features(look, features))
+
+    @property
+    def of_own_batches(self) -> bool:
+        """Whether a trainer's own batches are converted, rather than those of a dataset."""
+        return self._converts or bool(self._looked_at) or not self._registry.has_dataset
+
+    def conversion(self) -> Conversion:
+        """What makes of a trainer's own KJT what these steps leave of it."""
+        from recd_plugins.data.transform import Conversion
+
+        self._converts = True
+        return Conversion(self.transforms, self.converter)
+
+    @cached_property
+    def transforms(self) -> list[ChosenTransform]:
+        """The transforms that `preprocess` chose, built."""
+        chosen = []
+        for choice in self._registry.chosen("preprocess"):
+            where = self._registry.source.locate(choice.where)
+            chosen.append(
+                ChosenTransform(
+                    who=f"{where or choice.where}: preprocess {choice.record.name!r} of "
+                    f"{choice.provider}",
+                    where=where,
+                    features=choice.features,
+                    transform=choice.build(self._contexts.of("preprocess")),
+                )
+            )
+        return chosen
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """What `preprocess` does to the features, in order."""
+        return steps_of(self.transforms, self.read) if self.transforms else []
+
+    @property
+    def read(self) -> Schema:
+        """The schema of what `preprocess` is given: the tables', or that of the trainer's own."""
+        if self._looked_at:
+            return schema_of_keys(self._looked_at[0].keys())
+        if self._registry.has_dataset:
+            return self._prepare().schema
+        raise CapabilityError(
+            "preprocess: which features there are is not known, for registry.yaml has no dataset. "
+            "Hand over your own batches: `stack.adapt(model, batches=loader)`."
+        )
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of what comes out of `preprocess`."""
+        return self.steps[-1].after() if self.steps else self.read
+
+    def check(self) -> None:
+        """Check that the features exist which `preprocess` and `pooling` name."""
+        names = self.schema.sparse_names
+        for choice in self._registry.chosen("pooling"):
+            where = self._registry.source.locate(choice.where)
+            check_patterns(choice.features, names, kind="feature", where=where)
+
+    @cached_property
+    def converter(self) -> DedupConverter | None:
+        if not self._registry.chosen("dedup"):
+            return None
+        reads = self._registry.has_dataset
+        tables = self._prepare() if reads else None
+        schema = self.read if reads or self._looked_at else None
+        context = self._contexts.of("dedup", schema, tables)
+        context = dataclasses.replace(context, looked_at=self._looked_at)
+        converter: DedupConverter = self._registry.one("dedup").build(context)
+        return converter
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The features that batches have deduplicated, and which of them together."""
+        if self.converter is None:
+            return ()
+        groups: Groups | None = getattr(self.converter, "groups", None)
+        if groups is None:
+            raise CapabilityError(
+                f"dedup: {type(self.converter).__name__} does not say which features it "
+                "deduplicates, so that no model can be adapted to its batches. Give the converter "
+                "an attribute `groups`, a tuple of tuples of features."
+            )
+        for step in self.steps if groups else []:
+            groups = step.groups(groups)
+        return groups
+
+    @property
+    def unique_shares(self) -> Sequence[float] | None:
+        """Each group's unique samples over the batch size, where the converter knows them."""
+        shares: Sequence[float] | None = getattr(self.converter, "unique_shares", None)
+        return shares
+
+    def explain(self) -> str:
+        """Why batches are deduplicated so."""
+        return self.converter.explain() if isinstance(self.converter, Explains) else ""
+
+    @property
+    def transform(self) -> Callable[[Batch], Batch] | None:
+        """What a reader's batches go through; none where they stay as they are."""
+        if not self.steps and not self.converter:
+            return None
+        if any(step.changes_keys for step in self.steps):
+            _ = self.groups  # it refuses what unique samples do not allow
+        from recd_plugins.data.transform import BatchTransform, row_wise
+
+        return BatchTransform(row_wise(self.steps), self.converter)
