@@ -84,7 +84,11 @@ def test_a_later_transform_takes_what_an_earlier_one_made(registry: dict[str, An
     assert stack.schema.sparse_names == ("user_a", "user_b", "my_item", "my_crossed")
     assert stack.schema.feature("my_crossed").num_ids == 10
     (first, *_) = stack.loader(0, 1)
-    assert first.dedup.groups == stack._features.groups == (("user_a", "user_b", "my_crossed"), ("my_item",))
+    assert (
+        first.dedup.groups
+        == stack._features.groups
+        == (("user_a", "user_b", "my_crossed"), ("my_item",))
+    )
     assert all_rows(first) == {
         "user_a": EXPECTED["user_a"],
         "user_b": EXPECTED["user_b"],

@@ -67,9 +67,7 @@ def _found(batch: Any) -> list[Any]:
 
     if hasattr(batch, "features") and hasattr(batch, "dedup"):
         return [SparseFeatures.of(batch.features, batch.dedup)]
-    within = {
-        path: part for path, part in walk(batch, whole=_is_features) if _is_features(part)
-    }
+    within = {path: part for path, part in walk(batch, whole=_is_features) if _is_features(part)}
     if len(within) == 1:
         return list(within.values())
     kind = type(batch).__name__
