@@ -10,8 +10,8 @@ FOLDER holds the programs in their original form, which are not kept here:
 One comes with TorchRec itself. Two need faiss-cpu and pandas beside this project's packages. Each
 program runs three times under torchrun, on two gloo ranks of one thread: as it is, with the lines
 that are added, and as it is from weights that are off by one unit in the last place, which says
-what rounding does. Bytes are those that all ranks hand to collectives in a step, all of an operand counted; the all-reduce
-of dense gradients is left out. Plain is TorchRec's default plan.
+what rounding does. Bytes are those that all ranks hand to collectives in a step, all of an operand
+counted; the all-reduce of dense gradients is left out. Plain is TorchRec's default plan.
 """
 
 from __future__ import annotations

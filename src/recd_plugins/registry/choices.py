@@ -123,7 +123,7 @@ class Registry:
         return "dataset" in self.choices
 
     def written(self, *path: str) -> Mapping[str, Any]:
-        """What registry.yaml itself has there, without defaults: `written("train", "optimizer")`."""
+        """What registry.yaml itself has there, without defaults."""
         values: Mapping[str, Any] = self.source.values
         for key in path:
             values = values.get(key) or {}
