@@ -21,6 +21,7 @@ from recd_plugins.data.columns import Columns
 from recd_plugins.describe import attribute_docs, field_docs, nested, options_of
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.hooks.specs import HOOKS
+from recd_plugins.planning.topology import PRESETS, Topology
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.trainer.training import Training
 
@@ -41,6 +42,15 @@ BUILDS: dict[str, tuple[type, ...]] = {
     "callbacks": (slots.Callback, Training),
 }
 """What a slot's record builds, and after it what goes in or out of that."""
+TOPOLOGY = """\
+What the ranks and the links between them are, and how fast: what planners price by. It is
+
+- the name of a preset: {presets};
+- a file, `topology: topology.yaml`, as `recd topology measure --save topology.yaml` writes it;
+- a mapping of the options below, over those of a preset or a file that `use` names:
+  `topology: {{use: a100_dgx, ranks_per_node: 4, a2a_global: {{gbps: 18, latency_ms: 0.4}}}}`.
+
+What it leaves out is taken as the table says."""
 NOTES = {
     "many": ", in order",
     "by feature": "; `*` stands for every feature",
@@ -53,7 +63,9 @@ def slots_page() -> str:
 
 
 def train_page() -> str:
-    return "\n".join(["# The `train` key", "", *_options(TrainSettings)]) + "\n"
+    lines = ["# The `train` key", "", *_options(TrainSettings)]
+    lines += ["", "## The `topology` key", "", TOPOLOGY.format(presets=", ".join(PRESETS)), ""]
+    return "\n".join([*lines, *_options(Topology)]) + "\n"
 
 
 def api_page() -> str:

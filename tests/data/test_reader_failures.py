@@ -19,7 +19,7 @@ import torch
 from known_rows import ROWS, SCHEMA, epoch, open_loader, write
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.table import Table
+from recd_plugins.data.table import Table, write_table
 from recd_plugins.errors import DataError, PluginError, RegistryError
 
 # Errors
@@ -116,6 +116,12 @@ def test_nulls_name_file_row_group_and_column(tmp_path, column):
     table = foreign(tmp_path / "t", **{column: [*values[:7], None]})
     with pytest.raises(DataError, match=rf"f\.parquet, row group 1: '{column}': "):
         epoch(open_loader(table, batch_size=4))
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_a_table_without_rows_is_not_told_to_pad(tmp_path, tail):
+    with pytest.raises(DataError, match="holds no rows, so nothing can be trained on it"):
+        open_loader(write_table(tmp_path / "none", SCHEMA, []), tail=tail)
 
 
 def test_a_table_too_small_for_one_batch(table):

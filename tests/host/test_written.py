@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
+import typer
 
+from recd_plugins.cli.options import reported
 from recd_plugins.cli.written import check_writable
 from recd_plugins.errors import RegistryError
 from recd_plugins.trainer.run_folder import set_aside
@@ -32,3 +35,20 @@ def test_what_cannot_is_refused(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"--figure: {path}")
     with pytest.raises(RegistryError, match="is a file, not a folder"):
         set_aside(tmp_path / "file")
+
+
+def test_what_the_system_refuses_is_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback for rights that a user lacks; one for a defect of ours."""
+    with pytest.raises(typer.Exit) as ended, reported(debug=False):
+        raise PermissionError(errno.EACCES, "Permission denied", "/home/else/run")
+    assert ended.value.exit_code == 2
+    (tmp_path / "file").write_text("")
+    with pytest.raises(typer.Exit), reported(debug=False):
+        (tmp_path / "file" / "run").mkdir()
+    said = capsys.readouterr().err
+    assert "error: /home/else/run: Permission denied. Name another path, or see to" in said
+    assert f"error: {tmp_path}/file/run: Not a directory. Name another path" in said
+    with pytest.raises(FileNotFoundError), reported(debug=False):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "ours")

@@ -163,3 +163,12 @@ def test_explain_has_the_papers_prices_too(folder: Path) -> None:
     assert ours["DP"]["static_memory"] == pytest.approx((1.64 + 4 / 256) * 256)
     refused = run(folder, "explain", "--k", "0")
     assert refused.exit_code == 2
+
+
+def test_ranks_that_need_not_be_there_need_no_streams_of_their_own(folder: Path) -> None:
+    """`reader.streams` fits the ranks that train, not any number that is planned for."""
+    result = run(folder, "plan", "reader.streams=2", "--ranks", "4", sharding=PLAIN)
+    assert result.exit_code == 0, result.output
+    assert "note: reader.streams is 2, but must be a multiple of 4" in result.stderr
+    fits = run(folder, "plan", "reader.streams=8", "--ranks", "4", sharding=PLAIN)
+    assert (fits.exit_code, "note" in fits.stderr) == (0, False), fits.output

@@ -17,7 +17,14 @@ from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError
 from recd_plugins.trainer.measure.breakdown import PARTS
 from recd_plugins.trainer.measure.metrics import Metrics
-from recd_plugins.trainer.measure.runs_compared import Curve, draw_curves, page, read_run, row
+from recd_plugins.trainer.measure.runs_compared import (
+    Curve,
+    draw_curves,
+    page,
+    read_run,
+    row,
+    spread,
+)
 from recd_plugins.trainer.measure.step_cost import StepCost
 from recd_plugins.trainer.run_folder import RunReport
 
@@ -100,6 +107,42 @@ def test_each_run_is_a_line_in_each_panel(tmp_path: Path) -> None:
     empty = Figure()
     draw_curves([], empty)
     assert not empty.axes
+
+
+def test_a_single_evaluation_is_a_value_on_axes_that_mean_something(tmp_path: Path) -> None:
+    """Runs that agree show through each other, as dots and as lines."""
+    runs = []
+    for name in ("one", "two"):
+        report = RunReport(tmp_path / name, speaks=True, steps=20, start=0)
+        for step in (10, 20):
+            report.metrics("train", step, {"loss": 0.5, "ne": 0.9, "auc": 0.6})
+        report.metrics("test", 20, {"loss": 0.6931, "ne": 0.8, "auc": 0.7})
+        report.close({})
+        runs.append(read_run(tmp_path / name))
+    figure = Figure()
+    draw_curves(runs, figure)
+    for axes, value in zip(figure.axes, (0.5, 0.6931, 0.7), strict=True):
+        low, high = axes.get_ylim()
+        assert high - low >= 0.02 * value
+        one, two = axes.lines
+        assert (one.get_linestyle(), two.get_linestyle()) == ("-", "--")
+        assert one.get_markersize() > two.get_markersize()
+    single = figure.axes[1]
+    assert single.get_xlim()[0] == 0
+    assert [text.get_text().strip() for text in single.texts] == ["0.6931"]
+
+
+def test_rates_have_their_spread(tmp_path: Path) -> None:
+    """The first line is left out: kernels compile in it."""
+    report = RunReport(tmp_path / "run", speaks=True, steps=60, start=0)
+    for step, rate in enumerate((1.0, 90.0, 100.0, 110.0, 100.0), 1):
+        loss = {"loss": 0.5, "ne": 0.9, "auc": 0.6}
+        report.metrics("train", step, loss | {"samples_per_second": rate})
+    report.close({"samples_per_second": 100.0})
+    run = read_run(tmp_path / "run")
+    assert spread(run) == {"samples_per_second": (100.0, 100.0)}
+    assert "100 <small>100 to 100</small>" in page([run], "run")
+    assert spread(read_run(write_run(tmp_path / "short"))) == {}
 
 
 class Tags(HTMLParser):

@@ -68,6 +68,7 @@ def test_a_run_tells_what_it_did(folder: Path, uninterrupted: str) -> None:
     ]
     assert "plan: cheapest of" in uninterrupted
     assert "train step 30/30  loss" in uninterrupted
+    assert "train, steps 26 to 30" in uninterrupted  # its last line of metrics, not all 30 steps
     assert "samples/s on 2 ranks of 32" in uninterrupted
 
 

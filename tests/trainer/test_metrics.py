@@ -9,7 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.probe import SCHEMA
+from recd_plugins.trainer.measure.input_check import InputCheck
 from recd_plugins.trainer.measure.metrics import ETA, Metrics, MetricsWindow
 
 CPU = torch.device("cpu")
@@ -170,3 +173,29 @@ def test_one_batch_larger_than_the_limit_is_kept_whole(gloo_pool: GlooPool) -> N
     steps = [step(1.0, 10, seed=0, weighted=False), step(1.0, 40, seed=1, weighted=False)]
     ((found,),) = gloo_pool.run(measured, [[steps]], 5, world_size=1)
     assert found.auc == pytest.approx(expected(steps[1:]).auc, rel=1e-9)
+
+
+def culprits(batches: list[tuple[int, str]]) -> str:
+    """On a rank: what is said of three steps' batches, some of which are spoilt on a rank."""
+    check = InputCheck()
+    for number in (1, 2, 3):
+        batch = random_batch(SCHEMA, 8, seed=number)
+        for spoilt, part in batches:
+            if spoilt == number and dist.get_rank() == 1:
+                getattr(batch, part)[..., -1] = math.nan
+        check.add(number, batch)
+    return check.culprit(SCHEMA.dense)
+
+
+def test_data_that_is_not_finite_is_told_apart_from_a_rate_too_high(gloo_pool: GlooPool) -> None:
+    """On all ranks alike, whichever read it."""
+    last = repr(SCHEMA.dense[-1])
+    for spoilt, says in (
+        ([], ""),
+        ([(2, "labels")], "the batch of step 2 holds NaN or infinity in the label"),
+        (
+            [(3, "dense"), (2, "dense"), (3, "labels")],
+            f"the batch of step 2 holds NaN or infinity in {last}, the label",
+        ),
+    ):
+        assert gloo_pool.run(culprits, spoilt) == [says, says]

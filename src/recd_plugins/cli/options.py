@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Iterator
@@ -32,16 +33,43 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+REFUSED = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+    }
+)
+"""What a system says of a path that a user named and that cannot be read or written."""
+
+
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
     """Print a user's error as one message and exit with code 2."""
     try:
         yield
-    except RecdError as error:
+    except (RecdError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in REFUSED:
+            raise
         if debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {_said(error)}", file=sys.stderr, flush=True)
         raise typer.Exit(2) from None
+
+
+def _said(error: RecdError | OSError) -> str:
+    if isinstance(error, RecdError):
+        return str(error)
+    what = error.filename or error
+    return (
+        f"{what}: {error.strerror or 'cannot be read or written'}. Name another path, or see to "
+        "its rights and to the space on its disk."
+    )
 
 
 @contextmanager

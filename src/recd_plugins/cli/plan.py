@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.explain.plan_report import PlanReport
     from recd_plugins.planning.tier_plan import TableChange
     from recd_plugins.slots import Planner
+    from recd_plugins.stack import Stack
 
 __all__ = ["explain", "plan"]
 
@@ -103,6 +105,9 @@ def plan(
         stack = load(registry, _overrides(overrides, ranks))
         for slot in ("dataset", "model"):
             stack.registry.one(slot)  # named before any work is done for it
+        if ranks is not None and (misfit := _streams_misfit(stack)):
+            stack = load(registry, [*_overrides(overrides, ranks), "reader.streams=null"])
+            print(f"note: {misfit} Planned with a stream for each.", file=sys.stderr)
         check_writable(save, "--save")
         check_writable(save_profile, "--save-profile")
         check_writable(figure, "--figure", (".png", ".pdf", ".svg"))
@@ -170,6 +175,24 @@ def explain(
 
 def _overrides(overrides: list[str] | None, ranks: int | None) -> list[str]:
     return [*(overrides or ()), *([f"train.ranks={ranks}"] if ranks is not None else [])]
+
+
+def _streams_misfit(stack: Stack) -> str:
+    """Why the registry's `reader.streams` cannot be dealt out to the ranks of a plan, which need
+    not be those that train; nothing where it can."""
+    from recd_plugins.data.order import Shares
+    from recd_plugins.errors import RegistryError
+
+    config, train = stack.registry.one("reader").config, stack.registry.train
+    streams, workers = getattr(config, "streams", None), getattr(config, "workers", 0)
+    if streams is None:
+        return ""
+    try:
+        shares = Shares(world_size=train.ranks, workers=workers, streams=streams)
+        shares.rows_per_batch(train.batch_size)
+    except RegistryError as error:
+        return str(error)
+    return ""
 
 
 def _quiet() -> None:

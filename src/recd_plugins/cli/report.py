@@ -34,7 +34,7 @@ def report(
 ) -> None:
     """Lay runs side by side: what they learned, and what their steps cost, on one HTML page."""
     with reported(debug):
-        from recd_plugins.trainer.measure.runs_compared import page, row
+        from recd_plugins.trainer.measure.runs_compared import page, row, spread
 
         logs = [_read(run) for run in runs]
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +42,11 @@ def report(
         if figure is not None:
             _save(logs, figure)
         rows = {log.name: row(log) for log in logs}
+        quartiles = {log.name: spread(log) for log in logs}
     if as_json:
-        print(json.dumps({"page": str(out), "runs": rows}))
+        print(json.dumps({"page": str(out), "runs": rows, "quartiles": quartiles}))
     else:
-        _show(rows)
+        _show(rows, quartiles)
         print(out)
 
 
@@ -69,7 +70,10 @@ def _save(logs: list[RunLog], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _show(rows: dict[str, dict[str, float | None]]) -> None:
+def _show(
+    rows: dict[str, dict[str, float | None]],
+    quartiles: dict[str, dict[str, tuple[float, float]]],
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -83,4 +87,9 @@ def _show(rows: dict[str, dict[str, float | None]]) -> None:
         values = [one[key] for one in rows.values()]
         if any(value is not None for value in values):
             table.add_row(label, *("" if v is None else f"{v:,.4g}" for v in values))
+        between = [one.get(key) for one in quartiles.values()]
+        if any(between):
+            table.add_row(
+                "  quartiles", *("{:,.4g} to {:,.4g}".format(*b) if b else "" for b in between)
+            )
     Console().print(table)

@@ -109,11 +109,14 @@ def _show(summary: dict[str, Any]) -> None:
     table = Table(title=f"{summary['run']}: {summary['step']} steps", title_justify="left")
     for column in ("split", "loss", "NE", "AUC", "samples"):
         table.add_column(column, justify="left" if column == "split" else "right")
-    for split in ("train", "test"):
+    first, last = summary["train_steps"]
+    # Metrics of training are those of the last window; the test's are of its whole split.
+    names = {"train": f"train, steps {first:,} to {last:,}", "test": "test"}
+    for split, name in names.items():
         metrics = summary[split]
         if metrics:
             table.add_row(
-                split,
+                name,
                 *(_shown(metrics[name]) for name in ("loss", "ne", "auc")),
                 f"{metrics['samples']:,}",
             )

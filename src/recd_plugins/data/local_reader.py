@@ -93,6 +93,11 @@ class LocalReader:
                 "schema's session_id is null. Name the column there, or choose split.",
                 "reader.sessions",
             )
+        if train and not table.num_rows:
+            raise DataError(
+                f"{table.path}: holds no rows, so nothing can be trained on it. Name another, "
+                "or see which etl step or filter leaves none."
+            )
         if train and not order.num_batches:
             raise DataError(
                 f"{table.path}: its {table.num_rows} rows fill no batch of {batch_size} on each "

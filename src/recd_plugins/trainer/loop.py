@@ -21,6 +21,7 @@ from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
+from recd_plugins.trainer.measure.input_check import InputCheck
 from recd_plugins.trainer.measure.metrics import MetricsWindow
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
@@ -68,6 +69,8 @@ class Loop:
                 f"{settings.profile_steps} of them"
             )
         self._parts: dict[str, float] | None = None
+        self._metrics_steps = (start, start)
+        """The steps that the latest metrics of training cover: after the first, to the second."""
         callbacks: list[tuple[Callback, Choice | None]] = [(self._meter(start), None), *chosen]
         if settings.retier_every:
             callbacks.append((self._retiering(start), None))
@@ -86,6 +89,7 @@ class Loop:
         self._batches: Iterator[Batch] = map(self._read, positions)
         self._ahead: deque[Batch] = deque()
         self._window = MetricsWindow(job.device)
+        self._inputs = InputCheck()
 
     def _meter(self, start: int) -> CostMeter:
         return CostMeter(
@@ -148,6 +152,7 @@ class Loop:
             "world_size": training.world_size,
             "batch_size": settings.batch_size,
             "train": defined(training.metrics) or None,
+            "train_steps": [self._metrics_steps[0] + 1, self._metrics_steps[1]],
             "test": test and defined(test),
             "parts_ms": self._parts,
             "run": str(settings.run),
@@ -187,6 +192,7 @@ class Loop:
         training.outputs = tuple(output.detach() for output in outputs)
         training.batch = self._ahead.popleft()
         training.step += 1
+        self._inputs.add(training.step, training.batch)
         self._call("after_step")
         self._window.add(*training.outputs)
         if self._profile.ends(number):
@@ -208,13 +214,22 @@ class Loop:
         values = dataclasses.asdict(metrics)
         self._call("on_metrics", values)
         self._training.metrics = values
+        self._metrics_steps = (self._metrics_steps[1], step)
         self._report.metrics("train", step, values)
         self._report_lines()
         if not math.isfinite(metrics.loss):
-            raise RecdError(
-                f"the loss is {metrics.loss} by step {step}: training diverged. Lower "
-                "train.optimizer.tables_lr or dense_lr; checkpoints before it are whole."
+            culprit = self._inputs.culprit(self._stack.schema.dense)
+            reason = (
+                f"{culprit}. `recd data check` lists all such columns: give them a value "
+                "there, or take out the preprocess step that makes it"
+                if culprit
+                else "training diverged. Lower train.optimizer.tables_lr or dense_lr"
             )
+            raise RecdError(
+                f"the loss is {metrics.loss} by step {step}: {reason}; checkpoints before it are "
+                "whole."
+            )
+        self._inputs.clear()
 
     def _report_profile(self) -> None:
         folder = self._settings.run

@@ -16,7 +16,17 @@ from recd_plugins.trainer.measure.breakdown import PARTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "COLUMNS", "Curve", "RunLog", "draw_curves", "page", "read_run", "row"]
+__all__ = [
+    "COLORS",
+    "COLUMNS",
+    "Curve",
+    "RunLog",
+    "draw_curves",
+    "page",
+    "read_run",
+    "row",
+    "spread",
+]
 
 COLUMNS = {
     "steps": "steps",
@@ -32,6 +42,9 @@ COLUMNS = {
 }
 """What `row` says of a run, in words."""
 
+RATES = {"samples_per_second": "train", "step_ms": "cost"}
+"""The columns that are medians over a run's lines of metrics, and the kind of these lines."""
+
 COLORS = ("#9db8d9", "#d9622b", "#4a7c59", "#8a5a9e", "#c9a227", "#3f6ea8", "#a8433f", "#7d7d7d")
 
 
@@ -45,6 +58,9 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th { font-weight: 500; color: #5b6875; } p { color: #5b6875; max-width: 46rem; }
 svg { max-width: 100%; height: auto; }
 """
+
+LEAST_SPAN = 0.02
+"""What axes span at least, as a share of the largest value that they show."""
 
 DUBLIN = ("Creator", "Date", "Format", "Type")
 """What matplotlib would say of an SVG, its address included."""
@@ -110,6 +126,17 @@ def row(run: RunLog) -> dict[str, float | None]:
     }
 
 
+def spread(run: RunLog) -> dict[str, tuple[float, float]]:
+    """The quartiles of a run's rates over its lines of metrics but the first, in which kernels
+    compile and pipelines fill; of fewer than three lines nothing is known."""
+    found = {}
+    for key, kind in RATES.items():
+        rates = sorted(run.curve(kind, key).values[1:])
+        if len(rates) >= 3:
+            found[key] = (rates[len(rates) // 4], rates[-1 - len(rates) // 4])
+    return found
+
+
 def draw_curves(runs: Sequence[RunLog], figure: Figure) -> None:
     """Loss in training, and loss and AUC on the test split, over the steps; a line for each run."""
     panels = [
@@ -121,24 +148,45 @@ def draw_curves(runs: Sequence[RunLog], figure: Figure) -> None:
     for axes, (kind, value, title) in zip(
         figure.subplots(1, len(shown), squeeze=False)[0] if shown else [], shown, strict=True
     ):
+        drawn: list[Curve] = []
         for index, run in enumerate(runs):
             curve = run.curve(kind, value)
+            # A run that agrees with one before it shows through it: dashes, smaller dots on top.
             axes.plot(
                 curve.steps,
                 curve.values,
                 color=COLORS[index % len(COLORS)],
                 label=run.name,
                 marker="o" if len(curve.steps) < 30 else None,
-                markersize=3,
-                linewidth=1.4 + 2.2 * (len(runs) - 1 - index),  # runs that agree all show
-                solid_capstyle="round",
+                markersize=3 + 3 * (len(runs) - 1 - index),
+                linewidth=1.6,
+                linestyle=(0, (4, 4)) if curve in drawn else "solid",
             )
+            drawn.append(curve)
+        _widen(axes, drawn)
         axes.set_title(title)
         axes.set_xlabel("step")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     if shown:
         figure.axes[0].legend(frameon=False)
+
+
+def _widen(axes: Any, curves: Sequence[Curve]) -> None:
+    """Have the axes show nothing that is less than `LEAST_SPAN` of the values as a difference: one
+    evaluation is a dot beside its value, on axes that begin with the run."""
+    values = [value for curve in curves for value in curve.values]
+    low, high = axes.get_ylim()
+    least = LEAST_SPAN * max(map(abs, values))
+    if high - low < least:
+        middle = (high + low) / 2
+        axes.set_ylim(middle - least / 2, middle + least / 2)
+    axes.ticklabel_format(axis="y", useOffset=False)
+    if all(len(curve.steps) <= 1 for curve in curves):
+        last = max(step for curve in curves for step in curve.steps)
+        axes.set_xlim(0, 1.1 * last)
+        for value in dict.fromkeys(values):
+            axes.annotate(f"{value:.4f} ", (last, value), ha="right", va="bottom", fontsize=8)
 
 
 def _last(curve: Curve) -> float | None:
@@ -185,9 +233,15 @@ def _table(runs: Sequence[RunLog]) -> Iterator[str]:
     yield from (f"<th>{_text(COLUMNS[key])}</th>" for key in shown)
     yield "</tr>"
     for run, values in zip(runs, rows, strict=True):
-        cells = "".join(f"<td>{_number(key, values[key])}</td>" for key in shown)
+        quartiles = spread(run)
+        cells = "".join(
+            f"<td>{_number(key, values[key])}{_between(key, quartiles.get(key))}</td>"
+            for key in shown
+        )
         yield f"<tr><td>{_text(run.name)}</td>{cells}</tr>"
     yield "</table>"
+    if any(spread(run) for run in runs):
+        yield "<p>Rates are medians over the lines of metrics; small, the quartiles.</p>"
 
 
 def _number(key: str, value: float | None) -> str:
@@ -196,6 +250,13 @@ def _number(key: str, value: float | None) -> str:
     if key.startswith(("loss", "test_")):
         return f"{value:.4f}"
     return f"{value:,.0f}" if value >= 100 or key == "steps" else f"{value:,.2f}"
+
+
+def _between(key: str, quartiles: tuple[float, float] | None) -> str:
+    if quartiles is None:
+        return ""
+    low, high = (_number(key, one) for one in quartiles)
+    return f" <small>{low} to {high}</small>"
 
 
 def _bars(figure: Figure, sides: dict[str, Any], parts: Sequence[str]) -> None:
