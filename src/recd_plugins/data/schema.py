@@ -1,6 +1,7 @@
-"""What a row is: session, timestamp, label, dense floats, sparse lists of ids.
+"""What a row is: session, timestamp, labels, dense floats, sparse lists of ids.
 
-A schema travels in the footer of every file of a table (`METADATA_KEY`), as JSON.
+A schema travels in the footer of every file of a table (`METADATA_KEY`), as JSON. What columns of
+somebody else's files have to become such rows is in `foreign.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,79 @@ import pyarrow as pa
 from recd_plugins.config import Config, Range, parse
 from recd_plugins.errors import DataError, RecdError, RegistryError, nearest
 
-__all__ = ["METADATA_KEY", "Schema", "SparseFeature"]
+__all__ = [
+    "IDS",
+    "METADATA_KEY",
+    "WEIGHTS",
+    "Fill",
+    "Label",
+    "Nulls",
+    "Schema",
+    "SparseFeature",
+    "Vector",
+]
 
 METADATA_KEY = b"recd_schema"
 
 IDS = pa.list_(pa.field("element", pa.int64(), nullable=False))
+WEIGHTS = pa.list_(pa.field("element", pa.float32(), nullable=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill(Config):
+    """What stands for a null, and for a number that is not finite."""
+
+    value: int | str | float
+    """As the column would say it: of ids, before they are hashed or looked up."""
+
+
+Nulls = Literal["empty", "drop", "error"] | Fill
+"""empty: no id; of a label, no target, which counts in no loss and in no metric. drop: the row is
+left out. error: the table is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label(Config):
+    """A target: what a model's output is to be."""
+
+    name: str
+    """The column's name."""
+    kind: Literal["click", "regression", "graded"] = "click"
+    """click: 0 or 1, or a probability between them; binary cross entropy on a logit. regression:
+    any number; squared error. graded: 0, 1, ... grades - 1, as of stars or of relevance; binary
+    cross entropy of a logit with grade / (grades - 1), so that its sigmoid is the mean grade."""
+    weight: Annotated[float, Range(gt=0)] = 1.0
+    """The loss is the sum of the labels' losses, each times its weight."""
+    grades: Annotated[int | None, Range(ge=2)] = None
+    """How many grades a graded label has."""
+    nulls: Nulls = "error"
+    """What stands for nulls and for what is not finite."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.grades is None) == (self.kind == "graded"):
+            raise RegistryError(
+                f"label {self.name!r} is {self.kind}, and grades is {self.grades}. A graded label, "
+                "and no other, says how many grades it has, as `grades: 5`.",
+                "grades",
+            )
+
+    @property
+    def most(self) -> float:
+        """The largest value of the column; unbounded for a regression."""
+        if self.kind == "regression":
+            return float("inf")
+        return 1.0 if self.grades is None else self.grades - 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vector(Config):
+    """A dense column that holds as many floats in each row."""
+
+    name: str
+    """The column's name."""
+    width: Annotated[int, Range(ge=1)]
+    """The floats of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +106,17 @@ class SparseFeature(Config):
     """Features that name one table share its rows; its own by default."""
     sequence: bool = False
     """The order of its ids carries meaning: a history."""
+    scored: bool = False
+    """Each id has a weight, as of how much or how often."""
 
     @property
     def table_name(self) -> str:
         return self.table or self.name
+
+    @property
+    def weights_name(self) -> str:
+        """The column with the weights of a scored feature: a list as long as that of its ids."""
+        return f"{self.name}_weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,29 +124,61 @@ class Schema(Config):
     """The columns of a table and what they mean."""
 
     label: str = "label"
-    """The column with the target, 0 or 1."""
+    """The column with the target, 0 or 1; the first of `labels` where these are given."""
+    labels: tuple[Label, ...] = ()
+    """The columns with the targets, where there are several, or where one is no click."""
+    sample_weight: str | None = None
+    """The column with what a sample counts in loss and metrics, or nothing where all count 1."""
     session_id: str | None = "session_id"
     """The column with the session, or nothing where data has none."""
     timestamp: str | None = "timestamp"
     """The column with the time in ms, or nothing where data has none."""
     dense: tuple[str, ...] = ()
-    """The columns with one float each."""
+    """The columns with one float each, or with a vector of them."""
+    vectors: tuple[Vector, ...] = ()
+    """The dense columns that hold vectors."""
     sparse: tuple[SparseFeature, ...] = ()
     """The columns with a list of ids each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        seen: set[str] = set()
-        for name in self.columns:
-            if name in seen:
-                raise RegistryError(f"column {name!r} is named twice.")
-            seen.add(name)
+        object.__setattr__(self, "label", first_label(self.label, self.labels))
+        check_unique(self.columns)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column, in the order of the file."""
         keys = [name for name in (self.session_id, self.timestamp) if name is not None]
-        return (*keys, self.label, *self.dense, *self.sparse_names)
+        return (*keys, *self.float_columns, *self.sparse_names, *self.weights_names)
+
+    @property
+    def float_columns(self) -> tuple[str, ...]:
+        """Labels, sample weight and dense columns."""
+        weight = () if self.sample_weight is None else (self.sample_weight,)
+        return (*self.label_names, *weight, *self.dense)
+
+    @property
+    def targets(self) -> tuple[Label, ...]:
+        """The labels, be there one or several."""
+        return self.labels or (Label(name=self.label),)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return tuple(label.name for label in self.targets)
+
+    @property
+    def dense_width(self) -> int:
+        """The dense floats of a sample: one a column, or those of its vector."""
+        return sum(self.width(name) or 1 for name in self.dense)
+
+    def width(self, name: str) -> int | None:
+        """The floats of a dense column that holds a vector; None where it holds one number."""
+        return next((one.width for one in self.vectors if one.name == name), None)
+
+    @property
+    def weights_names(self) -> tuple[str, ...]:
+        """The columns with the weights of scored features."""
+        return tuple(feature.weights_name for feature in self.sparse if feature.scored)
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
@@ -121,13 +229,15 @@ class Schema(Config):
             if name is not None
         ]
         fields += [
-            pa.field(name, pa.float32(), nullable=False) for name in (self.label, *self.dense)
+            pa.field(name, floats(self.width(name)), nullable=False) for name in self.float_columns
         ]
         fields += [pa.field(name, IDS, nullable=False) for name in self.sparse_names]
+        fields += [pa.field(name, WEIGHTS, nullable=False) for name in self.weights_names]
         return pa.schema(fields, metadata={METADATA_KEY: self.to_json().encode()})
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        """What is not said by default: a schema of an older table is as it was."""
+        return json.dumps(_plain(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Schema:
@@ -136,3 +246,46 @@ class Schema(Config):
             return parse(cls, options, f"{where}: schema")
         except (RecdError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{where}: its schema cannot be read: {error}") from error
+
+
+LATER = frozenset({"labels", "sample_weight", "vectors", "scored"})
+"""What a footer says only where it is not the default, as it did before there was such a thing."""
+
+
+def _plain(value: Any) -> Any:
+    """Configs as mappings, for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
+        return {name: _plain(part) for name, part in fields if name not in LATER or part}
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+
+
+def floats(width: int | None) -> pa.DataType:
+    """The type of a dense column: one float a row, or a vector of them."""
+    if width is None:
+        return pa.float32()
+    return pa.list_(pa.field("element", pa.float32(), nullable=False), width)
+
+
+def first_label(label: str, labels: tuple[Label, ...]) -> str:
+    """The first label's column; `RegistryError` if both are said and differ."""
+    if not labels:
+        return label
+    if label not in ("label", labels[0].name):
+        raise RegistryError(
+            f"names label {label!r} beside labels {', '.join(one.name for one in labels)}. Put it "
+            "among `labels`, or leave one of the two out.",
+            "label",
+        )
+    return labels[0].name
+
+
+def check_unique(columns: Iterable[str]) -> None:
+    """`RegistryError` for a column that is named twice."""
+    seen: set[str] = set()
+    for name in columns:
+        if name in seen:
+            raise RegistryError(f"column {name!r} is named twice.")
+        seen.add(name)

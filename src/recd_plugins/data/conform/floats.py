@@ -1,0 +1,174 @@
+"""Columns of numbers to float32: labels, sample weights, dense floats and vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.values import are_integers, is_list, plain, plain_type
+from recd_plugins.data.schema import Fill, Label, Nulls, floats
+
+__all__ = [
+    "check_label",
+    "check_weight",
+    "float_type_problem",
+    "floats_of",
+    "not_finite",
+    "not_finite_rows",
+    "vectors_of",
+]
+
+F32 = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+
+CURE = (
+    "Say what stands for it in the column's entry of the schema, as `nulls: {value: 0}` or "
+    "`nulls: drop` (the row)."
+)
+
+
+def floats_of(array: pa.Array, nulls: Nulls, place: Place) -> pa.Array:
+    """Numbers of any type, one a row, as float32: the same memory where they are that already."""
+    if array.type == pa.float32() and not array.null_count and finite(array.to_numpy()):
+        return array
+    return pa.array(_filled(_numbers(array), nulls, place), pa.float32())
+
+
+def vectors_of(array: pa.Array, width: int, nulls: Nulls, place: Place) -> pa.Array:
+    """Lists of numbers as float32 lists of `width`; one of another length is an error."""
+    array = plain(array)
+    kind, made = array.type, floats(width)
+    if pa.types.is_fixed_size_list(kind) and kind.value_type == pa.float32():
+        values = array.flatten()
+        if not array.null_count and not values.null_count and finite(values.to_numpy()):
+            return pa.FixedSizeListArray.from_arrays(values, type=made)
+    there = ~array.is_null().to_numpy(zero_copy_only=False)
+    lengths = np.zeros(len(array), np.int64)
+    lengths[there] = array.drop_null().value_lengths().to_numpy()
+    bad = there & (lengths != width)
+    if bad.any():
+        raise place.error_at(
+            bad,
+            f"holds a list of {lengths[bad][0]} numbers, but its width is {width},",
+            "Mend its width in the schema, or the lists where the table is made.",
+        )
+    numbers = np.full((len(array), width), np.nan, np.float32)
+    numbers[there] = _numbers(array.flatten()).reshape(-1, width)
+    each = place._replace(lengths=np.full(len(array), width))
+    values = pa.array(_filled(numbers.reshape(-1), nulls, each), pa.float32())
+    return pa.FixedSizeListArray.from_arrays(values, type=made)
+
+
+def not_finite_rows(array: pa.Array, width: int | None) -> Mask:
+    """[N] which rows are null or hold what is not a finite number."""
+    array = plain(array)
+    if width is None:
+        return not_finite(_numbers(array))
+    rows: Mask = array.is_null().to_numpy(zero_copy_only=False).copy()
+    there = array.drop_null()
+    lengths = there.value_lengths().to_numpy().astype(np.int64)
+    owners = np.repeat(np.flatnonzero(~rows), lengths)
+    rows[owners[not_finite(_numbers(there.flatten()))]] = True
+    return rows
+
+
+def check_label(array: pa.Array, label: Label, place: Place) -> None:
+    """`DataError` where a click or a grade is not in its range."""
+    if label.kind == "regression" or not len(array):
+        return
+    values = array.to_numpy()
+    if label.nulls == "empty":
+        values = np.nan_to_num(values, nan=0.0)
+    if values.min() >= 0 and values.max() <= label.most:
+        return
+    bad = (values < 0) | (values > label.most)
+    raise place.error_at(
+        bad,
+        f"is a {label.kind} label and holds {values[bad][0]:g}, outside [0, {label.most:g}],",
+        "Map its values where the table is made, or name it under `labels` with `kind: "
+        "regression`, or with `kind: graded` and its `grades`.",
+    )
+
+
+def check_weight(array: pa.Array, place: Place) -> None:
+    """`DataError` where a sample weight is negative."""
+    values = array.to_numpy()
+    if len(values) and values.min() < 0:
+        raise place.error_at(
+            values < 0,
+            f"is the sample weight and holds {values[values < 0][0]:g}",
+            "A sample counts 0 or more: mend the weights where the table is made.",
+        )
+
+
+def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] | None:
+    """What is wrong with a column of such a type as one number, or as a vector; and the cure."""
+    inner = plain_type(kind)
+    if not is_list(inner):
+        if width is not None:
+            return (f"is {kind}, but a vector of {width} is a list", "Take `width` out.")
+        if are_integers(inner) or pa.types.is_null(inner):
+            return None
+        return (
+            f"is {kind}, but must be a number",
+            "Make it one where the table is made; texts and integers that name something are "
+            "features: list the column under `sparse`.",
+        )
+    if width is None:
+        size = inner.list_size if pa.types.is_fixed_size_list(inner) else "N"
+        return (
+            f"is {kind}, but must be a number",
+            f"A list of N floats in each row is `{{name: ..., width: {size}}}` under `dense`.",
+        )
+    if not are_integers(plain_type(inner.value_type)):
+        return (f"is {kind}, but must be a list of numbers", "Make it one where the table is made.")
+    if pa.types.is_fixed_size_list(inner) and inner.list_size != width:
+        return (f"is {kind}, but its width in the schema is {width}", "Mend it there.")
+    return None
+
+
+def finite(numbers: F32) -> bool:
+    """Whether all are finite; at the speed of a sum."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = numbers.sum()
+    return bool(np.isfinite(total)) or not not_finite(numbers).any()
+
+
+def not_finite(numbers: npt.NDArray[np.floating]) -> Mask:
+    mask: Mask = ~np.isfinite(numbers)
+    return mask
+
+
+def _numbers(array: pa.Array) -> F32:
+    """[N] float32; what is null is not a number."""
+    array = plain(array)
+    kind = array.type
+    if pa.types.is_null(kind):
+        return np.full(len(array), np.nan, np.float32)
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.int8())
+    elif pa.types.is_decimal(kind):
+        array = array.cast(pa.float64())
+    numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        return numbers.astype(np.float32, copy=False)
+
+
+def _filled(numbers: F32, nulls: Nulls, place: Place) -> F32:
+    bad = not_finite(numbers)
+    if not bad.any():
+        return numbers
+    if isinstance(nulls, Fill):
+        numbers = numbers.copy()
+        numbers[bad] = nulls.value
+        return numbers
+    if nulls == "empty":
+        return np.where(bad, np.float32(np.nan), numbers)
+    infinite = np.isinf(numbers[bad][0])
+    raise place.error_at(
+        bad, "holds what is infinite as a float32" if infinite else "holds a null or NaN", CURE
+    )

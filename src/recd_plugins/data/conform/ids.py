@@ -1,0 +1,211 @@
+"""Columns of ids: one a row or a list of them, of any type, to lists of int64 in [0, num_ids)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.values import (
+    are_texts,
+    has_missing,
+    hashes,
+    identifies,
+    integers,
+    is_list,
+    missing,
+    plain,
+    plain_type,
+    text_error,
+)
+from recd_plugins.data.foreign import ForeignFeature
+from recd_plugins.data.schema import IDS, Fill
+from recd_plugins.errors import DataError
+
+__all__ = ["feature_type_problem", "id_error", "ids_of", "missing_rows", "to_ids"]
+
+I64 = npt.NDArray[np.int64]
+LARGE_IDS = pa.large_list(IDS.value_field)
+MOST_OFFSET = 2**31 - 1
+
+
+class Elements(NamedTuple):
+    """Rows of elements, laid end to end."""
+
+    values: pa.Array
+    """[lengths.sum()]."""
+    lengths: I64
+    """[N]; of a null row 0."""
+    null_rows: npt.NDArray[np.bool_] | None
+    """[N] which rows are null; None where none is. A scalar's null is one of its values."""
+
+    def per_row(self, marked: npt.NDArray[np.bool_]) -> I64:
+        """[N] how many of the elements that are marked each row has."""
+        rows = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        return np.bincount(rows[marked], minlength=len(self.lengths))
+
+    def row_of(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """[N] which rows hold one of the elements that are marked."""
+        return self.per_row(marked) > 0
+
+
+def ids_of(
+    array: pa.Array, feature: ForeignFeature, place: Place, *, in_range: bool = False
+) -> pa.Array:
+    """The rows as lists of ids. `in_range`: they are known to be so."""
+    whole = _as_they_are(array, feature)
+    if whole is None:
+        whole = _converted(array, feature, place)
+    elif in_range:
+        return whole
+    if feature.ids == "as_is":
+        _check_range(whole, feature, place)
+    return whole
+
+
+def to_ids(values: pa.Array, feature: ForeignFeature, place: Place) -> npt.NDArray[np.int64]:
+    """The id of each value; none is null."""
+    if feature.ids == "hash":
+        buckets = hashes(values, place, feature.hash_seed) % np.uint64(feature.num_ids)
+        return buckets.view(np.int64)
+    if feature.ids == "vocabulary":
+        raise NotImplementedError
+    if are_texts(values.type):
+        raise text_error(values, place)
+    if pa.types.is_null(values.type):
+        return np.empty(0, np.int64)
+    found = integers(values, place)
+    if found.dtype == np.uint64 and len(found) and found.max() > np.iinfo(np.int64).max:
+        raise place.error(
+            f"holds {found.max()}, which is beyond int64",
+            "Say `ids: hash` in its entry of the schema, which takes integers of any size.",
+        )
+    return found.view(np.int64)
+
+
+def missing_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """[N] which rows are null, or have a null within their list."""
+    elements = _elements(array)
+    rows = elements.row_of(missing(elements.values))
+    return rows if elements.null_rows is None else rows | elements.null_rows
+
+
+def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:
+    """What is wrong with a column of such a type as this feature, and the cure."""
+    inner = plain_type(kind)
+    name = feature.name
+    if pa.types.is_map(inner) or (is_list(inner) and pa.types.is_struct(inner.value_type)):
+        return (
+            f"is {kind}",
+            f"Ids with weights are a feature with `scored: true`: say so of {name}.",
+        )
+    element = plain_type(inner.value_type) if is_list(inner) else inner
+    if not identifies(element):
+        return (
+            f"is {kind}, but ids are integers or texts, one a row or a list of them",
+            "Make such a column of it where the table is made, or take it out of the schema.",
+        )
+    if feature.ids == "as_is" and are_texts(element):
+        return (
+            f"is {kind}, but its ids are taken as they are, which texts cannot be",
+            "Say `ids: hash`, or `ids: vocabulary`, in its entry of the schema.",
+        )
+    return None
+
+
+def id_error(
+    where: object, feature: str, found: int, num_ids: int, row: int | None = None
+) -> DataError:
+    """The error for an id outside [0, num_ids)."""
+    place = "" if row is None else f" in row {row:,}"
+    return DataError(
+        f"{where}: feature {feature!r} holds id {found}{place}, outside [0, {num_ids}). "
+        "Raise its num_ids in the schema, or say `ids: hash` there, which takes any."
+    )
+
+
+def _as_they_are(array: pa.Array, feature: ForeignFeature) -> pa.Array | None:
+    """The same memory, where it is int64 lists without nulls already."""
+    kind = array.type
+    if feature.ids != "as_is" or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return None
+    if kind.value_type != pa.int64() or array.null_count or array.values.null_count:
+        return None
+    return _lists(array.offsets, array.values)
+
+
+def _converted(array: pa.Array, feature: ForeignFeature, place: Place) -> pa.Array:
+    elements = _elements(array)
+    values, lengths, null_rows = elements
+    absent = missing(values) if has_missing(values) else None
+    if absent is None and null_rows is None:
+        ids = to_ids(values, feature, place._replace(lengths=lengths))
+        return _lists(_offsets(lengths), ids)
+    if feature.nulls in ("error", "drop"):
+        rows = np.zeros(len(lengths), np.bool_) if null_rows is None else null_rows
+        raise place.error_at(
+            rows if absent is None else rows | elements.row_of(absent),
+            "holds a null",
+            "Say what stands for nulls in its entry of the schema, as `nulls: empty` (no id) or "
+            "`nulls: {value: ...}`.",
+        )
+    kept = values if absent is None else values.filter(pa.array(~absent))
+    left = lengths if absent is None else lengths - elements.per_row(absent)
+    ids = to_ids(kept, feature, place._replace(lengths=left))
+    if not isinstance(feature.nulls, Fill):
+        return _lists(_offsets(left), ids)
+    one = to_ids(pa.array([feature.nulls.value]), feature, place)
+    if absent is not None:
+        filled = np.repeat(one, len(values))
+        filled[~absent] = ids
+        ids = filled
+    if null_rows is not None:
+        ids = np.insert(ids, (lengths.cumsum() - lengths)[null_rows], one)
+        lengths = lengths + null_rows
+    return _lists(_offsets(lengths), ids)
+
+
+def _elements(array: pa.Array) -> Elements:
+    array = plain(array) if not isinstance(array, pa.DictionaryArray) else array
+    if isinstance(array, pa.DictionaryArray) and is_list(array.type.value_type):
+        array = array.dictionary_decode()
+    if not is_list(array.type):
+        return Elements(array, np.ones(len(array), np.int64), None)
+    null_rows = None
+    if array.null_count:
+        null_rows = array.is_null().to_numpy(zero_copy_only=False)
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
+    return Elements(array.flatten(), lengths, null_rows)
+
+
+def _offsets(lengths: I64) -> I64:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _lists(offsets: pa.Array | I64, values: pa.Array | I64) -> pa.Array:
+    """Lists on the same values; large ones beyond 2^31 - 1 of them."""
+    values = pa.array(values, pa.int64())
+    if isinstance(offsets, np.ndarray):
+        offsets = pa.array(offsets if len(values) > MOST_OFFSET else offsets.astype(np.int32))
+    if offsets.type == pa.int64():
+        return pa.LargeListArray.from_arrays(offsets, values, type=LARGE_IDS)
+    return pa.ListArray.from_arrays(offsets, values, type=IDS)
+
+
+def _check_range(lists: pa.Array, feature: ForeignFeature, place: Place) -> None:
+    ids = lists.flatten().to_numpy()
+    if not len(ids):
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low >= 0 and high < feature.num_ids:
+        return
+    worst = low if low < 0 else high
+    within = place._replace(lengths=pc.list_value_length(lists).to_numpy().astype(np.int64))
+    row = within.row(int((ids == worst).argmax()))
+    raise id_error(place.where, place.column, worst, feature.num_ids, row)

@@ -1,0 +1,152 @@
+"""Columns of sessions and of times to int64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.values import (
+    are_texts,
+    has_missing,
+    hashes,
+    identifies,
+    integers,
+    missing,
+    plain,
+    plain_type,
+)
+from recd_plugins.data.foreign import TimeUnit
+from recd_plugins.data.schema import Fill, Nulls
+
+__all__ = ["session_type_problem", "sessions_of", "time_type_problem", "times_of"]
+
+PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+DAY_MS = 86_400_000
+MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
+CURE = (
+    "Say what stands for it under `nulls` of the schema, as `nulls: {%s: drop}` (the row) or "
+    "`{%s: {value: 0}}`."
+)
+
+
+def sessions_of(
+    arrays: Sequence[pa.Array], nulls: Sequence[Nulls], places: Sequence[Place]
+) -> pa.Array:
+    """One column of integers as it is; texts, and several columns together, by their hash."""
+    filled = [_filled(*one) for one in zip(arrays, nulls, places, strict=True)]
+    if len(filled) == 1 and not are_texts(filled[0].type):
+        (array,) = filled
+        if array.type == pa.int64():
+            return array
+        # An unsigned one by its bits: two sessions stay two.
+        return pa.array(integers(array, places[0]).view(np.int64), pa.int64())
+    from recd_plugins.data.conform.hashing import combine  # numba
+
+    whole = combine([hashes(array, place) for array, place in zip(filled, places, strict=True)])
+    return pa.array(whole.view(np.int64), pa.int64())
+
+
+def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, place: Place) -> pa.Array:
+    """ms since 1970, rounded down; numbers are of `unit`, and of a float to the nearest ms."""
+    array = plain(array)
+    if array.type == pa.int64() and unit == "ms" and not array.null_count:
+        return array
+    array = _filled(array, nulls, place)
+    kind = array.type
+    if pa.types.is_null(kind):
+        return pa.array(np.empty(0, np.int64))
+    if pa.types.is_floating(kind):
+        ms = np.rint(array.cast(pa.float64()).to_numpy() * (1_000 / PER_SECOND[unit]))
+        bad = ~(np.abs(ms) < 2.0**63)
+        if bad.any():
+            raise _too_far(bad, place)
+        return pa.array(ms.astype(np.int64))
+    if pa.types.is_timestamp(kind):
+        return _scaled(array.cast(pa.int64()).to_numpy(), kind.unit, place)
+    if pa.types.is_date32(kind):
+        return pa.array(array.cast(pa.int32()).to_numpy().astype(np.int64) * DAY_MS)
+    if pa.types.is_date64(kind):
+        return array.cast(pa.int64())
+    counts = integers(array, place)
+    if counts.dtype == np.uint64:
+        bad = counts > np.uint64(MOST)
+        if bad.any():
+            raise _too_far(bad, place)
+    return _scaled(counts.view(np.int64), unit, place)
+
+
+def key_missing(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """[N] which are null, or not a number."""
+    return missing(array)
+
+
+def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
+    """What is wrong with a column of such a type as a session; and the cure."""
+    if identifies(kind):
+        return None
+    return (
+        f"is {kind}, but a session is an integer or a text",
+        "Name another column under `session_id`, or several, or null.",
+    )
+
+
+def time_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
+    """What is wrong with a column of such a type as a time; and the cure."""
+    inner = plain_type(kind)
+    fits = (
+        pa.types.is_timestamp(inner)
+        or pa.types.is_date(inner)
+        or pa.types.is_integer(inner)
+        or pa.types.is_floating(inner)
+        or pa.types.is_decimal(inner)
+        or pa.types.is_null(inner)
+    )
+    if fits:
+        return None
+    return (
+        f"is {kind}, but a time is a timestamp, a date or a number",
+        "Make it one where the table is made (`recd data import` reads times written as texts), "
+        "or set `timestamp` to null.",
+    )
+
+
+def _filled(array: pa.Array, nulls: Nulls, place: Place) -> pa.Array:
+    if not has_missing(array):
+        return array
+    array = plain(array)
+    absent = missing(array)
+    if not isinstance(nulls, Fill):
+        name = place.column
+        raise place.error_at(absent, "holds a null or NaN", CURE % (name, name))
+    try:
+        value = pa.scalar(nulls.value).cast(array.type)
+    except pa.ArrowException as error:
+        raise place.error(
+            f"is {array.type}, which its value for nulls, {nulls.value!r}, is not ({error})",
+            "Mend it under `nulls` of the schema.",
+        ) from error
+    return pc.if_else(pa.array(absent), value, array)
+
+
+def _scaled(counts: npt.NDArray[np.int64], unit: str, place: Place) -> pa.Array:
+    if unit == "s":
+        bad = (counts > MOST // 1_000) | (counts < -(MOST // 1_000))
+        if bad.any():
+            raise _too_far(bad, place)
+        return pa.array(counts * 1_000)
+    # numpy rounds down, as a time before 1970 needs it; Arrow's cast rounds towards 1970.
+    return pa.array(counts // (PER_SECOND[unit] // 1_000), pa.int64())
+
+
+def _too_far(bad: npt.NDArray[np.bool_], place: Place) -> Exception:
+    return place.error_at(
+        bad,
+        "holds a time that is no int64 in ms",
+        "Say what it counts as `timestamp_unit`, or mend it where the table is made.",
+    )

@@ -1,0 +1,51 @@
+"""Where a value is that does not conform: the file, the column and the row that an error names."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recd_plugins.errors import DataError
+
+__all__ = ["Place", "shown"]
+
+
+class Place(NamedTuple):
+    """A stretch of a column."""
+
+    where: str
+    """The file, and its row group."""
+    column: str
+    first: int = 0
+    """Which row of the chunk the stretch begins with."""
+    chunk: int = 0
+    """The number of the chunk's first row in the row group."""
+    kept: npt.NDArray[np.int64] | None = None
+    """Where rows were left out: which ones are left of the chunk."""
+    lengths: npt.NDArray[np.int64] | None = None
+    """Where the rows are lists: how many of the values lie in each."""
+
+    def error(self, what: str, cure: str) -> DataError:
+        """The error for a column that is not what it should be."""
+        return DataError(f"{self.where}: column {self.column!r} {what}. {cure}")
+
+    def error_at(self, bad: npt.NDArray[np.bool_], what: str, cure: str) -> DataError:
+        """The error for the values [N] that are `bad`, of which it names the first one's row."""
+        count = int(np.count_nonzero(bad))
+        others = f" ({count:,} times in all)" if count > 1 else ""
+        return self.error(f"{what} in row {self.row(int(bad.argmax())):,}{others}", cure)
+
+    def row(self, value: int) -> int:
+        """The row of a value of the stretch, as the file counts."""
+        if self.lengths is not None:
+            value = int(self.lengths.cumsum().searchsorted(value, side="right"))
+        row = self.first + value
+        return self.chunk + (row if self.kept is None else int(self.kept[row]))
+
+
+def shown(value: Any) -> str:
+    """A value as an error says it, in short."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

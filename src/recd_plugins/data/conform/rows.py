@@ -1,0 +1,265 @@
+"""`conform`: a chunk of somebody else's rows to those of a `Schema`, which all readers take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recd_plugins.data.conform.floats import (
+    check_label,
+    check_weight,
+    float_type_problem,
+    floats_of,
+    not_finite_rows,
+    vectors_of,
+)
+from recd_plugins.data.conform.ids import feature_type_problem, ids_of, missing_rows
+from recd_plugins.data.conform.keys import (
+    session_type_problem,
+    sessions_of,
+    time_type_problem,
+    times_of,
+)
+from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.values import missing
+from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.schema import Label, Nulls
+from recd_plugins.errors import nearest
+
+__all__ = ["check_foreign_columns", "column_problems", "conform"]
+
+Mask = npt.NDArray[np.bool_]
+Problem = tuple[str, str]
+"""What is wrong with a column, and the cure."""
+
+
+def conform(
+    chunk: pa.Table,
+    schema: ForeignSchema,
+    where: str,
+    *,
+    columns: Collection[str] | None = None,
+    first_row: int = 0,
+    in_range: Collection[str] = (),
+    dropped: Counter[str] | None = None,
+) -> pa.Table:
+    """The rows of `chunk` as `schema.canonical` has them, in their order.
+
+    `where` names the file and row group in errors, and `first_row` is the number of the chunk's
+    first row there. `columns` are the canonical columns to make, by default all; of the chunk only
+    those are needed that they come from. Features `in_range` have ids that are known to be so.
+    Rows with a null in a column of `nulls: drop` are left out; `dropped` counts them, by column.
+    A column that is canonical already stays on its memory.
+    """
+    roles = {
+        name: role
+        for name, role in roles_of(schema, in_range).items()
+        if columns is None or name in columns
+    }
+    check_foreign_columns(chunk.schema, schema, where, roles)
+    kept = _kept(chunk, roles, Counter() if dropped is None else dropped)
+    if kept is not None:
+        chunk = chunk.take(pa.array(kept))
+    found = {}
+    for name, role in roles.items():
+        places = [Place(where, source, chunk=first_row, kept=kept) for source in role.sources]
+        found[name] = role.made([chunk[source] for source in role.sources], places)
+    fields = [pa.field(name, column.type, nullable=False) for name, column in found.items()]
+    return pa.table(list(found.values()), schema=pa.schema(fields))
+
+
+def check_foreign_columns(
+    arrow: pa.Schema, schema: ForeignSchema, where: str, columns: Collection[str] | None = None
+) -> None:
+    """Each column of `schema` is in `arrow`, once, in a type that can conform; or `DataError`."""
+    for name, what, cure in column_problems(arrow, schema, columns):
+        raise Place(where, name).error(what, cure)
+
+
+def column_problems(
+    arrow: pa.Schema, schema: ForeignSchema, columns: Collection[str] | None = None
+) -> Iterator[tuple[str, str, str]]:
+    """Each column of the files that is not what the schema takes, what is wrong, and the cure.
+
+    `columns` are the canonical columns that are wanted, by default all.
+    """
+    names = arrow.names
+    for name, role in roles_of(schema).items():
+        if columns is not None and name not in columns:
+            continue
+        for source in role.sources:
+            count = names.count(source)
+            if count == 0:
+                yield source, "is not there, but the schema names it", nearest(source, names)
+            elif count > 1:
+                yield (
+                    source,
+                    f"is there {count} times",
+                    "Give each column a name of its own where the table is made.",
+                )
+            elif problem := role.type_problem(arrow.field(source).type):
+                yield (source, *problem)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What some columns of the files are to be: one canonical column."""
+
+    sources: tuple[str, ...]
+    nulls: tuple[Nulls, ...]
+    """By source."""
+
+    def type_problem(self, kind: pa.DataType) -> Problem | None:
+        """What is wrong with a source of this type."""
+        raise NotImplementedError
+
+    def missing(self, array: pa.Array) -> Mask:
+        """[N] which rows of a source have a null, or what counts as one."""
+        return missing(array)
+
+    def array(self, array: pa.Array, place: Place) -> pa.Array:
+        """The canonical rows of a stretch of the source."""
+        raise NotImplementedError
+
+    def made(self, columns: list[pa.ChunkedArray], places: list[Place]) -> pa.ChunkedArray:
+        """The canonical column, of whole columns of the sources."""
+        (column,), (place,) = columns, places
+        parts, first = [], 0
+        for chunk in column.chunks or [pa.array([], column.type)]:
+            parts.append(self.array(chunk, place._replace(first=first)))
+            first += len(chunk)
+        return pa.chunked_array(parts)
+
+
+@dataclass(frozen=True)
+class SessionRole(Role):
+    def type_problem(self, kind: pa.DataType) -> Problem | None:
+        return session_type_problem(kind)
+
+    def made(self, columns: list[pa.ChunkedArray], places: list[Place]) -> pa.ChunkedArray:
+        if len(columns) > 1:  # they need not be cut alike
+            columns = [pa.chunked_array([one.combine_chunks()]) for one in columns]
+        parts, first = [], 0
+        for chunks in zip(
+            *(one.chunks or [pa.array([], one.type)] for one in columns), strict=True
+        ):
+            at = [place._replace(first=first) for place in places]
+            parts.append(sessions_of(chunks, self.nulls, at))
+            first += len(chunks[0])
+        return pa.chunked_array(parts)
+
+
+@dataclass(frozen=True)
+class TimeRole(Role):
+    schema: ForeignSchema
+
+    def type_problem(self, kind: pa.DataType) -> Problem | None:
+        return time_type_problem(kind)
+
+    def array(self, array: pa.Array, place: Place) -> pa.Array:
+        return times_of(array, self.schema.timestamp_unit, self.nulls[0], place)
+
+
+@dataclass(frozen=True)
+class LabelRole(Role):
+    label: Label
+
+    def type_problem(self, kind: pa.DataType) -> Problem | None:
+        return float_type_problem(kind, None)
+
+    def missing(self, array: pa.Array) -> Mask:
+        return not_finite_rows(array, None)
+
+    def array(self, array: pa.Array, place: Place) -> pa.Array:
+        found = floats_of(array, self.nulls[0], place)
+        check_label(found, self.label, place)
+        return found
+
+
+@dataclass(frozen=True)
+class WeightRole(Role):
+    def type_problem(self, kind: pa.DataType) -> Problem | None:
+        return float_type_problem(kind, None)
+
+    def missing(self, array: pa.Array) -> Mask:
+        return not_finite_rows(array, None)
+
+    def array(self, array: pa.Array, place: Place) -> pa.Array:
+        found = floats_of(array, self.nulls[0], place)
+        check_weight(found, place)
+        return found
+
+
+@dataclass(frozen=True)
+class DenseRole(Role):
+    column: DenseColumn
+
+    def type_problem(self, kind: pa.DataType) -> Problem | None:
+        return float_type_problem(kind, self.column.width)
+
+    def missing(self, array: pa.Array) -> Mask:
+        return not_finite_rows(array, self.column.width)
+
+    def array(self, array: pa.Array, place: Place) -> pa.Array:
+        if self.column.width is None:
+            return floats_of(array, self.nulls[0], place)
+        return vectors_of(array, self.column.width, self.nulls[0], place)
+
+
+@dataclass(frozen=True)
+class FeatureRole(Role):
+    feature: ForeignFeature
+    in_range: bool
+
+    def type_problem(self, kind: pa.DataType) -> Problem | None:
+        return feature_type_problem(kind, self.feature)
+
+    def missing(self, array: pa.Array) -> Mask:
+        return missing_rows(array)
+
+    def array(self, array: pa.Array, place: Place) -> pa.Array:
+        return ids_of(array, self.feature, place, in_range=self.in_range)
+
+
+def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[str, Role]:
+    """Each canonical column and what it is made of, in their order."""
+    whole, plain = schema.canonical, schema.nulls
+    roles: dict[str, Role] = {}
+    if whole.session_id is not None:
+        names = schema.session_columns
+        roles[whole.session_id] = SessionRole(names, tuple(plain.get(n, "error") for n in names))
+    if schema.timestamp is not None and whole.timestamp is not None:
+        nulls = (plain.get(schema.timestamp, "error"),)
+        roles[whole.timestamp] = TimeRole((schema.timestamp,), nulls, schema)
+    for label in schema.label_columns:
+        roles[label.name] = LabelRole((label.name,), (label.nulls,), label)
+    if schema.sample_weight is not None:
+        name = schema.sample_weight
+        roles[name] = WeightRole((name,), (plain.get(name, "error"),))
+    for dense in schema.dense_columns:
+        roles[dense.name] = DenseRole((dense.name,), (dense.nulls,), dense)
+    for feature in schema.sparse:
+        known = feature.name in in_range
+        roles[feature.name] = FeatureRole((feature.name,), (feature.nulls,), feature, known)
+    return roles
+
+
+def _kept(
+    chunk: pa.Table, roles: Mapping[str, Role], dropped: Counter[str]
+) -> npt.NDArray[np.int64] | None:
+    """The rows that are left once nulls have dropped theirs; None where all are."""
+    gone: Mask | None = None
+    for role in roles.values():
+        for source, nulls in zip(role.sources, role.nulls, strict=True):
+            if nulls != "drop":
+                continue
+            parts = [role.missing(part) for part in chunk[source].chunks]
+            mask = np.concatenate([np.zeros(0, np.bool_), *parts])
+            dropped[source] += int(mask.sum())
+            gone = mask if gone is None else gone | mask
+    return None if gone is None or not gone.any() else np.flatnonzero(~gone)

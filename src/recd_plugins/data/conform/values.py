@@ -1,0 +1,183 @@
+"""Values of any type that identify something, as 64 bits: integers, texts, bools, dictionaries.
+
+Ids and sessions are read here. What is an integer stays one, be it of any width, unsigned, a bool,
+a decimal or a float without a fraction (as pandas writes integers beside nulls); a text is UTF-8,
+and bytes are as a text of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.conform.place import Place, shown
+
+__all__ = [
+    "are_integers",
+    "are_texts",
+    "hashes",
+    "identifies",
+    "integers",
+    "is_list",
+    "missing",
+    "plain",
+]
+
+INTEGERS = (
+    pa.types.is_integer,
+    pa.types.is_boolean,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+)
+TEXTS = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+MOST_EXACT = 2.0**53
+"""Beyond it a float64 does not hold each integer."""
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """The same values without a dictionary, an extension or a view around them."""
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return plain(array.storage)
+    if pa.types.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return plain(pc.run_end_decode(array))
+    if pa.types.is_string_view(kind):
+        return array.cast(pa.large_string())
+    if pa.types.is_binary_view(kind):
+        return array.cast(pa.large_binary())
+    return array
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of `plain` of an array of a type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    return kind
+
+
+def are_integers(kind: pa.DataType) -> bool:
+    """Whether values of a type are integers, or may be."""
+    return any(test(plain_type(kind)) for test in INTEGERS)
+
+
+def are_texts(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts, or bytes."""
+    return any(test(plain_type(kind)) for test in TEXTS)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists."""
+    return any(test(kind) for test in LISTS)
+
+
+def identifies(kind: pa.DataType) -> bool:
+    """Whether values of a type can be ids or sessions; a column of nulls alone can."""
+    return are_integers(kind) or are_texts(kind) or pa.types.is_null(plain_type(kind))
+
+
+def missing(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """[N] which are null, or not a number."""
+    array = plain(array)
+    nulls = array.is_null(nan_is_null=pa.types.is_floating(array.type))
+    mask: npt.NDArray[np.bool_] = nulls.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def has_missing(array: pa.Array) -> bool:
+    """Whether some are null, or not a number; looks at floats alone."""
+    if isinstance(array, pa.DictionaryArray):
+        return bool(array.null_count or array.dictionary.null_count) or (
+            pa.types.is_floating(array.type.value_type) and bool(missing(array).any())
+        )
+    return bool(array.null_count) or (
+        pa.types.is_floating(plain_type(array.type)) and bool(missing(array).any())
+    )
+
+
+def integers(array: pa.Array, place: Place) -> npt.NDArray[Any]:
+    """Integers [N], without nulls, as int64, or uint64 where one may be as large."""
+    array = plain(array)
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.int64())
+    elif pa.types.is_floating(kind):
+        floats: npt.NDArray[np.float64] = array.cast(pa.float64()).to_numpy()
+        bad = (np.trunc(floats) != floats) | (np.abs(floats) > MOST_EXACT)
+        if bad.any():
+            raise place.error_at(
+                bad,
+                f"is {kind} and holds {floats[bad][0]}, which is no whole number,",
+                "An id is an integer or a text: bucket such numbers where the table is made, or "
+                "list the column under `dense`.",
+            )
+        return floats.astype(np.int64)
+    elif pa.types.is_decimal(kind):
+        try:
+            array = array.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise place.error(
+                f"is {kind} and holds what is no integer of 64 bits ({error})",
+                "Store it as a text to hash it.",
+            ) from error
+    found: npt.NDArray[Any] = array.to_numpy()
+    return found.astype(np.uint64 if kind == pa.uint64() else np.int64, copy=False)
+
+
+def hashes(array: pa.Array, place: Place, seed: int = 0) -> npt.NDArray[np.uint64]:
+    """The XXH64 of values [N] without nulls."""
+    from recd_plugins.data.conform.hashing import hash_integers, hash_texts  # numba
+
+    if isinstance(array, pa.DictionaryArray) and not pa.types.is_floating(array.type.value_type):
+        if array.dictionary.null_count:
+            return hashes(array.dictionary_decode(), place, seed)
+        each: npt.NDArray[np.uint64] = hashes(array.dictionary, place, seed)
+        found: npt.NDArray[np.uint64] = each[array.indices.to_numpy()]
+        return found
+    array = plain(array)
+    if are_integers(array.type):
+        return hash_integers(integers(array, place), seed)
+    if pa.types.is_null(array.type):
+        return np.empty(0, np.uint64)
+    if pa.types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offsets, data = array.buffers()
+    starts = np.frombuffer(offsets, np.int64 if wide else np.int32) if offsets else np.zeros(1)
+    starts = starts[array.offset : array.offset + len(array) + 1]
+    if not len(array):
+        return np.empty(0, np.uint64)
+    return hash_texts(
+        np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), starts, seed
+    )
+
+
+def text_error(array: pa.Array, place: Place) -> Exception:
+    """The error for texts where integers are meant."""
+    some = plain(array)[0].as_py() if len(array) else ""
+    return place.error(
+        f"holds texts, as {shown(some)}, but its ids are taken as they are",
+        "Say `ids: hash`, or `ids: vocabulary`, in its entry of the schema.",
+    )

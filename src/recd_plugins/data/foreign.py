@@ -1,0 +1,253 @@
+"""What the columns of somebody else's files are, and what each becomes: a `ForeignSchema`.
+
+`dataset.schema` of registry.yaml is one. It makes a `Schema`, which all that reads rows sees:
+`conform` turns the columns of the one into those of the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from recd_plugins.config import Config, Range, parse
+from recd_plugins.data.schema import (
+    Fill,
+    Label,
+    Nulls,
+    Schema,
+    SparseFeature,
+    Vector,
+    check_unique,
+    first_label,
+)
+from recd_plugins.errors import DataError, RecdError, RegistryError, nearest
+
+__all__ = ["DenseColumn", "ForeignFeature", "ForeignSchema", "TimeUnit"]
+
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignFeature(SparseFeature):
+    """Ids of any kind, one or a list of them per sample, and how they become rows of a table."""
+
+    ids: Literal["as_is", "hash", "vocabulary"] = "as_is"
+    """as_is: integers in [0, num_ids). hash: any integers or texts, spread over [0, num_ids) by
+    XXH64. vocabulary: those that a file lists, by their place in it; the others share what it
+    keeps for them."""
+    vocabulary: Path | None = None
+    """The file, for `ids: vocabulary`, which `recd data vocabulary` writes."""
+    hash_seed: Annotated[int, Range(ge=0, le=2**32)] = 0
+    """Another seed spreads `ids: hash` otherwise."""
+    nulls: Nulls = "empty"
+    """What stands for nulls: a list, an id within one, or a sample's only one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.vocabulary is None) == (self.ids == "vocabulary"):
+            raise RegistryError(
+                f"feature {self.name!r} has ids: {self.ids}, and vocabulary is {self.vocabulary}. "
+                "`ids: vocabulary`, and nothing else, goes with `vocabulary: FILE`.",
+                "vocabulary",
+            )
+
+    @property
+    def canonical(self) -> SparseFeature:
+        """What it is once its ids are rows of a table."""
+        names = [one.name for one in dataclasses.fields(SparseFeature)]
+        return SparseFeature(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseColumn(Config):
+    """One float per sample, or a vector of them."""
+
+    name: str
+    """The column's name."""
+    width: Annotated[int | None, Range(ge=1)] = None
+    """The floats of a vector: every list of the column has as many. By default one number."""
+    nulls: Nulls = "error"
+    """What stands for nulls, for NaN and for infinity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignSchema(Config):
+    """The columns of files that somebody else wrote and what they mean."""
+
+    label: str = "label"
+    """The column with the target, 0 or 1; or else `labels`."""
+    labels: tuple[Label, ...] = ()
+    """The columns with the targets, where there are several, or where one is no click."""
+    sample_weight: str | None = None
+    """The column with what a sample counts in loss and metrics, or nothing where all count 1."""
+    session_id: str | tuple[str, ...] | None = "session_id"
+    """The column with the session, or several that make one together, or nothing where data has
+    none. Whole numbers stay as they are; anything else is hashed to 64 bits."""
+    timestamp: str | None = "timestamp"
+    """The column with the time, or nothing where data has none: of a type of Arrow for dates or
+    times (without a time zone, they are UTC), or a number of `timestamp_unit` since 1970."""
+    timestamp_unit: TimeUnit = "ms"
+    """What a timestamp counts that is a mere number."""
+    dense: tuple[str | DenseColumn, ...] = ()
+    """The columns with one float each; of a vector, its name and width."""
+    sparse: tuple[ForeignFeature, ...] = ()
+    """The columns with ids."""
+    nulls: Mapping[str, Nulls] = field(default_factory=dict)
+    """What stands for nulls in a column that has no entry of its own to say it in: of the
+    session, the time, the weight, a plain label or dense column. By default they are errors."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "label", first_label(self.label, self.labels))
+        if self.session_id == ():
+            raise RegistryError("names no column. Name some, or set it to null.", "session_id")
+        check_unique(self.session_columns)
+        check_unique([*self._floats, *(feature.name for feature in self.sparse)])
+        self._check_nulls()
+        _ = self.canonical  # it may name a column twice
+
+    @property
+    def session_columns(self) -> tuple[str, ...]:
+        if self.session_id is None:
+            return ()
+        return (self.session_id,) if isinstance(self.session_id, str) else self.session_id
+
+    @cached_property
+    def label_columns(self) -> tuple[Label, ...]:
+        """The labels, with what stands for their nulls."""
+        only = Label(name=self.label, nulls=self.nulls.get(self.label, "error"))
+        return self.labels or (only,)
+
+    @cached_property
+    def dense_columns(self) -> tuple[DenseColumn, ...]:
+        """The dense columns, with what stands for their nulls."""
+        return tuple(
+            DenseColumn(name=one, nulls=self.nulls.get(one, "error"))
+            if isinstance(one, str)
+            else one
+            for one in self.dense
+        )
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Every column of the files that is read, each once."""
+        times = () if self.timestamp is None else (self.timestamp,)
+        names = (
+            *self.session_columns,
+            *times,
+            *self._floats,
+            *(feature.name for feature in self.sparse),
+        )
+        return tuple(dict.fromkeys(names))
+
+    @cached_property
+    def drops(self) -> tuple[str, ...]:
+        """The columns whose nulls leave a row out."""
+        own: dict[str, Nulls] = {one.name: one.nulls for one in self._entries()}
+        return tuple(name for name, nulls in {**own, **self.nulls}.items() if nulls == "drop")
+
+    @cached_property
+    def canonical(self) -> Schema:
+        """The schema of the rows that these columns become."""
+        weight = () if self.sample_weight is None else (self.sample_weight,)
+        features = tuple(feature.canonical for feature in self.sparse)
+        taken = {*self._floats, *weight}
+        for feature in features:
+            taken |= {feature.name, feature.weights_name} if feature.scored else {feature.name}
+        session = self.session_columns
+        if session:
+            session = (_free(session[0] if len(session) == 1 else "session_id", taken),)
+            taken |= {*session}
+        return Schema(
+            label=self.label,
+            labels=self.labels,
+            sample_weight=self.sample_weight,
+            session_id=session[0] if session else None,
+            timestamp=None if self.timestamp is None else _free(self.timestamp, taken),
+            dense=tuple(one.name for one in self.dense_columns),
+            vectors=tuple(
+                Vector(name=one.name, width=one.width)
+                for one in self.dense_columns
+                if one.width is not None
+            ),
+            sparse=features,
+        )
+
+    def feature(self, name: str) -> ForeignFeature:
+        for feature in self.sparse:
+            if feature.name == name:
+                return feature
+        names = [feature.name for feature in self.sparse]
+        raise DataError(f"no sparse feature {name!r}; {nearest(name, names)}")
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"), default=str)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str) -> ForeignSchema:
+        try:
+            options: Mapping[str, Any] = json.loads(text)
+            return parse(cls, options, f"{where}: schema")
+        except (RecdError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{where}: its schema cannot be read: {error}") from error
+
+    @property
+    def _floats(self) -> tuple[str, ...]:
+        weight = () if self.sample_weight is None else (self.sample_weight,)
+        dense = (one if isinstance(one, str) else one.name for one in self.dense)
+        return (
+            *(label.name for label in self.labels or (Label(name=self.label),)),
+            *weight,
+            *dense,
+        )
+
+    def _entries(self) -> Iterator[Label | DenseColumn | ForeignFeature]:
+        yield from self.labels
+        yield from (one for one in self.dense if isinstance(one, DenseColumn))
+        yield from self.sparse
+
+    def _check_nulls(self) -> None:
+        entries = {one.name for one in self._entries()}
+        times = () if self.timestamp is None else (self.timestamp,)
+        plain = {*self.session_columns, *times, *self._floats} - entries
+        for name in self.nulls:
+            if name not in plain:
+                hint = (
+                    f"say it in the entry of {name!r}, as `nulls: ...`"
+                    if name in entries
+                    else nearest(name, plain)
+                )
+                raise RegistryError(f"no plain column {name!r}; {hint}", "nulls")
+        label = {self.label} - entries
+        for name, nulls in self.nulls.items():
+            if nulls == "empty" and name not in label:
+                raise RegistryError(_no_empty(name), f"nulls.{name}")
+        for one in self.dense:
+            if isinstance(one, DenseColumn) and one.nulls == "empty":
+                raise RegistryError(_no_empty(one.name), "dense")
+        for each in (*self._entries(), *self.label_columns):
+            floats = not isinstance(each, ForeignFeature)
+            if floats and isinstance(each.nulls, Fill) and isinstance(each.nulls.value, str):
+                raise RegistryError(
+                    f"column {each.name!r} holds numbers, which {each.nulls.value!r} is not.",
+                    "nulls",
+                )
+
+
+def _no_empty(name: str) -> str:
+    return (
+        f"column {name!r} has a value in every row: nulls cannot be empty. Say drop, error or "
+        "{value: ...}."
+    )
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A column of this name, or, where a feature has it already, of one beside."""
+    while name in taken:
+        name += "_key"
+    return name

@@ -1,0 +1,140 @@
+"""Value tests: columns of somebody else's files, and the canonical ones that they become."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recd_plugins.config import parse
+from recd_plugins.data.conform.hashing import hash_integers, hash_texts
+from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.schema import Schema, SparseFeature, Vector
+from recd_plugins.errors import DataError, RegistryError
+
+
+def schema(**options: Any) -> ForeignSchema:
+    return parse(ForeignSchema, {"session_id": None, "timestamp": None, **options}, "schema")
+
+
+def text_hash(text: bytes, seed: int = 0) -> int:
+    data = np.frombuffer(text, np.uint8) if text else np.empty(0, np.uint8)
+    return int(hash_texts(data, np.array([0, len(text)]), seed)[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        (b"", 0xEF46DB3751D8E999),
+        (b"a", 0xD24EC4F1A98C6E5B),
+        (b"abc", 0x44BC2CF5AD770999),
+        (b"Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1),
+    ],
+)
+def test_texts_are_hashed_by_xxh64(text: bytes, known: int) -> None:
+    """The values of the reference implementation."""
+    assert text_hash(text) == known
+
+
+def test_a_text_that_spells_an_integer_is_that_integer() -> None:
+    numbers = [0, 7, -7, 12, 2**63 - 1, -(2**63)]
+    for number in numbers:
+        whole = hash_integers(np.array([number]), 3)[0]
+        assert text_hash(str(number).encode(), 3) == whole
+    assert text_hash(str(2**64 - 1).encode()) == hash_integers(np.array([2**64 - 1], np.uint64))[0]
+    others = [b"007", b"+7", b"-0", b"7.0", b" 7", b"18446744073709551616", b"-9223372036854775809"]
+    hashes = {text_hash(text, 3) for text in others} | {
+        *hash_integers(np.array(numbers), 3).tolist()
+    }
+    assert len(hashes) == len(others) + len(numbers)
+
+
+def test_an_integer_is_its_eight_bytes() -> None:
+    """The path of whole words and that of bytes agree: 32 zeros are no number, 8 bytes are one."""
+    word = struct.pack("<q", -1234567890123)
+    assert text_hash(word) == hash_integers(np.array([-1234567890123]))[0]
+
+
+def test_canonical_columns_stay_on_their_memory() -> None:
+    mine = schema(dense=["price"], sparse=[{"name": "item", "num_ids": 9}])
+    chunk = pa.table(
+        {
+            "label": pa.array([0, 1, 0], pa.float32()),
+            "price": pa.array([1, 2, 3], pa.float32()),
+            "item": pa.array([[1], [2, 3], []], pa.list_(pa.int64())),
+        }
+    ).slice(1)
+    found = conform(chunk, mine, "here")
+    assert found.to_pydict() == chunk.to_pydict()
+    for name in ("label", "price"):
+        assert (
+            found[name].chunk(0).buffers()[1].address == chunk[name].chunk(0).buffers()[1].address
+        )
+    ids, before = found["item"].chunk(0), chunk["item"].chunk(0)
+    assert ids.values.buffers()[1].address == before.values.buffers()[1].address
+
+
+def test_what_a_schema_becomes() -> None:
+    mine = schema(
+        session_id=["user", "visit"],
+        timestamp="user",
+        labels=[{"name": "click"}, {"name": "dwell", "kind": "regression", "weight": 0.5}],
+        sample_weight="w",
+        dense=["price", {"name": "vector", "width": 3}],
+        sparse=[{"name": "user", "num_ids": 5, "ids": "hash", "kind": "user"}],
+    )
+    whole = mine.canonical
+    assert whole.columns == (
+        *("session_id", "user_key", "click", "dwell", "w", "price", "vector", "user"),
+    )
+    assert whole.label == "click"
+    assert whole.vectors == (Vector(name="vector", width=3),)
+    assert whole.dense_width == 4
+    assert whole.sparse == (SparseFeature(name="user", num_ids=5, kind="user"),)
+    assert Schema.from_json(whole.to_json(), "here") == whole
+    assert ForeignSchema.from_json(mine.to_json(), "here") == mine
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"label": "a", "labels": [{"name": "b"}]}, "label: names label 'a' beside labels b"),
+        ({"labels": [{"name": "b", "kind": "graded"}]}, "labels.0..grades: .*as `grades: 5`"),
+        ({"session_id": []}, "session_id: names no column"),
+        ({"dense": [{"name": "a", "nulls": "empty"}]}, "dense: column 'a' has a value in every"),
+        ({"dense": [{"name": "a", "nulls": {"value": "x"}}]}, "nulls: .*'x' is not"),
+        ({"nulls": {"a": "drop"}}, "nulls: no plain column 'a'"),
+        ({"sparse": [{"name": "a", "num_ids": 1}], "nulls": {"a": "drop"}}, "in the entry of 'a'"),
+        ({"sparse": [{"name": "a", "num_ids": 1, "ids": "vocabulary"}]}, "vocabulary: FILE"),
+        ({"dense": ["label"]}, "column 'label' is named twice"),
+    ],
+)
+def test_a_schema_that_contradicts_itself(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(RegistryError, match=says):
+        schema(**options)
+
+
+def test_rows_are_dropped_and_counted_and_those_that_are_left_keep_their_numbers() -> None:
+    mine = schema(
+        nulls={"label": "drop"},
+        sparse=[{"name": "item", "num_ids": 9, "nulls": "drop"}, {"name": "tag", "num_ids": 3}],
+    )
+    chunk = pa.table(
+        {
+            "label": [0, 1, None, 1, 1],
+            "item": [[1], [None], [2], None, [3]],
+            "tag": [0, 0, 9, 9, 1],
+        }
+    )
+    dropped: Counter[str] = Counter()
+    found = conform(chunk, mine, "here", dropped=dropped)
+    assert found.to_pydict() == {"label": [0, 1], "item": [[1], [3]], "tag": [[0], [1]]}
+    assert dropped == {"label": 1, "item": 2}
+    wrong = chunk.set_column(2, "tag", pa.array([0, 0, 9, 9, 7]))
+    with pytest.raises(DataError, match=r"here: feature 'tag' holds id 7 in row 104, outside"):
+        conform(wrong, mine, "here", first_row=100)
