@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recd_plugins.data.columns import Columns, JoinedColumns, PooledColumns
 from recd_plugins.errors import DataError
-from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import Picked
 from recd_plugins.testing.batches import from_lists, to_lists
 
@@ -79,3 +79,20 @@ def test_pooled_columns_are_as_joined_ones(lists: Lists, sizes: list[int], data)
         assert getattr(found.kjt, part)().tolist() == getattr(expected.kjt, part)().tolist()
     assert found.kjt.keys() == expected.kjt.keys()
     assert to_lists(pooled(lists, sizes).to_kjt()) == lists
+
+
+def test_samples_of_a_scored_feature_differ_where_their_weights_do() -> None:
+    """Of three samples with the same ids two weigh alike; the feature beside has no weights."""
+    ids, lengths = torch.tensor([3, 4] * 3), torch.tensor([2, 2, 2])
+    weights = torch.tensor([0.5, 1.0, 0.5, 2.0, 0.5, 1.0])
+    columns = [[WeightedJagged(ids, lengths, weights)], [Jagged(ids, lengths)]]
+    beside = PooledColumns(["scored", "plain"], [Picked.of(columns, np.arange(3))])
+    ikjt = beside.to_ikjt([["scored"], ["plain"]]).validate()
+    assert ikjt.unique_counts == (2, 1)
+    assert ikjt.inverse_lookup.tolist() == [[0, 1, 0], [0, 0, 0]]
+    expected = JoinedColumns(beside.to_kjt()).to_ikjt([["scored"], ["plain"]])
+    for found in (ikjt, expected):
+        assert found.kjt["scored"].weights().tolist() == [0.5, 1.0, 0.5, 2.0]
+        assert found.kjt["plain"].weights().tolist() == [1.0, 1.0]
+    assert torch.equal(ikjt.to_kjt().weights(), beside.to_kjt().weights())
+    assert beside.to_ikjt([["plain"]]).kjt.weights_or_none() is None

@@ -8,8 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.rows.pool import Picked, RowPool, join_picked, unique_samples
+from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged, as_bits
+from recd_plugins.sparse.rows.pool import (
+    Picked,
+    RowPool,
+    gather_blocks,
+    join_blocks,
+    join_picked,
+    unique_samples,
+)
 from recd_plugins.sparse.rows.unique import hash_row
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -116,3 +123,41 @@ def test_joined_are_the_rows_picked(features, data) -> None:
     assert found.lengths.tolist() == [[len(row) for row in rows] for rows in expected]
     assert found.values.tolist() == [id_ for rows in expected for row in rows for id_ in row]
     assert found.lengths.dtype == np.int32
+
+
+PAIRS = st.lists(
+    st.lists(st.tuples(st.integers(-2, 2), st.sampled_from([0.0, -0.0, 0.5, -1.5])), max_size=3),
+    min_size=2,
+    max_size=8,
+)
+
+
+def scored(rows: list[list[tuple[int, float]]]) -> WeightedJagged:
+    ids = jagged([[id_ for id_, _ in row] for row in rows])
+    weights = torch.tensor([weight for row in rows for _, weight in row], dtype=torch.float32)
+    return WeightedJagged(*ids, weights)
+
+
+@given(pairs=PAIRS, data=st.data())
+def test_rows_of_a_scored_feature_are_one_where_ids_and_weights_agree(pairs, data) -> None:
+    """Beside a feature without weights, whose ids weigh 1; of two pools, as of two windows."""
+    plain = [[id_ for id_, _ in row] for row in pairs]
+    columns = [[jagged(plain[:1]), jagged(plain[1:])], [scored(pairs[:1]), scored(pairs[1:])]]
+    order = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=8))
+    picked = Picked.of(columns, np.array(order))
+    bits = [[(id_, np.float32(weight).tobytes()) for id_, weight in row] for row in pairs]
+    numbers = picked.rows[1].tolist()
+    for row, number in zip(order, numbers, strict=True):
+        same = [bits[other] == bits[row] for other in order]
+        assert [other == number for other in numbers] == same
+    found = join_picked([picked, picked])
+    (block,) = gather_blocks(columns, np.array(order * 2), [len(order) * 2], Scratch())
+    joined = join_blocks(gather_blocks(columns, np.array(order * 2), [len(order)] * 2, Scratch()))
+    for one in (found, block, joined):
+        both = one.kjt(["plain", "scored"])
+        wanted = [pair for row in order * 2 for pair in pairs[row]]
+        assert both["scored"].values().tolist() == [id_ for id_, _ in wanted]
+        of_ids = torch.tensor([weight for _, weight in wanted])
+        assert torch.equal(as_bits(both["scored"].weights()), as_bits(of_ids))
+        assert both["plain"].weights().tolist() == [1.0] * len(wanted)
+        assert both["scored"].lengths().tolist() == [len(pairs[row]) for row in order * 2]

@@ -114,8 +114,10 @@ class PooledColumns(Columns):
     def _unique(self, part: Picked, groups: Groups) -> InverseKeyedJaggedTensor:
         at = {key: index for index, key in enumerate(self._keys)}
         unique = unique_samples(part.rows, [[at[key] for key in group] for group in groups])
+        keys = [*chain.from_iterable(groups)]
+        scored = tuple(part.scored[at[key]] for key in keys)
         return InverseKeyedJaggedTensor(
-            join_picked([Picked(part.pool, unique.rows)]).kjt([*chain.from_iterable(groups)]),
+            join_picked([Picked(part.pool, unique.rows, scored)]).kjt(keys),
             torch.from_numpy(unique.inverse_lookup),
             groups,
             tuple(unique.counts.tolist()),

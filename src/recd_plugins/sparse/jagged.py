@@ -19,8 +19,6 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import DataError
-
 __all__ = [
     "Jagged",
     "Scratch",
@@ -74,14 +72,19 @@ def concat(parts: Sequence[Jagged], scratch: Scratch | None = None) -> Jagged:
 
 
 def slice_rows(features: KeyedJaggedTensor, start: int, stop: int) -> KeyedJaggedTensor:
-    """Rows [start, stop) of every feature: one copy of their values."""
+    """Rows [start, stop) of every feature: one copy of their values, and of their weights."""
     keys, stride = features.keys(), features.stride()
     firsts = torch.arange(len(keys))[:, None] * stride
     bounds = features.offsets()[firsts + torch.tensor([[start, stop]])]
-    values = [features.values()[first:last] for first, last in bounds.tolist()]
+    spans, weights = bounds.tolist(), features.weights_or_none()
+
+    def sliced(numbers: Tensor) -> Tensor:
+        return torch.cat([numbers[first:last] for first, last in spans]) if spans else numbers
+
     return KeyedJaggedTensor(
         keys=keys,
-        values=torch.cat(values) if values else features.values(),
+        values=sliced(features.values()),
+        weights=None if weights is None else sliced(weights),
         lengths=features.lengths().view(len(keys), stride)[:, start:stop].reshape(-1),
         stride=stop - start,
     )
@@ -121,13 +124,10 @@ class WeightedJagged:
         """The rows of the first part, then those of the next.
 
         `padded`: each part ends in rows of length 0, so that it has as many as the largest.
+        Where some have weights, the ids of the others weigh 1.
         """
-        weights = [part.weights for part in parts if part.weights is not None]
-        if weights and len(weights) < len(parts):
-            raise DataError(
-                f"{len(parts) - len(weights)} of {len(parts)} features have no weights, but the "
-                "others do. Give all of them weights (1), or none."
-            )
+        given = [part.weights for part in parts if part.weights is not None]
+        weights = [part.weighing(given[0].dtype) for part in parts] if given else []
         return cls(
             _joined([part.values for part in parts]),
             (_padded if padded else _joined)([part.lengths for part in parts]),
@@ -138,6 +138,12 @@ class WeightedJagged:
     def offsets(self) -> Tensor:
         """[B + 1]: where each row begins, and the last one ends."""
         return pad(self.lengths.cumsum(0), (1, 0))
+
+    def weighing(self, dtype: torch.dtype) -> Tensor:
+        """[lengths.sum()]: the weight of each id, which is 1 where none is given."""
+        if self.weights is not None:
+            return self.weights
+        return torch.ones_like(self.values, dtype=dtype)
 
     def head(self, count: int) -> WeightedJagged:
         """The first `count` rows, as views."""

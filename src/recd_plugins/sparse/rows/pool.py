@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.sparse.jagged import Jagged, Scratch, concat
+from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged, concat
 from recd_plugins.sparse.rows.unique import HALF, MIX, hash_row
 
 __all__ = [
@@ -35,6 +35,11 @@ Numbers: TypeAlias = npt.NDArray[Any]
 """Numbers of rows: int32, or int64 where there may be too many."""
 
 
+F32: TypeAlias = npt.NDArray[np.float32]
+Column: TypeAlias = "Sequence[Jagged | WeightedJagged]"
+"""The rows of a feature, in parts: all of them with weights, or none."""
+
+
 class RowBlock(NamedTuple):
     """S rows of each of K features."""
 
@@ -42,6 +47,8 @@ class RowBlock(NamedTuple):
     """[lengths.sum()] ids, feature after feature."""
     lengths: I32
     """[K, S]."""
+    weights: F32 | None = None
+    """[lengths.sum()] where a feature is scored; the ids of the others weigh 1."""
 
     def kjt(self, keys: Sequence[str]) -> KeyedJaggedTensor:
         """The block as a KJT of K keys, on the same memory."""
@@ -49,12 +56,13 @@ class RowBlock(NamedTuple):
             keys=list(keys),
             values=torch.from_numpy(self.values),
             lengths=torch.from_numpy(self.lengths.reshape(-1)),
+            weights=None if self.weights is None else torch.from_numpy(self.weights),
             stride=self.lengths.shape[1],
         )
 
 
 def gather_blocks(
-    columns: Sequence[Sequence[Jagged]], rows: I64, sizes: Sequence[int], scratch: Scratch
+    columns: Sequence[Column], rows: I64, sizes: Sequence[int], scratch: Scratch
 ) -> list[RowBlock]:
     """Rows `rows` [N], in this order, cut into blocks of `sizes`.
 
@@ -66,18 +74,27 @@ def gather_blocks(
     lengths = np.stack([_lengths(parts) for parts in columns]).take(rows, axis=1)
     numels = np.add.reduceat(lengths, [0, *cuts], axis=1, dtype=np.int64)  # [K, blocks]
     values = [np.empty(numel, np.int64) for numel in numels.sum(axis=0)]
+    scored = any(map(_is_scored, columns))
+    weights = [np.ones(numel, np.float32) if scored else None for numel in numels.sum(axis=0)]
     ends = numels.cumsum(axis=0)
     spans = [np.stack(span, axis=1).tolist() for span in zip(ends - numels, ends, strict=True)]
     chosen = np.split(rows, cuts)
     for parts, span in zip(columns, spans, strict=True):
         # Feature by feature, since the rows of one fit the cache where those of all do not.
-        ids, counts = concat(parts, scratch) if len(parts) > 1 else parts[0]
+        every = [_rows(part) for part in parts]
+        ids, counts = concat(every, scratch) if len(every) > 1 else every[0]
         offsets = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts.numpy(), out=offsets[1:])
         source = ids.numpy()
         for out, some, (start, end) in zip(values, chosen, span, strict=True):
             _copy_rows(source, offsets, some, out[start:end])
-    return [RowBlock(*one) for one in zip(values, np.split(lengths, cuts, axis=1), strict=True)]
+        if _is_scored(parts):
+            scores = np.concatenate([_weights(part) for part in parts])
+            for of_block, some, (start, end) in zip(weights, chosen, span, strict=True):
+                assert of_block is not None
+                _copy_rows(scores, offsets, some, of_block[start:end])
+    cut = np.split(lengths, cuts, axis=1)
+    return [RowBlock(*one) for one in zip(values, cut, weights, strict=True)]
 
 
 def join_blocks(parts: Sequence[RowBlock]) -> RowBlock:
@@ -86,18 +103,48 @@ def join_blocks(parts: Sequence[RowBlock]) -> RowBlock:
         return parts[0]
     lengths = np.concatenate([part.lengths for part in parts], axis=1)
     cuts = [part.lengths.sum(axis=1, dtype=np.int64).cumsum()[:-1] for part in parts]
-    columns = zip(
-        *(np.split(part.values, cut) for part, cut in zip(parts, cuts, strict=True)), strict=True
+
+    def joined(numbers: Sequence[Numbers]) -> Numbers:
+        split = (np.split(part, cut) for part, cut in zip(numbers, cuts, strict=True))
+        columns = [column for of_feature in zip(*split, strict=True) for column in of_feature]
+        return np.concatenate([numbers[0][:0], *columns]) if len(lengths) else numbers[0][:0]
+
+    weights = [part.weights for part in parts if part.weights is not None]
+    return RowBlock(
+        joined([part.values for part in parts]),
+        lengths,
+        joined(weights) if weights else None,
     )
-    values = [values for column in columns for values in column] if len(lengths) else []
-    return RowBlock(np.concatenate([np.empty(0, np.int64), *values]), lengths)
 
 
-def _lengths(parts: Sequence[Jagged]) -> I32:
+def _lengths(parts: Column) -> I32:
     lengths: I32 = np.concatenate(
         [part.lengths.numpy() for part in parts], dtype=np.int32, casting="same_kind"
     )
     return lengths
+
+
+def _rows(part: Jagged | WeightedJagged) -> Jagged:
+    return Jagged(part.values, part.lengths)
+
+
+def _is_scored(parts: Column) -> bool:
+    return any(isinstance(part, WeightedJagged) and part.weights is not None for part in parts)
+
+
+def _weights(part: Jagged | WeightedJagged) -> F32:
+    """[N] of a part of a scored feature."""
+    assert isinstance(part, WeightedJagged)
+    weights: F32 = part.weighing(torch.float32).numpy().astype(np.float32, copy=False)
+    return weights
+
+
+def _pairs(part: Jagged | WeightedJagged) -> Jagged:
+    """Each id and then the bits of its weight: rows are equal where ids and weights are."""
+    pairs = np.empty((part.values.numel(), 2), np.int64)
+    pairs[:, 0] = part.values.numpy()
+    pairs[:, 1] = _weights(part).view(np.int32)
+    return Jagged(torch.from_numpy(pairs.reshape(-1)), 2 * part.lengths)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -131,18 +178,21 @@ class RowPool:
         )
         """The type of the rows' numbers."""
 
-    def add(self, parts: Sequence[Jagged]) -> Numbers:
+    def add(self, parts: Column) -> Numbers:
         """[N] the number of each row of a feature, whose rows come in parts.
 
         Rows of the feature are equal if and only if their numbers are; those of others may be
-        equal under another number. Empty rows are row 0.
+        equal under another number. Empty rows are row 0. The rows of a scored feature are kept as
+        pairs of id and weight, and take room for twice their ids.
         """
-        num_rows = sum(lengths.numel() for _, lengths in parts)
+        num_rows = sum(part.lengths.numel() for part in parts)
         numbers = np.empty(num_rows, self.numbers)
         slots = np.zeros(2 << num_rows.bit_length(), self.numbers)
         hashes = np.empty(num_rows, np.uint64)
         done, first = 0, self.num_rows
-        for values, lengths in parts:
+        scored = _is_scored(parts)
+        for part in parts:
+            values, lengths = _pairs(part) if scored else _rows(part)
             count = lengths.numel()
             self.num_rows = _add(
                 values.numpy(),
@@ -165,25 +215,29 @@ class Picked(NamedTuple):
     pool: RowPool
     rows: Numbers
     """[K, S]."""
+    scored: tuple[bool, ...]
+    """[K]: whether a feature's rows in the pool are pairs of id and weight."""
 
     @classmethod
-    def of(cls, columns: Sequence[Sequence[Jagged]], order: I64) -> Picked:
+    def of(cls, columns: Sequence[Column], order: I64) -> Picked:
         """Rows `order` [S] of each feature, in this order, from a pool of their own.
 
         `columns` are the features; the rows of each come in parts.
         """
-        parts = [part for column in columns for part in column]
-        numel = sum(values.numel() for values, _ in parts)
-        pool = RowPool(numel, sum(lengths.numel() for _, lengths in parts))
+        scored = tuple(map(_is_scored, columns))
+        numels = [sum(part.values.numel() for part in column) for column in columns]
+        numel = sum(numel << pairs for numel, pairs in zip(numels, scored, strict=True))
+        pool = RowPool(numel, sum(part.lengths.numel() for parts in columns for part in parts))
         rows = np.empty((len(columns), len(order)), pool.numbers)
         for column, numbers in zip(columns, rows, strict=True):
             pool.add(column).take(order, out=numbers, mode="clip")  # "raise" would buffer it
-        return cls(pool, rows)
+        return cls(pool, rows, scored)
 
     def cut(self, sizes: Sequence[int]) -> list[Picked]:
         """Consecutive samples, in parts of `sizes`."""
         cuts = np.cumsum(sizes)[:-1]
-        return [Picked(self.pool, rows) for rows in np.split(self.rows, cuts, axis=1)]
+        split = np.split(self.rows, cuts, axis=1)
+        return [Picked(self.pool, rows, self.scored) for rows in split]
 
 
 class UniqueSamples(NamedTuple):
@@ -214,6 +268,22 @@ def unique_samples(rows: Numbers, groups: Sequence[Sequence[int]]) -> UniqueSamp
 
 def join_picked(parts: Sequence[Picked]) -> RowBlock:
     """The rows of all samples, one part's after another's."""
+    block = _joined(parts)
+    scored = parts[0].scored
+    if not any(scored):
+        return block
+    numels = block.lengths.sum(axis=1, dtype=np.int64)
+    values, weights = [], []
+    for column, pairs in zip(np.split(block.values, numels.cumsum()[:-1]), scored, strict=True):
+        values.append(column[::2] if pairs else column)
+        bits = column[1::2].astype(np.int32).view(np.float32)
+        weights.append(bits if pairs else np.ones(len(column), np.float32))
+    lengths = np.where(np.array(scored)[:, None], block.lengths // 2, block.lengths)
+    return RowBlock(np.concatenate(values), lengths, np.concatenate(weights))
+
+
+def _joined(parts: Sequence[Picked]) -> RowBlock:
+    """The rows as the pools have them."""
     sizes = [part.rows.shape[1] for part in parts]
     lengths = np.empty((len(parts[0].rows), sum(sizes)), np.int32)
     columns = np.split(lengths, np.cumsum(sizes)[:-1], axis=1)
