@@ -12,7 +12,7 @@ from torch import Tensor
 from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
-from recd_plugins.trainer.measure.input_check import InputCheck
+from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
 from recd_plugins.trainer.measure.metrics import ETA, Metrics, MetricsWindow
 
 CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ def test_one_batch_larger_than_the_limit_is_kept_whole(gloo_pool: GlooPool) -> N
 
 def culprits(batches: list[tuple[int, str]]) -> str:
     """On a rank: what is said of three steps' batches, some of which are spoilt on a rank."""
-    check = InputCheck()
+    check = FiniteInputs()
     for number in (1, 2, 3):
         batch = random_batch(SCHEMA, 8, seed=number)
         for spoilt, part in batches:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from recd_plugins.cli.data_schema import schema
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -22,6 +23,7 @@ from recd_plugins.cli.stats import stats
 __all__ = ["data"]
 
 data = typer.Typer(help="Prepare and look at tables.", no_args_is_help=True)
+data.command()(schema)
 data.command()(stats)
 data.command()(profile)
 

@@ -17,7 +17,18 @@ from recd_plugins.errors import RecdError
 if TYPE_CHECKING:
     from recd_plugins.data.table import Progress  # pyarrow, which `recd --help` does without
 
-__all__ = ["AsJson", "Debug", "Overrides", "RegistryFile", "TableFolder", "progress", "reported"]
+__all__ = [
+    "AsJson",
+    "Debug",
+    "Delimiter",
+    "ForeignPaths",
+    "Header",
+    "Overrides",
+    "RegistryFile",
+    "TableFolder",
+    "progress",
+    "reported",
+]
 
 RegistryFile = Annotated[
     Path, typer.Option("--registry", "-r", help="The registry to read.", show_default=True)
@@ -28,6 +39,31 @@ Overrides = Annotated[
 ]
 TableFolder = Annotated[
     Path, typer.Argument(help="A folder of .parquet files, or one file.", metavar="TABLE")
+]
+ForeignPaths = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Files of Parquet, CSV, TSV or lines of JSON, packed or not, or folders of them.",
+        metavar="PATH...",
+    ),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        help="What parts the fields of text, as ',' or '\\t'; by default what its lines show.",
+        show_default=False,
+        parser=lambda text: text.replace("\\t", "\t"),
+        metavar="TEXT",
+    ),
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="Whether the first line of text names its columns; by default as it looks.",
+        show_default=False,
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -58,11 +94,11 @@ def reported(debug: bool) -> Iterator[None]:
             raise
         if debug:
             traceback.print_exc()
-        print(f"error: {_said(error)}", file=sys.stderr, flush=True)
+        print(f"error: {_message(error)}", file=sys.stderr, flush=True)
         raise typer.Exit(2) from None
 
 
-def _said(error: RecdError | OSError) -> str:
+def _message(error: RecdError | OSError) -> str:
     if isinstance(error, RecdError):
         return str(error)
     what = error.filename or error

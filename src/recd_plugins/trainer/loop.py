@@ -21,7 +21,7 @@ from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
-from recd_plugins.trainer.measure.input_check import InputCheck
+from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
 from recd_plugins.trainer.measure.metrics import MetricsWindow
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
@@ -89,7 +89,7 @@ class Loop:
         self._batches: Iterator[Batch] = map(self._read, positions)
         self._ahead: deque[Batch] = deque()
         self._window = MetricsWindow(job.device)
-        self._inputs = InputCheck()
+        self._inputs = FiniteInputs()
 
     def _meter(self, start: int) -> CostMeter:
         return CostMeter(

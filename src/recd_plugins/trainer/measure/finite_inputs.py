@@ -12,13 +12,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["InputCheck"]
+__all__ = ["FiniteInputs"]
 
 SHOWN = 4
 """Columns that a message names."""
 
 
-class InputCheck:
+class FiniteInputs:
     """Keeps one sum per column and step, which is finite where all of its numbers are."""
 
     def __init__(self) -> None:

@@ -1,0 +1,59 @@
+"""`recd data schema`: what the columns of somebody's files seem to be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Delimiter, ForeignPaths, Header, reported
+from recd_plugins.cli.written import check_writable
+
+__all__ = ["schema"]
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The file to write; by default the console.", metavar="FILE"),
+]
+
+
+def schema(
+    paths: ForeignPaths,
+    out: Out = None,
+    delimiter: Delimiter = None,
+    header: Header = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Suggest a schema for Parquet, CSV, TSV or lines of JSON, by a sample spread over them.
+
+    It is YAML with comments: of each column what it seems to hold, how many different values, and
+    what is in doubt. Mend it, and give it to `recd data import` or to `dataset.schema`.
+    """
+    with reported(debug):
+        from recd_plugins.data.importing.formats import foreign_files
+        from recd_plugins.data.importing.proposal import propose
+        from recd_plugins.data.importing.survey import survey
+
+        check_writable(out, "--out")
+        found = survey(foreign_files(paths, delimiter=delimiter, header=header))
+        proposal = propose(found)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(proposal.text, encoding="utf-8")
+        if as_json:
+            values = {
+                "schema": proposal.schema,
+                "doubts": proposal.doubts,
+                "rows": found.rows,
+                "rows_looked_at": found.sampled,
+                "files": [{"path": str(one.path), "is": str(one)} for one in found.files],
+            }
+            print(json.dumps(values, default=str))
+        elif out is None:
+            print(proposal.text, end="")
+        else:
+            print(f"{out}: {len(proposal.doubts)} doubts to settle", file=sys.stderr)

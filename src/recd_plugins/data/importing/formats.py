@@ -1,0 +1,349 @@
+"""What a foreign file is, by its content: Parquet, lines of JSON, or delimited text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugins.errors import DataError
+
+__all__ = ["ForeignFile", "Format", "foreign_files"]
+
+Format = Literal["parquet", "text", "jsonl"]
+
+HEAD_BYTES = 1 << 20
+"""What is read of a file to find out what it is."""
+HEAD_LINES = 200
+
+COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
+"""How compressed files begin."""
+OTHERS = {
+    b"PK\x03\x04": "a zip archive. Unpack it",
+    b"\xfd7zXZ": "compressed by xz. Unpack it (unxz)",
+    b"ARROW1": "an Arrow (Feather) file. Write it as Parquet",
+    b"ORC": "an ORC file. Write it as Parquet",
+    b"\x89HDF": "an HDF5 file. Write it as Parquet",
+    b"\x93NUMPY": "a NumPy file. Write it as Parquet",
+    b"\xff\xfe": "text in UTF-16. Write it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "text in UTF-16. Write it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    b"SQLite format 3": "an SQLite database. Write its table as CSV or Parquet",
+}
+BOM = b"\xef\xbb\xbf"
+
+DELIMITERS = ("\t", ",", ";", "|", "\x01")
+NAMES = {"\t": "tab", "\x01": "^A"}
+
+TYPED = re.compile(r"(?P<name>.+):(?P<type>token|float|token_seq|float_seq)")
+"""RecBole's headers say what a column holds: user_id:token."""
+WORD = re.compile(r"[^\W\d][\w .:/\-()\[\]]*")
+"""What the name of a column looks like."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignFile:
+    """A file that somebody else wrote, and how it is read."""
+
+    path: Path
+    format: Format
+    compression: str | None = None
+    names: tuple[str, ...] = ()
+    """Its columns, in order, each under a name of its own."""
+    delimiter: str = ","
+    """What parts the fields of `text`."""
+    quotes: bool = True
+    """Whether `text` may have fields in double quotes."""
+    header: bool = True
+    """Whether the first line of `text` names its columns."""
+    lists: tuple[str, ...] = ()
+    """The columns of `text` that are lists by the header's word, parted by blanks."""
+    start: int = 0
+    """Bytes, unpacked, before the first row."""
+    renamed: tuple[str, ...] = ()
+    """The names that more than one column has; all but the first got a number."""
+
+    def __str__(self) -> str:
+        packed = f", {self.compression}" if self.compression else ""
+        if self.format == "parquet":
+            return f"Parquet{packed}"
+        if self.format == "jsonl":
+            return f"lines of JSON{packed}"
+        parted = NAMES.get(self.delimiter, repr(self.delimiter))
+        return f"text parted by {parted}, {'a header' if self.header else 'no header'}{packed}"
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What files of one table have in common."""
+        return (self.format, self.names, self.delimiter, self.header)
+
+    def open(self) -> pa.NativeFile:
+        """The bytes, unpacked."""
+        file = pa.OSFile(str(self.path))
+        return pa.CompressedInputStream(file, self.compression) if self.compression else file
+
+
+def foreign_files(
+    paths: Sequence[Path], *, delimiter: str | None = None, header: bool | None = None
+) -> tuple[ForeignFile, ...]:
+    """The files of one table, in order: those named, and all of a folder that is named.
+
+    What a file is follows from its content, unless `delimiter` and `header` say it. `DataError`
+    names a file that is not there, empty, or nothing that can be read, and files that differ.
+    """
+    files = [foreign_file(path, delimiter, header) for path in _files(paths)]
+    first = files[0]
+    for file in files[1:]:
+        if first.format == "text" and file.format == "text" and file.names != first.names:
+            if first.header and not file.header and len(file.names) == len(first.names):
+                continue  # parts of one export, of which the first alone has a header
+        elif file.format == first.format:
+            continue
+        raise DataError(
+            f"{file.path} is {file}, with columns {_listed(file.names)}; {first.path} is {first}, "
+            f"with {_listed(first.names)}. Files of one table must be alike: import them apart."
+        )
+    return tuple(files)
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(
+                file
+                for file in path.rglob("*")
+                if file.is_file() and not file.name.startswith((".", "_"))
+            )
+            if not inside:
+                raise DataError(f"{path}: is an empty folder. Name a file, or a folder of files.")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise DataError(f"{path}: there is no such file. Check the path.")
+    return found
+
+
+def foreign_file(
+    path: Path, delimiter: str | None = None, header: bool | None = None
+) -> ForeignFile:
+    """What one file is."""
+    head, compression = _head(path)
+    if not head.strip():
+        raise DataError(f"{path}: the file is empty. Take it out, or fetch it again.")
+    for magic, what in OTHERS.items():
+        if head.startswith(magic):
+            raise DataError(f"{path}: is {what}.")
+    if head.startswith(b"PAR1"):
+        if compression:
+            raise DataError(f"{path}: is a Parquet file compressed by {compression}. Unpack it.")
+        return _parquet(path)
+    if b"\0" in head[:4096]:
+        raise DataError(
+            f"{path}: is neither Parquet nor text: it holds zero bytes. Write it as Parquet or CSV."
+        )
+    bom = len(BOM) if head.startswith(BOM) else 0
+    text = _decoded(head[bom:], path)
+    if text.lstrip().startswith("{"):
+        return _jsonl(path, text, compression)
+    if text.lstrip().startswith("[") and delimiter is None:
+        raise DataError(
+            f"{path}: begins a JSON array. Write one object per line (jq -c '.[]' {path.name})."
+        )
+    return _text(path, text, compression, bom, delimiter, header)
+
+
+def _head(path: Path) -> tuple[bytes, str | None]:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(16)
+        compression = next((c for m, c in COMPRESSIONS.items() if magic.startswith(m)), None)
+        with pa.input_stream(str(path), compression=compression) as stream:
+            return stream.read(HEAD_BYTES), compression
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path}: cannot be read ({error}). Check its rights, and that it is whole."
+        ) from error
+
+
+def _decoded(head: bytes, path: Path) -> str:
+    """Whole lines of the head as text."""
+    cut = head.rfind(b"\n") + 1 if len(head) >= HEAD_BYTES // 2 else len(head)
+    try:
+        return (head[:cut] if cut else head).decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = head[: error.start].count(b"\n") + 1
+        raise DataError(
+            f"{path}:{line}: holds bytes that are no UTF-8 "
+            f"({head[error.start : error.start + 8]!r}). Write it as UTF-8 (for example: iconv -f "
+            f"LATIN1 -t UTF-8 {path.name})."
+        ) from None
+
+
+def _parquet(path: Path) -> ForeignFile:
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path}: not a whole Parquet file ({error}). It was cut short or damaged: write it "
+            "again, or take it out."
+        ) from error
+    names, renamed = _named(schema.names)
+    return ForeignFile(path=path, format="parquet", names=names, renamed=renamed)
+
+
+def _jsonl(path: Path, text: str, compression: str | None) -> ForeignFile:
+    names: dict[str, None] = {}
+    for number, line in enumerate(text.splitlines()[:HEAD_LINES], 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(
+                f"{path}:{number}: is no JSON object on one line ({error}). Write one object per "
+                f"line (jq -c . {path.name})."
+            ) from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number}: is no JSON object, but {line[:40]!r}.")
+        names.update(dict.fromkeys(row))
+    return ForeignFile(path=path, format="jsonl", names=tuple(names), compression=compression)
+
+
+def _text(
+    path: Path,
+    text: str,
+    compression: str | None,
+    bom: int,
+    delimiter: str | None,
+    header: bool | None,
+) -> ForeignFile:
+    delimiter = delimiter or _delimiter(path, text)
+    quotes = delimiter != "\t" or _quoted(text)
+    rows = list(_rows(text, delimiter, quotes))
+    first = rows[0]
+    typed = [TYPED.fullmatch(field) for field in first]
+    all_typed = all(typed) and header is not False
+    if header is None:
+        header = all_typed or _is_header(first, rows[1:])
+    if not header:
+        return ForeignFile(
+            path=path,
+            format="text",
+            compression=compression,
+            names=tuple(f"column_{number}" for number in range(1, len(first) + 1)),
+            delimiter=delimiter,
+            quotes=quotes,
+            header=False,
+            start=bom,
+        )
+    plain = [one["name"] for one in typed if one] if all_typed else first
+    names, renamed = _named([name.strip() for name in plain])
+    line = text.index("\n") + 1 if "\n" in text else len(text)
+    lists = [
+        name
+        for name, one in zip(names, typed, strict=True)
+        if all_typed and one and one["type"].endswith("_seq")
+    ]
+    return ForeignFile(
+        path=path,
+        format="text",
+        compression=compression,
+        names=names,
+        delimiter=delimiter,
+        quotes=quotes,
+        header=True,
+        lists=tuple(lists),
+        start=bom + len(text[:line].encode()),
+        renamed=renamed,
+    )
+
+
+def _delimiter(path: Path, text: str) -> str:
+    """What parts the lines into the same number of fields, the most of them."""
+    best, fields = "", 1
+    for candidate in DELIMITERS:
+        counts = [len(row) for row in _rows(text, candidate, candidate != "\t" or _quoted(text))]
+        usual = max(set(counts), key=counts.count)
+        if usual > fields and counts.count(usual) >= 0.9 * len(counts):
+            best, fields = candidate, usual
+    if best:
+        return best
+    line = text.splitlines()[0]
+    if "::" in line:
+        raise DataError(
+            f"{path}: '::' parts its fields. Let one character do it: sed 's/::/\\t/g'."
+        )
+    return ","
+
+
+def _quoted(text: str) -> bool:
+    """Whether a field of tab-separated text is in quotes: most such text knows none."""
+    return re.search(r'(^|\t)"[^"\t]*"(\t|$)', text, re.MULTILINE) is not None
+
+
+def _rows(text: str, delimiter: str, quotes: bool) -> Iterator[list[str]]:
+    lines = io.StringIO(text, newline="")
+    try:
+        reader = (
+            csv.reader(lines, delimiter=delimiter)
+            if quotes
+            else csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
+        )
+        for _, row in zip(range(HEAD_LINES), (row for row in reader if row), strict=False):
+            yield row
+    except csv.Error:  # a field of more than 128 KiB
+        return
+
+
+def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Whether a first line names columns: words alone, each once, that are no values of theirs."""
+    named = [field.strip() for field in first]
+    words = [bool(WORD.fullmatch(field)) for field in named]
+    if not all(words[1:]) or (named[0] and not words[0]):  # an index of pandas has no name
+        return False
+    if len(set(named)) < len(named) and not _any_number(rest):
+        return False
+    if not rest or _any_number(rest):
+        return True
+    columns = list(zip(*(row for row in rest if len(row) == len(first)), strict=False))
+    return not any(name in column for name, column in zip(named, columns, strict=False))
+
+
+def _any_number(rows: Iterable[Sequence[str]]) -> bool:
+    return any(_is_number(field) for row in rows for field in row)
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return field.strip().lower() not in ("nan", "inf", "infinity")
+
+
+def _named(names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A name of its own for each column, and the names that several had."""
+    seen: dict[str, None] = {}
+    twice: dict[str, None] = {}
+    for position, name in enumerate(names, 1):
+        own = name or f"column_{position}"
+        number = 2
+        while own in seen:
+            twice[name] = None
+            own = f"{name}_{number}"
+            number += 1
+        seen[own] = None
+    return tuple(seen), tuple(twice)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -1,0 +1,504 @@
+"""A schema that a survey suggests, as commented YAML: a person reads it through and mends it."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import yaml
+
+from recd_plugins.data.importing.survey import ColumnSurvey, Survey
+
+__all__ = ["Proposal", "propose"]
+
+Part = Literal["session", "time", "label", "weight", "dense", "sparse", "out"]
+
+LABEL_WORDS = frozenset(
+    [
+        "label",
+        "labels",
+        "target",
+        "click",
+        "clicks",
+        "clicked",
+        "clk",
+        "conversion",
+        "converted",
+        "purchase",
+        "purchased",
+        "bought",
+        "like",
+        "liked",
+        "y",
+        "response",
+        "is_click",
+        "install",
+    ]
+)
+GRADE_WORDS = frozenset(["rating", "ratings", "stars", "grade", "relevance"])
+SESSION_WORDS = frozenset(["session", "sess", "sessionid", "visit", "visitid", "sid"])
+TIME_WORDS = frozenset(
+    ["time", "timestamp", "ts", "date", "datetime", "hour", "day", "created", "eventtime"]
+)
+WEIGHT_WORDS = frozenset(["weight", "weights"])
+USER_WORDS = frozenset(
+    ["user", "users", "uid", "userid", "customer", "member", "visitor", "account", "device"]
+)
+ID_WORDS = frozenset(
+    [
+        "id",
+        "ids",
+        "item",
+        "items",
+        "user",
+        "users",
+        "uid",
+        "userid",
+        "itemid",
+        "product",
+        "sku",
+        "category",
+        "categories",
+        "cat",
+        "brand",
+        "shop",
+        "city",
+        "country",
+        "region",
+        "zip",
+        "type",
+        "code",
+        "ad",
+        "ads",
+        "campaign",
+        "site",
+        "domain",
+        "app",
+        "device",
+        "model",
+        "publisher",
+        "genre",
+        "genres",
+        "tag",
+        "tags",
+        "keyword",
+        "keywords",
+        "history",
+        "slot",
+        "channel",
+        "os",
+        "browser",
+        "hash",
+    ]
+)
+
+UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18, "ns"))
+"""Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""
+MOST_VOCABULARY = 2_000_000
+"""Beyond so many values ids are hashed: a vocabulary of theirs takes memory and a pass."""
+PROSE = 60
+"""Texts longer than that on average are no names of anything."""
+
+
+@dataclass(kw_only=True)
+class ColumnEntry:
+    """What is proposed of one column."""
+
+    column: ColumnSurvey
+    part: Part
+    value: Any = None
+    """What its entry says."""
+    doubts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A schema and what there is to say about it."""
+
+    text: str
+    """The schema, as commented YAML."""
+    doubts: tuple[str, ...]
+    """What a person should look at, each with its column."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema, as options."""
+        options: dict[str, Any] = yaml.safe_load(self.text)
+        return options
+
+
+def propose(survey: Survey) -> Proposal:
+    """What each column seems to be, and the schema that follows."""
+    entries = _parted(survey)
+    return Proposal(
+        text="\n".join(_lines(survey, entries)) + "\n",
+        doubts=(
+            *survey.doubts,
+            *(f"{one.column.name}: {doubt}" for one in entries for doubt in one.doubts),
+        ),
+    )
+
+
+def _parted(survey: Survey) -> list[ColumnEntry]:
+    """Each column's part."""
+    columns = list(survey.columns)
+    time = _time(columns)
+    session = next((one for one in columns if _is(one, SESSION_WORDS) and _names(one)), None)
+    weight = next((one for one in columns if _is(one, WEIGHT_WORDS) and _number(one)), None)
+    taken = [one for one in (time, session, weight) if one is not None]
+    labels = _labels([one for one in columns if one not in taken])
+    entries = []
+    for column in columns:
+        if column is time:
+            entries.append(_time_entry(column))
+        elif column is session:
+            entries.append(ColumnEntry(column=column, part="session"))
+            if column.unique:
+                entries[-1].doubts.append("another value in almost each row: no session repeats")
+        elif column is weight:
+            entries.append(ColumnEntry(column=column, part="weight"))
+        elif labels and column is labels[0]:
+            entries.append(_label_entry(column))
+        elif column in labels:
+            entries.append(
+                _out(column, "looks like another label, which as a feature would tell the answer; "
+                     "name it under `labels` to train on it too")
+            )  # fmt: skip
+        else:
+            entries.append(_feature(column, survey))
+    return entries
+
+
+def _out(column: ColumnSurvey, why: str) -> ColumnEntry:
+    return ColumnEntry(column=column, part="out", doubts=[why])
+
+
+def _words(name: str) -> list[str]:
+    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
+    return [part.lower() for part in parts]
+
+
+def _is(column: ColumnSurvey, words: frozenset[str]) -> bool:
+    return not words.isdisjoint([*_words(column.name), column.name.lower()])
+
+
+def _names(column: ColumnSurvey) -> bool:
+    """Whether its values may name something."""
+    return not column.is_list and column.seems in ("integers", "texts")
+
+
+def _number(column: ColumnSurvey) -> bool:
+    return not column.is_list and column.seems in ("integers", "numbers", "booleans")
+
+
+def _unit(column: ColumnSurvey) -> str | None:
+    """What a number counts, if it is a time."""
+    if column.seems == "times":
+        return "ms"
+    if not _number(column) or column.low is None or column.two_valued:
+        return None
+    return next((unit for low, high, unit in UNITS if low <= column.high < high), None)
+
+
+def _time(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
+    """The column of the time: by type, by name and range, or by name alone."""
+    typed = [one for one in columns if one.seems == "times" and not one.is_list]
+    named = [one for one in columns if _is(one, TIME_WORDS) and _number(one) and one.distinct > 2]
+    ranged = [one for one in named if _unit(one)]
+    since = [
+        one
+        for one in columns
+        if _number(one) and _unit(one) and not _is(one, ID_WORDS) and one.low > 0.5 * one.high
+    ]
+    return next(iter((*(one for one in typed if _is(one, TIME_WORDS)), *ranged, *typed, *since,
+                      *named)), None)  # fmt: skip
+
+
+def _time_entry(column: ColumnSurvey) -> ColumnEntry:
+    entry = ColumnEntry(column=column, part="time", value=_unit(column))
+    if entry.value is None:
+        entry.value = "s"
+        entry.doubts.append(
+            f"its numbers ({column.low:g} to {column.high:g}) are no time since 1970: their order "
+            "alone is right (dates written as digits?)"
+        )
+    elif not _is(column, TIME_WORDS):
+        entry.doubts.append("taken for the time, by what its values are")
+    return entry
+
+
+def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
+    """What looks like a target, best first."""
+    scores = []
+    for place, column in enumerate(columns):
+        score = 0.0
+        if _number(column) and column.values:
+            if column.two_valued:
+                score = 1.0 + 3.0 * _is(column, LABEL_WORDS) + 1.5 * (place == 0)
+            elif _is(column, LABEL_WORDS) and column.distinct < 50:
+                score = 2.0
+            elif _is(column, GRADE_WORDS) and column.distinct <= 50:
+                score = 3.0
+        if score > 1.0 or (score and not _is(column, ID_WORDS)):
+            scores.append((-score, place, column))
+    scores.sort(key=lambda one: one[:2])
+    found = [column for _, _, column in scores]
+    # Of columns of 0 and 1 without a telling name the best alone is a label; the others may be
+    # features.
+    return [
+        one for one in found
+        if one is found[0] or _is(one, LABEL_WORDS) or _is(one, GRADE_WORDS)
+    ]  # fmt: skip
+
+
+def _label_entry(column: ColumnSurvey) -> ColumnEntry:
+    entry = ColumnEntry(column=column, part="label", value={"name": column.name, "kind": "click"})
+    if column.two_valued:
+        if not _is(column, LABEL_WORDS):
+            entry.doubts.append("taken for the label, for it is 0 or 1")
+    elif column.whole and column.low is not None and column.low >= 0 and column.high < 50:
+        entry.value = {"name": column.name, "kind": "graded", "grades": int(column.high) + 1}
+        entry.doubts.append(
+            f"grades of {int(column.low)} to {int(column.high)} in the sample: `grades` is the "
+            "highest that there can be, and 1"
+        )
+    else:
+        entry.value = {"name": column.name, "kind": "regression"}
+        entry.doubts.append("is not 0 or 1, so it is trained as a number (squared error)")
+    if column.nulls:
+        entry.value["nulls"] = "drop"
+        entry.doubts.append("rows without a label are left out")
+    return entry
+
+
+def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
+    if not column.values and column.seems != "scored ids":
+        return _out(column, "no value in the sample")
+    if column.seems == "unknown":
+        return _out(column, f"is {column.type}, which is no feature as it is")
+    if column.seems == "times":
+        return _out(column, "is a time beside the one above; make hours or days of it to use it")
+    if column.distinct == 1 and not column.is_list:
+        return _out(column, f"the same value in every row of the sample ({column.examples[0]})")
+    if column.is_list and column.seems == "numbers":
+        if column.width is None:
+            return _out(column, "lists of numbers that differ in length are no feature as they are")
+        return _dense(column)
+    if column.seems == "numbers" and not (column.whole and _is(column, ID_WORDS)):
+        return _dense(column)
+    if column.seems == "texts" and not column.is_list and column.unique:
+        return _out(column, "another text in each row: a key, or prose")
+    if _is_prose(column):
+        return _out(column, "long texts: prose?")
+    if column.seems == "booleans":
+        return _dense(column)
+    if column.seems in ("integers", "numbers") and not column.is_list and not _codes(column):
+        entry = _dense(column)
+        if column.low is not None and column.low >= 0 and column.whole and column.distinct > 2:
+            entry.doubts.append("whole numbers: counts, or ids of something? Taken for counts")
+        return entry
+    if column.unique and not column.is_list and column.ascending:
+        return _out(column, "another number in each row, ascending: the number of the row")
+    return _sparse(column, survey)
+
+
+def _is_prose(column: ColumnSurvey) -> bool:
+    return (
+        column.seems == "texts"
+        and not column.is_list
+        and sum(map(len, column.examples)) > 24 * len(column.examples)
+        and any(one.count(" ") >= 2 and one.endswith("...'") for one in column.examples)
+        and column.distinct > 0.5 * column.values
+    )
+
+
+def _codes(column: ColumnSurvey) -> bool:
+    """Whether whole numbers name things: by the column's name, or as they fill their range."""
+    if column.low is None or column.low < 0:
+        return _is(column, ID_WORDS)
+    if _is(column, ID_WORDS):
+        return True
+    spread = column.high - column.low + 1
+    filled = column.distinct / spread
+    evenly = column.mean is not None and 0.25 < (column.mean - column.low) / spread < 0.75
+    return column.distinct >= 50 and (filled > 0.4 or column.high > 1e9) and evenly
+
+
+def _dense(column: ColumnSurvey) -> ColumnEntry:
+    value: dict[str, Any] = {"name": column.name}
+    entry = ColumnEntry(column=column, part="dense", value=value)
+    if column.is_list:
+        value["width"] = column.width
+    if column.nulls:
+        value["nulls"] = {"value": 0}
+        entry.doubts.append(f"{_share(column)} of its rows are empty: 0 stands for them")
+    if column.low is not None and max(abs(column.low), abs(column.high)) > 1_000:
+        entry.doubts.append(
+            f"values up to {column.high:,.10g}: a model learns better from their logarithm"
+        )
+    return entry
+
+
+def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
+    value: dict[str, Any] = {"name": column.name}
+    entry = ColumnEntry(column=column, part="sparse", value=value)
+    whole = survey.exact_rows and survey.sampled == survey.rows
+    fits = (
+        column.seems == "integers"
+        and whole
+        and column.low is not None
+        and column.low >= 0
+        and column.high < 4 * column.estimate + 1_000
+    )
+    if column.seems == "scored ids":
+        value |= {"num_ids": 100_000, "ids": "hash", "scored": True}
+        entry.doubts.append("ids with weights: how many there are was not counted")
+    elif fits:
+        value["num_ids"] = int(column.high) + 1
+    elif column.estimate <= MOST_VOCABULARY:
+        value |= {"num_ids": _rounded(1.5 * column.estimate + 10), "ids": "vocabulary"}
+    else:
+        value |= {"num_ids": _rounded(2.0 * column.estimate), "ids": "hash"}
+    if column.unique and column.distinct > 1_000:
+        entry.doubts.append("almost another value in each row: how many there are is a guess")
+    if _is(column, USER_WORDS):
+        value["kind"] = "user"
+    if column.is_list:
+        value["sequence"] = True
+    return entry
+
+
+def _rounded(number: float) -> int:
+    """Up to two figures."""
+    unit: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
+    return math.ceil(number / unit) * unit
+
+
+def _share(column: ColumnSurvey) -> str:
+    share = column.nulls / max(column.rows, 1)
+    return f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
+
+
+def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
+    files, first = survey.files, survey.files[0]
+    named = f"{first.path}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    about = "" if survey.exact_rows else "about "
+    yield f"# {named}: {first}"
+    yield (
+        f"# {about}{survey.rows:,} rows, {survey.sampled:,} of which were looked at; "
+        f"{len(survey.columns)} columns"
+    )
+    yield "# Read this through: each `doubt` is a guess that a person should settle."
+    for doubt in survey.doubts:
+        yield f"# doubt: {doubt}"
+    if first.format == "text" and not first.header:
+        yield "# doubt: the first line was taken for a row, so columns are numbered"
+    yield ""
+    yield from _single(entries, "session", "session_id", "no session: if samples of one user share "
+                       "much, name its column, or several: [user, day]")  # fmt: skip
+    yield from _single(entries, "time", "timestamp", "no time: `--split-by time` needs one")
+    for entry in _of(entries, "time"):
+        if entry.column.seems != "times":
+            yield f"timestamp_unit: {entry.value}"
+    yield from _label_lines(entries)
+    for entry in _of(entries, "weight"):
+        yield from _doubts(entry)
+        yield f"sample_weight: {_flow(entry.column.name)}  # {_about(entry.column)}"
+    plain = list(_of(entries, "dense"))
+    if plain:
+        yield "dense:"
+        for entry in plain:
+            yield from _doubts(entry, "  ")
+            value = entry.value["name"] if set(entry.value) == {"name"} else entry.value
+            yield f"  - {_flow(value)}  # {_about(entry.column)}"
+    sparse = list(_of(entries, "sparse"))
+    if sparse:
+        yield "sparse:"
+        for entry in sparse:
+            yield from _doubts(entry, "  ")
+            yield f"  - {_flow(entry.value)}  # {_about(entry.column)}"
+    out = list(_of(entries, "out"))
+    if out:
+        yield ""
+        yield "# Left out:"
+        for entry in out:
+            yield f"# - {_flow(entry.column.name)}: {'; '.join(entry.doubts)}"
+    nulls = {
+        entry.column.name: "drop"
+        for entry in entries
+        if entry.part in ("session", "time", "weight") and entry.column.nulls
+    }
+    if nulls:
+        yield ""
+        yield "# doubt: rows without these are left out"
+        yield f"nulls: {_flow(nulls)}"
+
+
+def _of(entries: Sequence[ColumnEntry], part: Part) -> Iterator[ColumnEntry]:
+    return (entry for entry in entries if entry.part == part)
+
+
+def _single(entries: Sequence[ColumnEntry], part: Part, key: str, without: str) -> Iterator[str]:
+    entry = next(_of(entries, part), None)
+    if entry is None:
+        yield f"{key}: null  # {without}"
+        return
+    yield from _doubts(entry)
+    yield f"{key}: {_flow(entry.column.name)}  # {_about(entry.column)}"
+
+
+def _label_lines(entries: Sequence[ColumnEntry]) -> Iterator[str]:
+    entry = next(_of(entries, "label"), None)
+    if entry is None:
+        yield "# doubt: no column looks like a label. Name it; or, where each row is a click, have"
+        yield "# doubt: `recd data import --negatives 4` make it: 1, and 0 for other items beside."
+        yield "label: label"
+        return
+    yield from _doubts(entry)
+    if set(entry.value) == {"name", "kind"} and entry.value["kind"] == "click":
+        yield f"label: {_flow(entry.column.name)}  # {_about(entry.column)}"
+    else:
+        yield "labels:"
+        yield f"  - {_flow(entry.value)}  # {_about(entry.column)}"
+
+
+def _doubts(entry: ColumnEntry, indent: str = "") -> Iterator[str]:
+    for doubt in entry.doubts:
+        yield f"{indent}# doubt: {doubt}"
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(
+        value, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _about(column: ColumnSurvey) -> str:
+    """A column in a line."""
+    parts = [f"lists of {column.seems}" if column.is_list else column.seems]
+    if column.lengths is not None:
+        low, mean, high = column.lengths
+        parts[0] += f" of {low} to {high} elements, {mean:.1f} on average"
+    if column.two_valued and column.mean is not None:
+        parts.append(f"{column.mean:.1%} are 1")
+    elif column.low is not None:
+        parts.append(f"{_bound(column.low)} to {_bound(column.high)}")
+    if column.seems in ("integers", "texts") and not column.two_valued:
+        exact = column.estimate == column.distinct and column.rows == column.values
+        parts.append(f"{'' if exact else 'about '}{column.estimate:,} different")
+    if column.nulls:
+        parts.append(f"{_share(column)} empty")
+    if column.examples and not column.two_valued:
+        parts.append(f"as {', '.join(column.examples)}")
+    return "; ".join(parts).replace("\n", " ")
+
+
+def _bound(value: Any) -> str:
+    if isinstance(value, datetime.datetime | datetime.date):
+        return value.isoformat(" ") if isinstance(value, datetime.datetime) else value.isoformat()
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"

@@ -1,0 +1,326 @@
+"""Rows of foreign files, block by block: in bounded memory, and from any block on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from recd_plugins.data.importing.formats import ForeignFile
+from recd_plugins.errors import DataError
+
+__all__ = ["Block", "ColumnTypes", "Misfit", "Position", "blocks", "num_bytes", "split_texts"]
+
+BLOCK_BYTES = 8 << 20
+"""Text of one block, unpacked."""
+LONGEST_LINE = 64 << 20
+BATCH_ROWS = 65_536
+"""Rows of one block of Parquet."""
+
+NULLS = ("", "NULL", "null", "\\N")
+"""How text spells that there is nothing."""
+
+ARROWS_ROW = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?Row #(\d+): (.*)", re.S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far the files have been read."""
+
+    file: int = 0
+    """The file's number."""
+    at: int = 0
+    """Of it so many bytes, unpacked; of Parquet row groups."""
+    row: int = 0
+    """And so many lines; of Parquet rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnTypes:
+    """What text is read as: found by a survey of it, the same for all of its blocks."""
+
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    """The type of each column; of those that are not named, text."""
+    nulls: tuple[str, ...] = NULLS
+    """What stands for nothing."""
+    parted: Mapping[str, str] = field(default_factory=dict)
+    """The columns that are lists, with what parts their elements."""
+
+    def as_text(self, column: str) -> ColumnTypes:
+        """The same, but for a column that is text after all."""
+        return ColumnTypes(
+            types={**self.types, column: pa.string()}, nulls=self.nulls, parted=self.parted
+        )
+
+
+class Misfit(DataError):
+    """A value that is not of its column's type, which a survey had found in a part of the rows."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Some rows, not parsed yet: `rows` may be called by any thread."""
+
+    file: ForeignFile
+    content: bytes | pa.Table
+    first: int
+    """The number of the first line, or of Parquet's first row, from 1 on."""
+    after: Position | None
+    """Where the next block begins; none within a row group, in which no reading begins."""
+    done: int
+    """Bytes of all files, packed, that have been read by then."""
+
+    @property
+    def where(self) -> str:
+        what = "row" if self.file.format == "parquet" else "line"
+        return f"{self.file.path}, from {what} {self.first:,} on"
+
+    def rows(self, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
+        """The named columns, in this order."""
+        if isinstance(self.content, pa.Table):
+            return self.content
+        if self.file.format == "jsonl":
+            return _json_rows(self, columns, read_as)
+        return _text_rows(self, columns, read_as)
+
+
+def num_bytes(files: Sequence[ForeignFile]) -> int:
+    """The size of the files as they lie there."""
+    return sum(file.path.stat().st_size for file in files)
+
+
+def blocks(
+    files: Sequence[ForeignFile], columns: Sequence[str], start: Position | None = None
+) -> Iterator[Block]:
+    """The files' blocks, one after another; `columns` are those that Parquet reads."""
+    start = start or Position()
+    before = num_bytes(files[: start.file])
+    for index in range(start.file, len(files)):
+        file = files[index]
+        position = start if index == start.file else Position(file=index)
+        _check_there(file, columns)
+        read = _parquet_blocks if file.format == "parquet" else _line_blocks
+        yield from read(file, position, before, columns)
+        before += file.path.stat().st_size
+
+
+def _check_there(file: ForeignFile, columns: Sequence[str]) -> None:
+    from recd_plugins.errors import nearest
+
+    for name in columns:
+        if name not in file.names and file.format != "jsonl":  # a key may come later
+            raise DataError(
+                f"{file.path}: lacks column {name!r}, which the schema names; "
+                f"{nearest(name, file.names)}"
+            )
+
+
+def _parquet_blocks(
+    file: ForeignFile, start: Position, before: int, columns: Sequence[str]
+) -> Iterator[Block]:
+    size = file.path.stat().st_size
+    indices = [file.names.index(name) for name in columns]
+    with pq.ParquetFile(file.path, memory_map=False) as opened:
+        groups, row = opened.num_row_groups, start.row
+        paths = opened.schema_arrow.names
+        # Of columns that share a name Arrow reads all, or none: each is found by its place.
+        named = [paths[index] for index in indices]
+        places = [
+            sum(1 for other in range(index) if paths[other] == paths[index]) for index in indices
+        ]
+        for group in range(start.at, groups):
+            try:
+                left = opened.metadata.row_group(group).num_rows
+                batches = opened.iter_batches(
+                    BATCH_ROWS, row_groups=[group], columns=list(dict.fromkeys(named))
+                )
+                for batch in batches:
+                    found = [
+                        batch.column(_all_named(batch.schema.names, name)[place])
+                        for name, place in zip(named, places, strict=True)
+                    ]
+                    left -= batch.num_rows
+                    yield Block(
+                        file=file,
+                        content=pa.Table.from_arrays(found, names=list(columns)),
+                        first=row + 1,
+                        after=None
+                        if left
+                        else Position(file=start.file, at=group + 1, row=row + batch.num_rows),
+                        done=before + size * (group + (not left)) // groups,
+                    )
+                    row += batch.num_rows
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(
+                    f"{file.path}, row group {group}: cannot be read ({error}). It was cut short "
+                    "or damaged: write it again, or take it out."
+                ) from error
+
+
+def _all_named(names: Sequence[str], name: str) -> list[int]:
+    return [index for index, other in enumerate(names) if other == name]
+
+
+def _line_blocks(
+    file: ForeignFile, start: Position, before: int, columns: Sequence[str]
+) -> Iterator[Block]:
+    """Blocks of whole lines; what lies within quotes ends none."""
+    at = start.at or file.start
+    first = 1 + (start.row if start.at else int(file.header and file.format == "text"))
+    quotes = file.format == "text" and file.quotes
+    rest = b""
+    try:
+        with pa.OSFile(str(file.path)) as packed:
+            stream = (
+                pa.CompressedInputStream(packed, file.compression) if file.compression else packed
+            )
+            _skip(stream, at, seeks=file.compression is None)
+            while True:
+                data = stream.read(BLOCK_BYTES)
+                content = rest + data
+                cut = _last_line_end(content, quotes) if data else len(content)
+                if cut:
+                    lines = content[:cut].count(b"\n") + (not content[:cut].endswith(b"\n"))
+                    at += cut
+                    yield Block(
+                        file=file,
+                        content=content[:cut],
+                        first=first,
+                        after=Position(file=start.file, at=at, row=first - 1 + lines),
+                        done=before + packed.tell(),
+                    )
+                    first += lines
+                rest = content[cut:]
+                if not data:
+                    return
+                if len(rest) > LONGEST_LINE:
+                    raise DataError(
+                        f"{file.path}:{first}: no line ends within {LONGEST_LINE >> 20} MiB from "
+                        "here. A quote that is never closed, or no text?"
+                    )
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{file.path}: cannot be read to its end, after line {first - 1:,} ({error}). It was "
+            "cut short or damaged: fetch it again, or unpack what can be unpacked."
+        ) from error
+
+
+def _skip(stream: pa.NativeFile, count: int, *, seeks: bool) -> None:
+    if seeks:
+        stream.seek(count)
+        return
+    while count > 0 and (data := stream.read(min(count, BLOCK_BYTES))):
+        count -= len(data)
+
+
+def _last_line_end(content: bytes, quotes: bool) -> int:
+    """Behind the last line that ends outside of quotes; 0 where there is none."""
+    cut = content.rfind(b"\n") + 1
+    if not quotes or not cut:
+        return cut
+    inside = content.count(b'"', 0, cut) % 2
+    while inside and cut:
+        before = content.rfind(b"\n", 0, cut - 1) + 1
+        inside = (inside + content.count(b'"', before, cut)) % 2
+        cut = before
+    return cut
+
+
+def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
+    file, content = block.file, block.content
+    assert isinstance(content, bytes)
+    types = {name: read_as.types.get(name, pa.string()) for name in columns}
+    read = {name: pa.string() if name in read_as.parted else types[name] for name in columns}
+    try:
+        table = pa.csv.read_csv(
+            pa.BufferReader(content),
+            # One chunk on one thread: rows are numbered, and quoted line ends harmless.
+            pa.csv.ReadOptions(
+                column_names=list(file.names), block_size=len(content) + 1, use_threads=False
+            ),
+            pa.csv.ParseOptions(
+                delimiter=file.delimiter,
+                quote_char='"' if file.quotes else False,
+                newlines_in_values=file.quotes and b'"' in content,
+            ),
+            pa.csv.ConvertOptions(
+                column_types=read,
+                include_columns=list(columns),
+                null_values=list(read_as.nulls),
+                strings_can_be_null=True,
+                timestamp_parsers=[pa.csv.ISO8601, "%Y/%m/%d %H:%M:%S", "%Y/%m/%d"],
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise _located(block, str(error)) from None
+    for name, separator in read_as.parted.items():
+        if name in columns:
+            try:
+                lists = split_texts(table[name], separator, types[name])
+            except pa.ArrowInvalid as error:
+                raise Misfit(f"{block.where}: column {name!r}: {error}", name) from None
+            table = table.set_column(columns.index(name), name, lists)
+    return table
+
+
+def _located(block: Block, message: str) -> DataError:
+    """Arrow's message with the file, the line and the column in front."""
+    found = ARROWS_ROW.search(message)
+    if found is None:
+        return DataError(f"{block.where}: cannot be read: {message}")
+    column, row, reason = found.groups()
+    where = f"{block.file.path}:{block.first + int(row) - 1}"
+    if column is None:
+        return DataError(
+            f"{where}: {reason[:200]}. Mend this line, or take it out; `--delimiter` says what "
+            f"parts the fields, if {str(block.file)!r} is wrong."
+        )
+    name = block.file.names[int(column)]
+    return Misfit(
+        f"{where}: column {name!r}: {reason[:200]}. Mend this value, or take the line out.", name
+    )
+
+
+def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:
+    """Lists in text, as "3|5", "3 5" or "[3, 5]", of elements of this type."""
+    chunks = []
+    for chunk in texts.chunks:
+        bare = pc.utf8_trim(chunk, " []()")
+        parts = pc.split_pattern(bare, separator)
+        elements = pc.utf8_trim(parts.values, " '\"")
+        empty = pc.equal(bare, "")
+        if not pa.types.is_string(kind.value_type):
+            elements = pc.if_else(pc.equal(elements, ""), None, elements).cast(kind.value_type)
+        lists = pa.ListArray.from_arrays(parts.offsets, elements, mask=parts.is_null())
+        none = pa.scalar([], lists.type)
+        chunks.append(pc.if_else(pc.fill_null(empty, False), none, lists))
+    return pa.chunked_array(chunks, pa.list_(kind.value_type))
+
+
+def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
+    content = block.content
+    assert isinstance(content, bytes)
+    schema = pa.schema([(name, read_as.types.get(name, pa.string())) for name in columns])
+    try:
+        return pa.json.read_json(
+            pa.BufferReader(content),
+            pa.json.ReadOptions(block_size=len(content) + 1, use_threads=False),
+            pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        ).select(list(columns))
+    except pa.ArrowInvalid as error:
+        message = str(error)
+        at = re.search(r"in row (\d+)", message)
+        where = f"{block.file.path}:{block.first + int(at[1])}" if at else block.where
+        name = re.search(r"Column\(/?([^)/]+)", message)
+        reason = f"{where}: {message}. Mend this line, or take it out."
+        raise (Misfit(reason, name[1]) if name else DataError(reason)) from None

@@ -1,0 +1,449 @@
+"""What the columns of foreign files seem to be, by a sample that is spread over them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from recd_plugins.data.importing.formats import ForeignFile
+from recd_plugins.data.importing.reading import NULLS, Block, ColumnTypes, split_texts
+from recd_plugins.errors import DataError
+
+__all__ = ["ColumnSurvey", "Seems", "Survey", "survey"]
+
+FILES = 8
+"""Files that are sampled, spread over all of them."""
+FIRST_BYTES = 1 << 20
+SPOTS = 16
+"""Places of a file at which it is sampled, beside its beginning."""
+SPOT_BYTES = 256 << 10
+PACKED_BYTES = 4 << 20
+"""Unpacked bytes that are sampled of a compressed file, at its beginning: others are dear."""
+GROUP_ROWS = 8_192
+"""Rows that are sampled of a row group."""
+
+MORE_NULLS = ("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "none", "-", "?")
+"""What else stands for nothing in a column of numbers."""
+BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
+SEPARATORS = ("|", ";", ",", " ")
+EXAMPLES = 3
+
+Seems = Literal["integers", "numbers", "texts", "booleans", "times", "scored ids", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSurvey:
+    """What a sample shows of a column."""
+
+    name: str
+    type: pa.DataType
+    """What it is read as."""
+    seems: Seems
+    """What its values are, or the elements of its lists."""
+    is_list: bool
+    width: int | None
+    """The length of its lists, where all have the same."""
+    rows: int
+    nulls: int
+    """Rows without a value, or with one that is not a number."""
+    values: int
+    """Values, or elements of lists."""
+    distinct: int
+    """Different values in the sample."""
+    estimate: int
+    """Different values in all of the rows, by Chao's estimate."""
+    low: Any = None
+    high: Any = None
+    lengths: tuple[int, float, int] | None = None
+    """Of lists: the shortest, the mean, the longest."""
+    examples: tuple[str, ...] = ()
+    two_valued: bool = False
+    """Whether 0 and 1 are all of its values."""
+    whole: bool = False
+    """Whether all of its numbers are whole."""
+    mean: float | None = None
+    ascending: bool = False
+    """Whether its values never fall, in the order of the rows."""
+
+    @property
+    def unique(self) -> bool:
+        """Whether next to every value is another one."""
+        return self.values >= 100 and self.distinct >= 0.98 * self.values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a sample shows of foreign files."""
+
+    files: tuple[ForeignFile, ...]
+    rows: int
+    """Rows of all files, about."""
+    sampled: int
+    """Rows that were looked at."""
+    exact_rows: bool
+    columns: tuple[ColumnSurvey, ...]
+    read_as: ColumnTypes
+    doubts: tuple[str, ...] = field(default=())
+    """What the sample does not settle."""
+
+
+def survey(files: Sequence[ForeignFile]) -> Survey:
+    """Look at a bounded sample of the files: first rows, and rows from places all over them."""
+    chosen = [files[i] for i in _spread(len(files), FILES)]
+    parts: list[pa.Table] = []
+    rows = sampled = 0.0
+    exact = True
+    doubts = []
+    for file in chosen:
+        found, total = (_parquet_sample if file.format == "parquet" else _line_sample)(file)
+        parts.append(found)
+        rows += total
+        sampled += found.num_rows
+        exact = exact and (file.format == "parquet" or found.num_rows == total)
+        if file.compression and found.num_rows < total:
+            doubts.append(
+                f"{file.path.name} is compressed: its first {found.num_rows:,} rows alone were "
+                "looked at."
+            )
+    if len(chosen) < len(files):
+        sizes = [file.path.stat().st_size for file in files]
+        rows *= sum(sizes) / sum(file.path.stat().st_size for file in chosen)
+        exact = False
+    types = _common_types(chosen, parts)
+    inferred = _typed(types, files[0])
+    total_rows = max(round(rows), int(sampled))
+    columns = tuple(
+        _column(name, inferred.columns[name], total_rows, inferred.read_as)
+        for name in files[0].names
+    )
+    twice = dict.fromkeys(name for file in files for name in file.renamed)
+    doubts += [
+        f"several columns are called {name!r}: all but the first got a number" for name in twice
+    ]
+    return Survey(
+        files=tuple(files),
+        rows=total_rows,
+        sampled=int(sampled),
+        exact_rows=exact,
+        columns=columns,
+        read_as=inferred.read_as,
+        doubts=tuple(doubts),
+    )
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most `most` of `count` things, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+def _parquet_sample(file: ForeignFile) -> tuple[pa.Table, float]:
+    with pq.ParquetFile(file.path) as opened:
+        parts = []
+        for group in _spread(opened.num_row_groups, SPOTS):
+            batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
+            if batch is not None:
+                parts.append(pa.table(batch.columns, names=list(file.names)))
+        if not parts:
+            empty = opened.schema_arrow.empty_table().columns
+            parts.append(pa.table(empty, names=list(file.names)))
+        return pa.concat_tables(parts), float(opened.metadata.num_rows)
+
+
+def _line_sample(file: ForeignFile) -> tuple[pa.Table, float]:
+    size = file.path.stat().st_size
+    parts: list[pa.Table] = []
+    seen = 0
+    packed_share = 1.0
+    with pa.OSFile(str(file.path)) as packed:
+        if file.compression:
+            with pa.CompressedInputStream(packed, file.compression) as stream:
+                head = stream.read(PACKED_BYTES)[file.start :]
+                packed_share = max(packed.tell(), 1) / size
+                ended = len(head) < PACKED_BYTES - file.start
+            spots = [head if ended else head[: head.rfind(b"\n") + 1]]
+            if ended:
+                packed_share = 1.0
+        else:
+            spots = list(_spots(packed, file.start, size))
+    for number, spot in enumerate(spots):
+        block = Block(file=file, content=spot, first=1 + file.header, after=None, done=0)
+        try:
+            rows = _sampled_rows(block)
+        except DataError:
+            if not number:
+                raise
+            continue  # a spot that begins within quotes
+        parts.append(rows)
+        seen += len(spot)
+    found = pa.concat_tables(parts, promote_options="permissive")
+    whole = (size - file.start) if not file.compression else seen / packed_share
+    total = found.num_rows * whole / max(seen, 1)
+    return found, float(found.num_rows) if seen >= whole else total
+
+
+def _spots(file: pa.NativeFile, start: int, size: int) -> Iterator[bytes]:
+    """Whole lines of the beginning, and from places all over the rest."""
+    if size - start <= FIRST_BYTES + SPOTS * SPOT_BYTES:
+        file.seek(start)
+        yield file.read(size - start)
+        return
+    file.seek(start)
+    first = file.read(FIRST_BYTES)
+    yield first[: first.rfind(b"\n") + 1]
+    begin = start + FIRST_BYTES
+    for index in range(SPOTS):
+        file.seek(begin + (size - begin - SPOT_BYTES) * index // (SPOTS - 1))
+        data = file.read(SPOT_BYTES)
+        line, end = data.find(b"\n") + 1, data.rfind(b"\n") + 1
+        if line and line < end:
+            yield data[line:end]
+
+
+def _sampled_rows(block: Block) -> pa.Table:
+    if block.file.format == "text":
+        return block.rows(block.file.names, ColumnTypes())
+    assert isinstance(block.content, bytes)
+    try:
+        return pa.json.read_json(
+            pa.BufferReader(block.content),
+            pa.json.ReadOptions(block_size=len(block.content) + 1, use_threads=False),
+        )
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{block.where}: cannot be read as lines of JSON: {error}. One key has one type in all "
+            "rows."
+        ) from None
+
+
+def _common_types(files: Sequence[ForeignFile], parts: Sequence[pa.Table]) -> pa.Table:
+    try:
+        return pa.concat_tables(parts, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{files[0].path} and the files beside it disagree on a column's type: {error}. Write "
+            "them alike, or import them apart."
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Typed:
+    columns: dict[str, pa.ChunkedArray]
+    read_as: ColumnTypes
+
+
+def _typed(sample: pa.Table, file: ForeignFile) -> _Typed:
+    """The sample's columns in the types that they are read as."""
+    columns: dict[str, pa.ChunkedArray] = {}
+    types: dict[str, pa.DataType] = {}
+    parted: dict[str, str] = {}
+    nulls: dict[str, None] = dict.fromkeys(NULLS)
+    for name in file.names:
+        column = sample[name] if name in sample.column_names else pa.chunked_array([[]], pa.null())
+        if file.format == "text":
+            separator = " " if name in file.lists else _separator(column)
+            if separator:
+                parted[name] = separator
+                column = _lists(column, separator)
+            else:
+                column, spelled = _numbers_or_times(column)
+                nulls.update(dict.fromkeys(spelled))
+        columns[name] = column
+        types[name] = column.type
+    return _Typed(columns, ColumnTypes(types=types, nulls=tuple(nulls), parted=parted))
+
+
+def _numbers_or_times(texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Sequence[str]]:
+    """Texts in the narrowest type that holds all of them, and what else stands for nothing."""
+    present = texts.drop_null()
+    if not len(present):
+        return texts, ()
+    spelled = [one for one in MORE_NULLS if pc.any(pc.equal(present, one)).as_py()]
+    for also in ((), spelled) if spelled else ((),):
+        less = (
+            pc.if_else(pc.is_in(texts, pa.array(also)), pa.scalar(None, pa.string()), texts)
+            if also
+            else texts
+        )
+        found = _as_narrow(less)
+        if found is not None:
+            return found, also
+    return texts, ()
+
+
+def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    if texts.null_count == len(texts):
+        return None
+    trimmed = pc.utf8_trim_whitespace(texts)
+    # A code as 00123 is no number, and neither is one of more than 18 digits.
+    code = pc.any(pc.match_substring_regex(trimmed, r"^-?0\d|^-?\d{19,}$")).as_py()
+    if not code:
+        for kind in (pa.int64(), pa.float64()):
+            try:
+                return trimmed.cast(kind)
+            except pa.ArrowInvalid:
+                continue
+    if set(pc.unique(trimmed).drop_null().to_pylist()[:8]) <= BOOLEANS:
+        return pc.is_in(pc.utf8_lower(trimmed), pa.array(["true"]))
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        try:
+            return texts.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    for form in ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d"):
+        try:
+            return pc.strptime(texts, form, "us")
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+def _separator(texts: pa.ChunkedArray) -> str:
+    """What parts the elements, where texts look like lists; nothing where they do not."""
+    present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
+    if not len(present):
+        return ""
+    brackets = pc.all(pc.match_substring_regex(present, r"^\[.*\]$")).as_py()
+    bare = pc.utf8_trim(present, "[]") if brackets else present
+    for separator in SEPARATORS:
+        escaped = "\\" + separator if separator == "|" else separator
+        several = pc.mean(pc.match_substring(bare, separator)).as_py()
+        # Words between blanks or commas are prose: only numbers are a list then.
+        element = r"[^|;]+" if separator in "|;" else r"\s*-?\d+\s*"
+        if brackets:
+            element = r"[^,]*"
+        pattern = f"^({element}({escaped}{element})*)?$"
+        if several >= 0.2 and pc.all(pc.match_substring_regex(bare, pattern)).as_py():
+            return separator
+    return "," if brackets else ""
+
+
+def _lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
+    lists = split_texts(texts, separator, pa.list_(pa.string()))
+    elements = _as_narrow(pa.chunked_array([chunk.flatten() for chunk in lists.chunks]))
+    if elements is not None and pa.types.is_integer(elements.type):
+        return split_texts(texts, separator, pa.list_(pa.int64()))
+    if elements is not None and pa.types.is_floating(elements.type):
+        return split_texts(texts, separator, pa.list_(pa.float64()))
+    return lists
+
+
+def _column(name: str, column: pa.ChunkedArray, rows: int, read_as: ColumnTypes) -> ColumnSurvey:
+    kind = column.type
+    lengths, width = None, None
+    is_list = _is_list(kind)
+    values = column
+    nulls = column.null_count
+    if is_list:
+        counted = pc.list_value_length(column).drop_null().to_numpy()
+        if counted.size:
+            lengths = (int(counted.min()), float(counted.mean()), int(counted.max()))
+            width = lengths[0] if lengths[0] == lengths[2] and lengths[0] > 0 else None
+        values = pa.chunked_array([one.flatten() for one in column.chunks], kind.value_type)
+    elif pa.types.is_map(kind):
+        return ColumnSurvey(
+            name=name, type=kind, seems="scored ids", is_list=True, width=None, rows=len(column),
+            nulls=nulls, values=0, distinct=0, estimate=0,
+        )  # fmt: skip
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    seems = _seems(values.type)
+    if seems in ("unknown", "scored ids"):
+        return ColumnSurvey(
+            name=name, type=kind, seems=seems, is_list=is_list, width=width, rows=len(column),
+            nulls=nulls, values=len(values), distinct=0, estimate=0, lengths=lengths,
+        )  # fmt: skip
+    present = values.drop_null()
+    if seems == "numbers":
+        finite = pc.is_finite(present)
+        nulls += 0 if is_list else len(present) - (pc.sum(finite).as_py() or 0)
+        present = present.filter(finite)
+    counted = pc.value_counts(present.combine_chunks())
+    counts = counted.field("counts").to_numpy(zero_copy_only=False)
+    different = counted.field("values")
+    mean_length = 1.0 if lengths is None else lengths[1]
+    low = high = mean = None
+    whole = ascending = False
+    if len(present) and seems in ("integers", "numbers", "times"):
+        bounds = pc.min_max(present).as_py()
+        low, high = bounds["min"], bounds["max"]
+        numbers = present.cast(pa.int64()) if seems == "times" else present
+        array = numbers.to_numpy()
+        ascending = not is_list and array.size > 1 and bool(np.all(array[1:] >= array[:-1]))
+        if seems != "times":
+            mean = float(array.mean())
+            whole = bool(np.all(np.mod(array, 1) == 0))
+    return ColumnSurvey(
+        name=name,
+        type=kind,
+        seems=seems,
+        is_list=is_list,
+        width=width,
+        rows=len(column),
+        nulls=nulls,
+        values=len(present),
+        distinct=len(counts),
+        estimate=_estimate(counts, round(rows * mean_length)),
+        low=low,
+        high=high,
+        lengths=lengths,
+        examples=tuple(_shown(one.as_py()) for one in different[:EXAMPLES]),
+        two_valued=seems in ("integers", "numbers", "booleans")
+        and set(pc.unique(different).to_pylist()[:3]) == {0, 1},
+        whole=whole,
+        mean=mean,
+        ascending=ascending,
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _seems(kind: pa.DataType) -> Seems:
+    types = pa.types
+    if types.is_integer(kind):
+        return "integers"
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return "numbers"
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "texts"
+    if types.is_boolean(kind):
+        return "booleans"
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return "times"
+    if types.is_struct(kind) and kind.num_fields == 2:
+        return "scored ids"
+    return "unknown"
+
+
+def _estimate(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
+    """Chao's estimate of how many different values there are: d + f1² / 2 f2, by those that the
+    sample has once and twice."""
+    if not counts.size:
+        return 0
+    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    sampled = int(counts.sum())
+    if once == sampled:
+        return values
+    unseen = once * once / (2 * twice) if twice else once * (once - 1) / 2
+    return int(min(len(counts) + unseen, len(counts) * max(1.0, values / sampled)))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return repr(value if len(value) <= 24 else f"{value[:21]}...")
+    if isinstance(value, datetime.datetime | datetime.date):
+        return value.isoformat()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,136 @@
+"""Value tests: what a foreign file is follows from its content, and its rows are read whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from strangers_files import PACKINGS, clicks, text, write
+
+from recd_plugins.data.importing import reading
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.reading import ColumnTypes, Position, blocks
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.errors import DataError
+
+
+def rows_of(path: Path, start: Position | None = None) -> pa.Table:
+    files = foreign_files([path])
+    names, read_as = list(files[0].names), survey(files).read_as
+    return pa.concat_tables(
+        [block.rows(names, read_as) for block in blocks(files, names, start)]
+    ).combine_chunks()
+
+
+TEXTS = [(suffix, packing) for suffix in (".csv", ".tsv", ".jsonl") for packing in PACKINGS]
+
+
+@pytest.mark.parametrize(("suffix", "packing"), [*TEXTS, (".parquet", "")])  # packed within
+def test_every_format_holds_the_same_rows(
+    tmp_path: Path, suffix: str, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of some lines, and from each of them on; the name says nothing of the packing."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 90)
+    table = clicks()
+    options = {"row_group_size": 150} if suffix == ".parquet" else {}
+    path = write(tmp_path / f"clicks{suffix}.part", table, PACKINGS[packing], **options)
+    whole = rows_of(path)
+    assert whole.to_pylist() == table.to_pylist()
+    files = foreign_files([path])
+    names, read_as = list(files[0].names), survey(files).read_as
+    found = list(blocks(files, names))
+    assert len(found) > 4
+    assert found[-1].done == path.stat().st_size
+    read = 0
+    for block in found:
+        read += len(block.rows(names, read_as))
+        if block.after is not None and read < len(table):
+            assert rows_of(path, block.after).to_pylist() == table.slice(read).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "rows"),
+    [
+        ("user,item\n1,2\n3,4\n", ("user", "item"), 2),
+        ("1,2\n3,4", ("column_1", "column_2"), 2),
+        ("a\tb\nx\ty\n", ("a", "b"), 1),
+        ("red,blue\nred,green\n", ("column_1", "column_2"), 2),  # a value of its column is no name
+        ("\ufeffuser;item\n1;2\n", ("user", "item"), 1),
+        ("user_id:token\titem_id:token\n7\t8\n", ("user_id", "item_id"), 1),
+        ('a,b\n"x,1","two\nlines"\n"say ""so""",z\n', ("a", "b"), 2),
+        ("a,a,b\n1,2,3\n", ("a", "a_2", "b"), 1),
+        (",user\n0,5\n1,6\n", ("column_1", "user"), 2),  # an index of pandas
+        ("a\r\n1\r\n2\r\n", ("a",), 2),
+        ("user|item\n1|2\n", ("user", "item"), 1),
+    ],
+)
+def test_text_shows_its_delimiter_and_header(
+    tmp_path: Path, content: str, names: tuple[str, ...], rows: int
+) -> None:
+    path = text(tmp_path / "data", content)
+    assert foreign_files([path])[0].names == names
+    assert len(rows_of(path)) == rows
+
+
+def test_what_the_user_says_counts(tmp_path: Path) -> None:
+    path = text(tmp_path / "data", "red,blue\nred,green\n")
+    (file,) = foreign_files([path], header=True, delimiter=";")
+    assert file.names == ("red,blue",)
+
+
+def test_a_quoted_line_end_ends_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 50)
+    values = [f"line {one}\nand, another" for one in range(40)]
+    path = write(tmp_path / "a.csv", pa.table({"n": list(range(40)), "text": values}))
+    assert rows_of(path)["text"].to_pylist() == values
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "the file is empty"),
+        (b"PK\x03\x04....", "is a zip archive. Unpack it"),
+        (b"\xff\xfea\x00b\x00", "UTF-16. Write it as UTF-8"),
+        (b"PAR1 but no more", "not a whole Parquet file"),
+        (b"\x1f\x8b\x08\x00 no gzip", "cannot be read"),
+        (b"a,b\n1,caf\xe9\n", "data:2: holds bytes that are no UTF-8"),
+        (b'[{"a": 1}]', "begins a JSON array. Write one object per line"),
+        (b'{"a": 1}\n{"a": \n', "data:2: is no JSON object on one line"),
+        (b"1::2::3\n4::5::6\n", "'::' parts its fields"),
+        (b"\x00\x01\x02\x00", "neither Parquet nor text"),
+    ],
+)
+def test_what_is_none_of_them_is_named(tmp_path: Path, content: bytes, says: str) -> None:
+    path = text(tmp_path / "data", content)
+    with pytest.raises(DataError, match=says):
+        foreign_files([path])
+
+
+def test_files_that_differ_are_no_table(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", pa.table({"a": [1], "b": [2]}))
+    write(tmp_path / "b.csv", pa.table({"a": [1], "c": [2]}))
+    with pytest.raises(DataError, match=r"b\.csv is text parted by ',', .* with columns a, c; "):
+        foreign_files([tmp_path])
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="is an empty folder"):
+        foreign_files([tmp_path / "none"])
+
+
+def test_a_line_cut_short_is_named_with_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 64)
+    lines = [f"{one},{one}" for one in range(50)]
+    lines[40] = "40"
+    path = text(tmp_path / "data", "a,b\n" + "\n".join(lines))
+    files = foreign_files([path])
+    with pytest.raises(DataError, match=r"data:42: Expected 2 columns, got 1: 40"):
+        [block.rows(["a"], ColumnTypes()) for block in blocks(files, ["a"])]
+    whole = write(tmp_path / "whole.csv", clicks(2_000), "gzip")
+    cut = text(tmp_path / "cut.csv.gz", whole.read_bytes()[:8_000])
+    with pytest.raises(
+        DataError, match=r"cut\.csv\.gz: cannot be read .*Check .* that it is whole"
+    ):
+        rows_of(cut)

@@ -1,0 +1,131 @@
+"""Value tests: what the columns of foreign files seem to be, and the schema that says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from strangers_files import PACKINGS, clicks, text, write
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.data.importing import survey as surveys
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.proposal import Proposal, propose
+from recd_plugins.data.importing.survey import survey
+
+
+def proposed(path: Path) -> Proposal:
+    return propose(survey(foreign_files([path])))
+
+
+@pytest.mark.parametrize("name", [*(f"c.csv{one}" for one in PACKINGS), "c.jsonl", "c.parquet"])
+def test_every_format_gets_the_same_schema(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, clicks(), PACKINGS.get(Path(name).suffix))
+    assert proposed(path).schema == {
+        "session_id": "visit",
+        "timestamp": "at",
+        "timestamp_unit": "s",
+        "label": "clicked",
+        "dense": [{"name": "price", "nulls": {"value": 0}}],
+        "sparse": [
+            {"name": "item_id", "num_ids": 87, "ids": "vocabulary"},
+            {"name": "brand", "num_ids": 24, "ids": "vocabulary"},
+        ],
+    }
+
+
+def test_what_a_column_is_stands_beside_it(tmp_path: Path) -> None:
+    found = proposed(write(tmp_path / "clicks.csv", clicks()))
+    assert "text parted by ',', a header" in found.text
+    assert "# 400 rows, 400 of which were looked at; 6 columns" in found.text
+    (brand,) = (line for line in found.text.splitlines() if "name: brand" in line)
+    assert "texts; 9 different; as 'brand" in brand
+    assert any("0 stands for them" in doubt for doubt in found.doubts)
+
+
+COLUMNS = {
+    "row": list(range(500)),  # the number of the row
+    "user_id": [one % 90 for one in range(500)],
+    "stars": [1 + one % 5 for one in range(500)],
+    "day": [f"2024-03-{1 + one // 20:02}" for one in range(500)],
+    "genres": ["|".join(["drama", "war", "noir"][: 1 + one % 3]) for one in range(500)],
+    "basket": [f"[{one}, {one * 3}]" for one in range(500)],
+    "title": [f"The story of film number {one}, retold by its director" for one in range(500)],
+    "same": ["x"] * 500,
+    "zip": [f"0{one % 200:04}" for one in range(500)],
+    "age": ["NA" if one % 50 == 0 else str(20 + one % 40) for one in range(500)],
+    "mean": [one / 7 for one in range(500)],
+}
+
+
+def test_columns_of_many_kinds(tmp_path: Path) -> None:
+    found = proposed(write(tmp_path / "films.csv", pa.table(COLUMNS)))
+    schema = found.schema
+    assert (schema["session_id"], schema["timestamp"]) == (None, "day")
+    assert "timestamp_unit" not in schema  # dates say what they are
+    assert schema["labels"] == [{"name": "stars", "kind": "graded", "grades": 6}]
+    dense = {one if isinstance(one, str) else one["name"] for one in schema["dense"]}
+    assert dense == {"age", "mean"}
+    sparse = {one["name"]: one for one in schema["sparse"]}
+    assert sparse["user_id"] == {"name": "user_id", "num_ids": 90, "kind": "user"}
+    assert sparse["genres"]["sequence"]
+    assert sparse["basket"]["sequence"]
+    assert sparse["zip"]["ids"] == "vocabulary"  # 00123 is no number
+    left_out = found.text[found.text.index("# Left out") :]
+    assert all(f"# - {name}: " in left_out for name in ("row", "title", "same"))
+
+
+def test_a_second_label_is_no_feature(tmp_path: Path) -> None:
+    table = clicks().append_column("purchase", pa.array([0, 1] * 200))
+    found = proposed(write(tmp_path / "c.parquet", table))
+    assert found.schema["label"] == "clicked"
+    assert "purchase: looks like another label" in found.text
+    lonely = proposed(write(tmp_path / "d.csv", clicks().drop_columns(["clicked"])))
+    assert "# doubt: no column looks like a label" in lonely.text
+
+
+def test_numbers_of_lists_and_vectors(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "y": [0, 1] * 100,
+            "vector": pa.array(draw.random((200, 4)).tolist(), pa.list_(pa.float32())),
+            "cart": pa.array(
+                [[{"id": one, "weight": 0.5}] for one in range(200)],
+                pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float32())])),
+            ),
+        }
+    )
+    schema = proposed(write(tmp_path / "t.parquet", table)).schema
+    assert schema["dense"] == [{"name": "vector", "width": 4}]
+    assert schema["sparse"] == [
+        {"name": "cart", "num_ids": 100_000, "ids": "hash", "scored": True, "sequence": True}
+    ]
+
+
+def test_a_large_file_is_sampled_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of its end count, and how many rows there are is an estimate close to the truth."""
+    monkeypatch.setattr(surveys, "FIRST_BYTES", 4_096)
+    monkeypatch.setattr(surveys, "SPOT_BYTES", 2_048)
+    rows = 40_000
+    table = pa.table({"label": [0, 1] * (rows // 2), "item_id": [f"i{one}" for one in range(rows)]})
+    found = survey(foreign_files([write(tmp_path / "c.csv", table)]))
+    assert found.sampled < rows / 10
+    assert abs(found.rows - rows) < 0.05 * rows
+    assert not found.exact_rows
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+    path, out = write(tmp_path / "clicks.csv", clicks()), tmp_path / "new" / "schema.yaml"
+    result = CliRunner().invoke(app, ["data", "schema", str(path), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert f"{out}: 2 doubts to settle" in result.stderr
+    shown = CliRunner().invoke(app, ["data", "schema", str(path), "--json"])
+    assert json.loads(shown.stdout)["schema"] == yaml.safe_load(out.read_text())
+    broken = CliRunner().invoke(app, ["data", "schema", str(text(tmp_path / "no", ""))])
+    assert (broken.exit_code, "the file is empty" in broken.stderr) == (2, True)
