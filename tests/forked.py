@@ -53,7 +53,7 @@ def run_module(
         printed = Path(name)
         variables = dict(os.environ) | dict(environment or {})
         given = (module, arguments, str(folder), variables, printed)
-        process = context.Process(target=_be_the_program, args=given)
+        process = context.Process(target=_watch_the_program, args=given)
         process.start()
         process.join(timeout)
         if process.is_alive() and process.pid is not None:
@@ -65,11 +65,26 @@ def run_module(
         return Done(code, (printed / "out").read_text(), (printed / "err").read_text())
 
 
+def _watch_the_program(
+    module: str, arguments: tuple[str, ...], folder: str, variables: dict[str, str], printed: Path
+) -> None:
+    """End as it ends, and let it end with us: it has no thread of ours, as a fresh one has none."""
+    os.setsid()  # what it starts is killed with it
+    given = (module, arguments, folder, variables, printed)
+    program = multiprocessing.get_context("fork").Process(target=_be_the_program, args=given)
+    program.start()
+    die_with_parent()
+    program.join()
+    code = program.exitcode
+    assert code is not None
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
 def _be_the_program(
     module: str, arguments: tuple[str, ...], folder: str, variables: dict[str, str], printed: Path
 ) -> None:
-    os.setsid()  # what it starts is killed with it
-    die_with_parent()
     for number, name in ((1, "out"), (2, "err")):
         with (printed / name).open("wb") as file:
             os.dup2(file.fileno(), number)

@@ -1,4 +1,8 @@
-"""Real processes: ranks that end well, fail, are killed, interrupted or orphaned; one on gloo."""
+"""Real processes: ranks that end well, fail, are killed, interrupted or orphaned; one on gloo.
+
+All of it holds of interpreters, as which this process starts ranks, and of ranks that are forked
+from a server, in a process that can be copied.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from forked import run_module
 
-from recd_plugins.launch.command import SHOWN, Failure, launch
+from recd_plugins.launch import command as launcher
+from recd_plugins.launch.command import SHOWN, Failure
 from recd_plugins.launch.environment import PARENT, die_with_parent, loopback_store
+from recd_plugins.launch.server import RankServer, rank_server
 
 pytestmark = pytest.mark.slow
 
 LIMIT = 30.0
+COPIED = "RECD_TEST_COPIED"
+"""The variable that is set where these tests run in a process that can be copied."""
+
+ONCE = pytest.mark.skipif(COPIED in os.environ, reason="this is the process that can be copied")
+
+Launch = Callable[..., Failure | None]
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -38,6 +53,32 @@ def wait_for(name):
     while not Path(name).exists():
         time.sleep(0.01)
 """
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankServer | None]:
+    if COPIED not in os.environ:
+        yield None
+        return
+    with rank_server(["torch.distributed"]) as server:
+        if sys.platform != "linux" or torch.version.cuda is not None:
+            pytest.skip("ranks are forked on Linux, where torch is built for the CPU")
+        assert server is not None
+        yield server
+
+
+@pytest.fixture
+def launch(server: RankServer | None) -> Launch:
+    """`launch`, with the server that there is."""
+    return partial(launcher.launch, server=server)
+
+
+@ONCE
+def test_all_of_this_holds_of_ranks_that_are_forked() -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    here = str(Path(__file__).parents[2])
+    done = run_module("pytest", *options, __file__, folder=here, environment={COPIED: "1"})
+    assert done.code == 0, done.out + done.err
 
 
 @pytest.fixture
@@ -80,7 +121,7 @@ def failed(outcome: Failure | None) -> Failure:
 
 
 def test_each_rank_knows_its_place(
-    program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+    launch: Launch, program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     command = program("tell(env=dict(os.environ), argv=sys.argv[1:])")
@@ -106,7 +147,9 @@ def test_each_rank_knows_its_place(
     assert "RANK" not in os.environ
 
 
-def test_what_is_typed_is_for_the_launcher(program: Callable[[str], list[str]]) -> None:
+def test_what_is_typed_is_for_the_launcher(
+    launch: Launch, program: Callable[[str], list[str]]
+) -> None:
     typed, before = Path("typed"), os.dup(0)
     typed.write_text("something")
     with typed.open() as file:
@@ -120,7 +163,7 @@ def test_what_is_typed_is_for_the_launcher(program: Callable[[str], list[str]]) 
 
 
 def test_an_interface_of_the_users_choice_stays(
-    program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+    launch: Launch, program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert launch(program("tell(face=os.environ['GLOO_SOCKET_IFNAME'])"), 1, threads=1) is None
@@ -128,7 +171,7 @@ def test_an_interface_of_the_users_choice_stays(
 
 
 def test_rank_0_speaks_and_the_others_are_kept(
-    program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str]
+    launch: Launch, program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = program("print(f'rank {rank} speaks'); print('and errs', file=sys.stderr)")
     assert launch(command, 2, threads=1) is None
@@ -138,6 +181,7 @@ def test_rank_0_speaks_and_the_others_are_kept(
 
 
 def test_a_rank_that_fails_is_shown_and_stops_the_others(
+    launch: Launch,
     program: Callable[[str], list[str]],
 ) -> None:
     command = program(
@@ -164,13 +208,17 @@ time.sleep(60)
         assert gone(pid)
 
 
-def test_a_rank_that_dies_of_a_signal_is_reported(program: Callable[[str], list[str]]) -> None:
+def test_a_rank_that_dies_of_a_signal_is_reported(
+    launch: Launch, program: Callable[[str], list[str]]
+) -> None:
     command = program("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
     failure = failed(launch(command, 2, threads=1))
     assert str(failure) == "rank 0 ended with SIGKILL and said nothing"
 
 
-def test_the_end_of_a_long_output_is_shown(program: Callable[[str], list[str]]) -> None:
+def test_the_end_of_a_long_output_is_shown(
+    launch: Launch, program: Callable[[str], list[str]]
+) -> None:
     command = program(
         "print('the beginning', 'x' * 100_000, 'the end', file=sys.stderr); sys.exit(1)"
     )
@@ -180,12 +228,16 @@ def test_the_end_of_a_long_output_is_shown(program: Callable[[str], list[str]]) 
     assert failure.output.endswith("xxx the end")
 
 
-def test_an_output_that_is_no_text_is_shown(program: Callable[[str], list[str]]) -> None:
+def test_an_output_that_is_no_text_is_shown(
+    launch: Launch, program: Callable[[str], list[str]]
+) -> None:
     command = program("os.write(2, b'caf\\xe9'); sys.exit(1)")
     assert failed(launch(command, 1, threads=1)).output == "caf\N{REPLACEMENT CHARACTER}"
 
 
-def test_what_a_rank_started_ends_with_it(program: Callable[[str], list[str]]) -> None:
+def test_what_a_rank_started_ends_with_it(
+    launch: Launch, program: Callable[[str], list[str]]
+) -> None:
     command = program(
         """
 child = subprocess.Popen(["sleep", "60"])
@@ -238,6 +290,7 @@ def both(name: str) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_passed_on_and_ranks_stop_by_themselves(
+    launch: Launch,
     number: signal.Signals,
     program: Callable[[str], list[str]],
     send: Callable[[int, Callable[[], bool]], None],
@@ -252,7 +305,9 @@ def test_the_first_signal_is_passed_on_and_ranks_stop_by_themselves(
 
 
 def test_the_second_signal_kills(
-    program: Callable[[str], list[str]], send: Callable[[int, Callable[[], bool]], None]
+    launch: Launch,
+    program: Callable[[str], list[str]],
+    send: Callable[[int, Callable[[], bool]], None],
 ) -> None:
     command = program(
         """
@@ -272,7 +327,7 @@ while True:
         assert gone(pid)
 
 
-def test_nothing_is_left_open(program: Callable[[str], list[str]]) -> None:
+def test_nothing_is_left_open(launch: Launch, program: Callable[[str], list[str]]) -> None:
     command = program("sys.exit(rank)")
     launch(command, 2, threads=1)
     before = sorted(os.listdir("/proc/self/fd"))
@@ -280,6 +335,7 @@ def test_nothing_is_left_open(program: Callable[[str], list[str]]) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+@ONCE
 def test_a_rank_ends_when_its_launcher_is_gone() -> None:
     ours, theirs = os.pipe()
     code = (
@@ -307,6 +363,7 @@ def test_a_rank_ends_when_its_launcher_is_gone() -> None:
         rank.communicate()
 
 
+@ONCE
 def test_a_process_that_nobody_launched_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PARENT, raising=False)
     before = threading.active_count()
@@ -329,6 +386,7 @@ def listening(pid: int | str) -> set[str]:
     return addresses
 
 
+@ONCE
 def test_the_store_listens_on_loopback_alone() -> None:
     before = listening("self")
     store = loopback_store(1)
@@ -344,7 +402,7 @@ def test_the_store_listens_on_loopback_alone() -> None:
 
 
 def test_gloo_ranks_meet_at_the_store_and_listen_on_loopback_alone(
-    program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+    launch: Launch, program: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))

@@ -89,16 +89,20 @@ def metrics(folder: Path, run: str) -> list[dict[str, Any]]:
 
 
 def ranks_of(job: subprocess.Popen[str]) -> list[int]:
-    """The processes that a launcher started, by rank."""
-    out = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=True)
-    return [int(pid) for pid in out.stdout.split()]
+    """The two that a launcher's server forked, or that it started itself, by rank."""
+    started = children(job.pid)
+    return started if len(started) > 1 else children(started[0])
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started, first to last."""
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(child) for child in found.stdout.split()]
 
 
 def below(pid: int) -> list[int]:
     """The processes that a process started, and theirs."""
-    out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    children = [int(child) for child in out.stdout.split()]
-    return children + [grandchild for child in children for grandchild in below(child)]
+    return [one for child in children(pid) for one in (child, *below(child))]
 
 
 def gone(pids: Sequence[int], within: float = 10.0) -> bool:

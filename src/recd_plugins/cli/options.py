@@ -16,6 +16,7 @@ from recd_plugins.errors import RecdError
 
 if TYPE_CHECKING:
     from recd_plugins.data.table import Progress  # pyarrow, which `recd --help` does without
+    from recd_plugins.launch.server import RankServer
 
 __all__ = [
     "AsJson",
@@ -28,6 +29,7 @@ __all__ = [
     "TableFolder",
     "progress",
     "reported",
+    "server_of_ranks",
 ]
 
 RegistryFile = Annotated[
@@ -106,6 +108,18 @@ def _message(error: RecdError | OSError) -> str:
         f"{what}: {error.strerror or 'cannot be read or written'}. Name another path, or see to "
         "its rights and to the space on its disk."
     )
+
+
+@contextmanager
+def server_of_ranks() -> Iterator[RankServer | None]:
+    """Import what ranks need, and fork the server that `launch` has them from, if that can be:
+    before anything is loaded or computed, for the server is a copy of this process."""
+    from recd_plugins.compat.versions import check_versions, installed_versions
+    from recd_plugins.launch.server import rank_server
+
+    check_versions(installed_versions())
+    with rank_server(["recd_plugins.trainer.run"]) as server:
+        yield server
 
 
 @contextmanager

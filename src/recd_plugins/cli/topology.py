@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.options import AsJson, Debug, reported, server_of_ranks
 from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
+    from recd_plugins.launch.server import RankServer
     from recd_plugins.stack import Stack
 
 __all__ = ["topology"]
@@ -52,7 +53,7 @@ def measure(
     Starts its ranks itself; under torchrun (`torchrun -m recd_plugins topology measure`) it is
     one rank of the running cluster.
     """
-    with reported(debug):
+    with reported(debug), server_of_ranks() as server:
         from recd_plugins.errors import RegistryError
         from recd_plugins.stack import load
 
@@ -69,17 +70,20 @@ def measure(
         command += [] if ranks_per_node is None else ["--ranks-per-node", str(ranks_per_node)]
         command += [] if rounds is None else ["--rounds", str(rounds)]
         command += ["--debug"] if debug else []
-        found = _lead(stack, command, save)
+        found = _lead(stack, command, save, server)
     print(json.dumps(found) if as_json else save.read_text() + str(save))
 
 
-def _lead(stack: Stack, command: list[str], save: Path) -> dict[str, Any]:
+def _lead(
+    stack: Stack, command: list[str], save: Path, server: RankServer | None
+) -> dict[str, Any]:
     import dataclasses
 
     from recd_plugins.launch.command import launch
     from recd_plugins.planning.topology import load_topology
 
-    failure = launch(command, stack.registry.train.ranks, threads=1, quiet=True)
+    ranks = stack.registry.train.ranks
+    failure = launch(command, ranks, threads=1, quiet=True, server=server)
     if failure is not None:
         print(failure.output if failure.code == 2 else f"error: {failure}", file=sys.stderr)
         raise typer.Exit(2 if failure.code == 2 else 1)

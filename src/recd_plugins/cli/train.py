@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Overrides,
+    RegistryFile,
+    progress,
+    reported,
+    server_of_ranks,
+)
 
 if TYPE_CHECKING:
+    from recd_plugins.launch.server import RankServer
     from recd_plugins.stack import Stack
 
 __all__ = ["train"]
@@ -39,15 +48,13 @@ def train(
     Ctrl-C saves a checkpoint and ends; --resume goes on from there.
     """
     changes = list(overrides or ())
-    with reported(debug):
-        from recd_plugins.compat.versions import check_versions, installed_versions
+    with reported(debug), server_of_ranks() as server:
         from recd_plugins.stack import load
 
         if ranks is not None:
             changes.append(f"train.ranks={ranks}")
         if profile:
             changes.append("train.profile_steps=5")
-        check_versions(installed_versions())
         stack = load(registry, changes)
         for slot in ("dataset", "model"):
             stack.registry.one(slot)  # named before any work is done for it
@@ -57,14 +64,16 @@ def train(
         command = ["recd_plugins", "train", *changes, "--registry", str(registry)]
         command += ["--resume"] if resume else []
         command += ["--debug"] if debug else []
-        summary = _lead(stack, command, resume, quiet=as_json)
+        summary = _lead(stack, command, resume, server, quiet=as_json)
     if as_json:
         print(json.dumps(summary))
     else:
         _show(summary)
 
 
-def _lead(stack: Stack, command: list[str], resume: bool, *, quiet: bool) -> dict[str, Any]:
+def _lead(
+    stack: Stack, command: list[str], resume: bool, server: RankServer | None, *, quiet: bool
+) -> dict[str, Any]:
     """Prepare the data, start the ranks, wait for them; the summary that rank 0 wrote."""
     from recd_plugins.launch.command import launch
     from recd_plugins.trainer.run_folder import check_resumable
@@ -76,7 +85,7 @@ def _lead(stack: Stack, command: list[str], resume: bool, *, quiet: bool) -> dic
         stack.prepare(show)
     stack.check()
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks)
-    failure = launch(command, settings.ranks, threads=threads, quiet=quiet)
+    failure = launch(command, settings.ranks, threads=threads, quiet=quiet, server=server)
     if failure is not None:
         user_error = failure.code == 2
         print(failure.output if user_error else f"error: {failure}", file=sys.stderr)

@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Overrides,
+    RegistryFile,
+    progress,
+    reported,
+    server_of_ranks,
+)
 from recd_plugins.cli.tune_loss import loss
 
 if TYPE_CHECKING:
+    from recd_plugins.launch.server import RankServer
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.tuning.trials import Search, Trial
 
@@ -63,7 +72,7 @@ def batch(
     Each trial trains some steps on fresh ranks. Memory: on CUDA all that torch has allocated, on
     the CPU what a rank's resident set peaks above its level before the first step.
     """
-    with reported(debug):
+    with reported(debug), server_of_ranks() as server:
         from recd_plugins.stack import load
 
         changes = list(overrides or ())
@@ -80,7 +89,7 @@ def batch(
         if stack.registry.chosen("dedup"):
             sides["dedup"] = changes
         searches = {
-            name: _search(stack, registry, side, name, allowed, steps, precision)
+            name: _search(stack, registry, side, name, allowed, steps, precision, server)
             for name, side in sides.items()
         }
     found = _found(stack, allowed, searches)
@@ -98,6 +107,7 @@ def _search(
     budget: float,
     steps: int,
     precision: float,
+    server: RankServer | None,
 ) -> Search:
     from rich.console import Console
 
@@ -117,6 +127,7 @@ def _search(
                 steps=steps,
                 ranks=settings.ranks,
                 threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+                server=server,
             )
         console.print(f"{name:<5} {_line(trial, budget)}", soft_wrap=True)
         return trial

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Overrides,
+    RegistryFile,
+    progress,
+    reported,
+    server_of_ranks,
+)
 
 if TYPE_CHECKING:
+    from recd_plugins.launch.server import RankServer
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.tuning.learning import Learning
 
@@ -67,7 +76,7 @@ def loss(
     A larger batch moves fewer bytes for a sample and needs more samples to learn as much: only
     training shows which is best. Learning rates are the registry's for all of them.
     """
-    with reported(debug):
+    with reported(debug), server_of_ranks() as server:
         from recd_plugins.stack import load
 
         changes = list(overrides or ())
@@ -88,7 +97,16 @@ def loss(
         trainings = {
             name: {
                 size: _train(
-                    stack, registry, side, name, size, samples or rows, target, counted, budget
+                    stack,
+                    registry,
+                    side,
+                    name,
+                    size,
+                    samples or rows,
+                    target,
+                    counted,
+                    budget,
+                    server,
                 )
                 for size in sizes
             }
@@ -111,6 +129,7 @@ def _train(
     until: float | None,
     window: int,
     budget: float,
+    server: RankServer | None,
 ) -> Learning | None:
     from rich.console import Console
 
@@ -129,6 +148,7 @@ def _train(
                 window=window,
                 ranks=settings.ranks,
                 threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+                server=server,
             )
     except TrialFailed as error:
         user_error = error.failure.code == 2

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from recd_plugins.launch.environment import (
     LOOPBACK,
@@ -26,6 +26,7 @@ from recd_plugins.launch.environment import (
     loopback_store,
     rank_environment,
 )
+from recd_plugins.launch.server import ForkedProgram, RankServer
 
 __all__ = ["Failure", "launch"]
 
@@ -57,19 +58,18 @@ def launch(
     threads: int,
     quiet: bool = False,
     stopping: str = STOPPING,
+    server: RankServer | None = None,
 ) -> Failure | None:
     """Run `python -m <command>` on ranks until all end; the first failure.
 
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
     that all ranks stop after the same step, and `stopping` is printed; the second
-    kills them. `quiet` keeps rank 0's lines too.
+    kills them. `quiet` keeps rank 0's lines too. Ranks are forked from `server`, if there is
+    one; else each is an interpreter of its own.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()
-    shared = os.environ | {
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks join our store and open none
-        PARENT: str(ours),
-    }
+    shared = os.environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # ranks join our store
     place = partial(
         rank_environment,
         world_size=ranks,
@@ -79,10 +79,9 @@ def launch(
     )
     processes: list[_Rank] = []
     try:
-        processes.extend(  # one by one: those that have started are ended if the next cannot
-            _Rank(rank, command, shared | place(rank), ours, quiet=quiet or rank > 0)
-            for rank in range(ranks)
-        )
+        for rank in range(ranks):  # those that have started are ended if the next cannot
+            processes.append(_Rank(rank, speaks=rank == 0 and not quiet))
+            processes[-1].start(command, shared | place(rank), ours, server)
         with _forwarded(processes, stopping):
             return _wait(processes)
     finally:
@@ -95,26 +94,44 @@ def launch(
 class _Rank:
     """One process and what it printed."""
 
-    def __init__(
-        self,
-        rank: int,
-        command: Sequence[str],
-        environment: dict[str, str],
-        parent: int,
-        *,
-        quiet: bool,
-    ) -> None:
+    def __init__(self, rank: int, *, speaks: bool) -> None:
         self.rank = rank
-        self._printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # until killed
-        self.process = subprocess.Popen(
+        self._speaks = speaks
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # until killed
+        self._process: subprocess.Popen[bytes] | ForkedProgram | None = None
+
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        parent: int,
+        server: RankServer | None,
+    ) -> None:
+        """It ends with its parent: the server, or whoever holds the other end of a pipe."""
+        out = 1 if self._speaks else self._printed.fileno()
+        if server is not None:
+            err = self._printed.fileno()
+            self._process = server.start(command, environment, out=out, err=err)
+            return
+        self._process = subprocess.Popen(
             [sys.executable, "-m", *command],
-            env=environment,
+            env={**environment, PARENT: str(parent)},
             stdin=subprocess.DEVNULL,
-            stdout=self._printed if quiet else None,
+            stdout=out,
             stderr=self._printed,
             pass_fds=[parent],
             start_new_session=True,  # Ctrl-C reaches it through us alone
         )
+
+    def poll(self) -> int | None:
+        """How it ended; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def interrupt(self) -> None:
+        """Pass Ctrl-C on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
 
     def output(self) -> str:
         self._printed.seek(0)
@@ -123,9 +140,10 @@ class _Rank:
 
     def kill(self) -> None:
         """End it and the processes that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._printed.close()
 
 
@@ -133,7 +151,7 @@ def _wait(processes: list[_Rank]) -> Failure | None:
     waiting = list(processes)
     while waiting:
         for process in list(waiting):
-            code = process.process.poll()
+            code = process.poll()
             if code is None:
                 continue
             waiting.remove(process)
@@ -155,8 +173,7 @@ def _forwarded(processes: list[_Rank], stopping: str) -> Any:
         asked = True
         print(f"\n{stopping}", file=sys.stderr, flush=True)
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.process.send_signal(signal.SIGINT)
+            process.interrupt()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, forward) for number in numbers}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.launch.command import Failure, launch
+from recd_plugins.launch.server import RankServer
 from recd_plugins.trainer.tuning.learning import Learning
 from recd_plugins.trainer.tuning.trial_rank import OUT_OF_MEMORY, WARM_UP
 
@@ -91,9 +92,12 @@ def run_trial(
     steps: int,
     ranks: int,
     threads: int,
+    server: RankServer | None,
 ) -> Trial:
     """Train `steps` steps on fresh ranks; `TrialFailed` if they end in any way but by memory."""
-    found = _run(registry, overrides, batch_size, ranks, threads, steps=steps, budget=budget_mib)
+    found = _run(
+        registry, overrides, batch_size, ranks, threads, server, steps=steps, budget=budget_mib
+    )
     if found is None:
         return Trial(batch_size=batch_size, fits=False)
     return Trial(
@@ -115,6 +119,7 @@ def run_learning(
     window: int,
     ranks: int,
     threads: int,
+    server: RankServer | None,
 ) -> Learning | None:
     """Train `samples` samples on fresh ranks, or until the loss of `window` of them is low enough.
 
@@ -127,6 +132,7 @@ def run_learning(
         batch_size,
         ranks,
         threads,
+        server,
         steps=max(1, samples // at_once - WARM_UP),
         budget=budget_mib,
         window=max(1, window // at_once),
@@ -150,6 +156,7 @@ def _run(
     batch_size: int,
     ranks: int,
     threads: int,
+    server: RankServer | None,
     **options: float,
 ) -> dict[str, Any] | None:
     """What a trial found; None if it died of memory."""
@@ -164,7 +171,12 @@ def _run(
         ]
         command += [f"--{name}={value}" for name, value in options.items()]
         failure = launch(
-            [*command, *changes], ranks, threads=threads, quiet=True, stopping="stopping"
+            [*command, *changes],
+            ranks,
+            threads=threads,
+            quiet=True,
+            stopping="stopping",
+            server=server,
         )
         if failure is not None and failure.code == -signal.SIGINT:
             raise KeyboardInterrupt
