@@ -90,6 +90,7 @@ def _be_the_program(
             os.dup2(file.fileno(), number)
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # TMPDIR may be another
     os.chdir(folder)
     ours = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = [folder, *ours]

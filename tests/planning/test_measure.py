@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from typer.testing import CliRunner
+from forked import run_module
 
-from recd_plugins.cli.main import app
 from recd_plugins.planning.measured_topology import fit_link, measure_topology
 from recd_plugins.planning.topology import GB, Link, Topology, load_topology
 from recd_plugins.testing.gloo import GlooPool
@@ -87,9 +86,9 @@ def test_the_command_saves_a_topology(tmp_path: Path) -> None:
     save = tmp_path / "here.yaml"
     run = ["topology", "measure", "--ranks", "1", "--device", "cpu", "--rounds", "4"]
     run += ["--save", str(save), "--json"]
-    result = CliRunner().invoke(app, run)
-    assert result.exit_code == 0, result.output
-    values = json.loads(result.stdout)
+    done = run_module("recd_plugins", *run, folder=tmp_path)
+    assert done.code == 0, done.err
+    values = json.loads(done.out)
     found = load_topology(save, "topology")
     assert values["gather_gbps"] == found.gather_gbps
     assert found.a2a_global is None  # one rank exchanges nothing

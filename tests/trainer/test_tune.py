@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
+from forked import Done, run_module
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import DEADLINE, gone
@@ -151,14 +151,19 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def tune(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["tune", "batch", "--steps=1", "--budget=160", *arguments])
+OPTIONS = ("tune", "batch", "--steps=1", "--budget=160")
+
+
+def tune(here: Path, *arguments: str) -> Done:
+    return run_module(
+        "recd_plugins", *OPTIONS, *arguments, folder=here, environment={"TMPDIR": str(here)}
+    )
 
 
 def test_the_largest_batch_is_found_by_real_trials(here: Path) -> None:
-    result = tune("--precision=15", "--json", "train.batch_size=16")
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
+    result = tune(here, "--precision=15", "--json", "train.batch_size=16")
+    assert result.code == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)
     assert {key: found[key] for key in ("budget_mib", "device", "ranks", "gain")} == {
         "budget_mib": 160.0,
         "device": "cpu",
@@ -177,27 +182,27 @@ def test_the_largest_batch_is_found_by_real_trials(here: Path) -> None:
         "samples_per_second": None,
     }
     assert found["sides"]["plain"]["best"] == fits
-    last = result.stderr.splitlines()[-1]
+    last = result.err.splitlines()[-1]
     assert last.split() == ["plain", "32", "out", "of", "memory"]
     assert not list(here.glob("recd-trial-*"))
 
 
 def test_a_trial_that_fails_otherwise_is_an_error(here: Path) -> None:
-    result = tune("train.batch_size=5")
-    assert result.exit_code == 1
-    assert "error: rank 0 ended with exit code 1; it said:" in result.stderr
-    assert "ArithmeticError: a batch of five" in result.stderr
-    assert result.stdout == ""
+    result = tune(here, "train.batch_size=5")
+    assert result.code == 1
+    assert "error: rank 0 ended with exit code 1; it said:" in result.err
+    assert "ArithmeticError: a batch of five" in result.err
+    assert result.out == ""
 
 
 def test_a_mistake_is_reported_as_one(here: Path) -> None:
-    result = tune("train.batch_size=0")
-    assert result.exit_code == 2
-    assert "train.batch_size: must be >= 1" in result.stderr
+    result = tune(here, "train.batch_size=0")
+    assert result.code == 2
+    assert "train.batch_size: must be >= 1" in result.err
 
 
 def test_ctrl_c_leaves_nothing_behind(here: Path) -> None:
-    """A trial that would wait for long, and a user who does not."""
+    """A trial that would wait for long, and a user who does not; its rank is an interpreter."""
     started: list[int] = []
 
     def interrupt() -> None:
@@ -209,7 +214,7 @@ def test_ctrl_c_leaves_nothing_behind(here: Path) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    result = tune("train.batch_size=6")
+    result = CliRunner().invoke(app, [*OPTIONS, "train.batch_size=6"])
     thread.join()
     assert result.exit_code == 130
     assert isinstance(result.exception, SystemExit)

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from forked import Done, run_module
 from probe_plugin import probe_registry
-from typer.testing import CliRunner
 
-from recd_plugins.cli.main import app
 from recd_plugins.trainer.tuning.learning import Learning, loss_of_all
 
 pytestmark = pytest.mark.slow
@@ -59,18 +57,17 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def tune(registry: Path, *arguments: str) -> Result:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    return CliRunner().invoke(app, ["tune", "loss", "--registry", str(registry), *arguments])
+def tune(registry: Path, *arguments: str) -> Done:
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = ("tune", "loss", "--registry", str(registry), *arguments)
+    environment = {"PYTHONPATH": path}
+    return run_module("recd_plugins", *command, folder=registry.parent, environment=environment)
 
 
-def test_batch_sizes_are_trained_to_one_loss(
-    registry: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")  # restored in the end
+def test_batch_sizes_are_trained_to_one_loss(registry: Path) -> None:
     result = tune(registry, "--batch-size=8", "--batch-size=64", "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
     assert (found["window"], found["ranks"]) == (64, 1)
     assert list(found["sides"]) == ["without cache"]  # the registry chooses none
     small, large = found["sides"]["without cache"]
@@ -80,10 +77,8 @@ def test_batch_sizes_are_trained_to_one_loss(
     assert 1 <= large["steps"] <= 8
     assert small["seconds"] > 0
     tuned = tune(registry, "--batch-size=64", "--samples=256", "--loss=5")
-    assert tuned.exit_code == 0, tuned.output
-    assert "to a loss of 5.00000, the mean of 64 samples, on 1 ranks" in tuned.stdout
-    assert " best " in tuned.stdout
+    assert tuned.code == 0, tuned.err
+    assert "to a loss of 5.00000, the mean of 64 samples, on 1 ranks" in tuned.out
+    assert " best " in tuned.out
     # Reached at once, so no step more than the pipeline needs.
-    assert [row.split("│")[4].strip() for row in tuned.stdout.splitlines() if " best " in row] == [
-        "1"
-    ]
+    assert [row.split("│")[4].strip() for row in tuned.out.splitlines() if " best " in row] == ["1"]
