@@ -194,7 +194,7 @@ def profile_batches(
     up; p is per sample of the batch all the same. What comes out is a forecast for batches that
     are like these, not what these had (`RowCounter.distribution`). Tables beyond `exact_rows` rows
     in all are sketched, from the largest on. `features` says where a batch has its sparse features
-    (`batch_lookups`); how many batches are `expected` need be said only of what has no length.
+    (`batch_lookups`); `expected` is how many batches there are, where they have no length.
     """
     tally = Tally(counted=counted, exact_rows=exact_rows)
     return tally.add(batches, features, expected=expected).profile()
