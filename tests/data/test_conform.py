@@ -110,7 +110,7 @@ def test_what_a_schema_becomes() -> None:
         ({"dense": [{"name": "a", "nulls": {"value": "x"}}]}, "nulls: .*'x' is not"),
         ({"nulls": {"a": "drop"}}, "nulls: no plain column 'a'"),
         ({"sparse": [{"name": "a", "num_ids": 1}], "nulls": {"a": "drop"}}, "in the entry of 'a'"),
-        ({"sparse": [{"name": "a", "num_ids": 1, "ids": "vocabulary"}]}, "vocabulary: FILE"),
+        ({"sparse": [{"name": "a", "num_ids": 1, "vocabulary": "v"}]}, "vocabulary: FILE"),
         ({"dense": ["label"]}, "column 'label' is named twice"),
     ],
 )

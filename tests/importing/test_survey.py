@@ -33,8 +33,8 @@ def test_every_format_gets_the_same_schema(tmp_path: Path, name: str) -> None:
         "label": "clicked",
         "dense": [{"name": "price", "nulls": {"value": 0}}],
         "sparse": [
-            {"name": "item_id", "num_ids": 87, "ids": "vocabulary"},
-            {"name": "brand", "num_ids": 24, "ids": "vocabulary"},
+            {"name": "item_id", "num_ids": 67, "ids": "vocabulary"},
+            {"name": "brand", "num_ids": 20, "ids": "vocabulary"},
         ],
     }
 

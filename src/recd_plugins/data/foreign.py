@@ -41,7 +41,7 @@ class ForeignFeature(SparseFeature):
     XXH64. vocabulary: those that a file lists, by their place in it; the others share what it
     keeps for them."""
     vocabulary: Path | None = None
-    """The file, for `ids: vocabulary`, which `recd data vocabulary` writes."""
+    """The file, for `ids: vocabulary`: `recd data import` writes one where none is named."""
     hash_seed: Annotated[int, Range(ge=0, le=2**32)] = 0
     """Another seed spreads `ids: hash` otherwise."""
     nulls: Nulls = "empty"
@@ -49,10 +49,10 @@ class ForeignFeature(SparseFeature):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.vocabulary is None) == (self.ids == "vocabulary"):
+        if self.vocabulary is not None and self.ids != "vocabulary":
             raise RegistryError(
                 f"feature {self.name!r} has ids: {self.ids}, and vocabulary is {self.vocabulary}. "
-                "`ids: vocabulary`, and nothing else, goes with `vocabulary: FILE`.",
+                "Only `ids: vocabulary` goes with `vocabulary: FILE`.",
                 "vocabulary",
             )
 

@@ -73,7 +73,7 @@ def to_ids(values: pa.Array, feature: ForeignFeature, place: Place) -> npt.NDArr
         buckets = hashes(values, place, feature.hash_seed) % np.uint64(feature.num_ids)
         return buckets.view(np.int64)
     if feature.ids == "vocabulary":
-        raise NotImplementedError
+        return _by_vocabulary(values, feature, place)
     if are_texts(values.type):
         raise text_error(values, place)
     if pa.types.is_null(values.type):
@@ -85,6 +85,27 @@ def to_ids(values: pa.Array, feature: ForeignFeature, place: Place) -> npt.NDArr
             "Say `ids: hash` in its entry of the schema, which takes integers of any size.",
         )
     return found.view(np.int64)
+
+
+def _by_vocabulary(
+    values: pa.Array, feature: ForeignFeature, place: Place
+) -> npt.NDArray[np.int64]:
+    from recd_plugins.data.conform.vocabulary import load_vocabulary  # numba
+
+    if feature.vocabulary is None:
+        raise place.error(
+            "has `ids: vocabulary` but no vocabulary yet",
+            "`recd data import` makes it, with the table; or name its file in the entry of the "
+            "schema, as `vocabulary: FILE`, or say `ids: hash`.",
+        )
+    found = load_vocabulary(feature.vocabulary)
+    if found.num_ids > feature.num_ids:
+        raise place.error(
+            f"has a vocabulary of {found.num_ids:,} ids, {feature.vocabulary}, and num_ids is "
+            f"{feature.num_ids:,}",
+            f"Set num_ids to {found.num_ids} in its entry of the schema.",
+        )
+    return found.encode(hashes(values, place))
 
 
 def missing_rows(array: pa.Array) -> npt.NDArray[np.bool_]:

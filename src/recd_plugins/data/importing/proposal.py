@@ -98,7 +98,7 @@ ID_WORDS = frozenset(
 
 UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18, "ns"))
 """Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""
-MOST_VOCABULARY = 2_000_000
+MOST_VOCABULARY = 5_000_000
 """Beyond so many values ids are hashed: a vocabulary of theirs takes memory and a pass."""
 PROSE = 60
 """Texts longer than that on average are no names of anything."""
@@ -359,8 +359,8 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         entry.doubts.append("ids with weights: how many there are was not counted")
     elif fits:
         value["num_ids"] = int(column.high) + 1
-    elif column.estimate <= MOST_VOCABULARY:
-        value |= {"num_ids": _rounded(1.5 * column.estimate + 10), "ids": "vocabulary"}
+    elif column.most <= MOST_VOCABULARY:
+        value |= {"num_ids": _rounded(1.1 * column.most + 10), "ids": "vocabulary"}
     else:
         value |= {"num_ids": _rounded(2.0 * column.estimate), "ids": "hash"}
     if column.unique and column.distinct > 1_000:

@@ -185,12 +185,15 @@ def _line_blocks(
                 pa.CompressedInputStream(packed, file.compression) if file.compression else packed
             )
             _skip(stream, at, seeks=file.compression is None)
+            # The same blocks wherever reading begins: each ends behind so many whole ones.
+            ends = file.start + -(-(at - file.start) // BLOCK_BYTES) * BLOCK_BYTES
             while True:
-                data = stream.read(BLOCK_BYTES)
+                ends += BLOCK_BYTES
+                data = stream.read(ends - at - len(rest))
                 content = rest + data
                 cut = _last_line_end(content, quotes) if data else len(content)
                 if cut:
-                    lines = content[:cut].count(b"\n") + (not content[:cut].endswith(b"\n"))
+                    lines = content.count(b"\n", 0, cut) + (content[cut - 1 : cut] != b"\n")
                     at += cut
                     yield Block(
                         file=file,
@@ -251,7 +254,6 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
             pa.csv.ParseOptions(
                 delimiter=file.delimiter,
                 quote_char='"' if file.quotes else False,
-                newlines_in_values=file.quotes and b'"' in content,
             ),
             pa.csv.ConvertOptions(
                 column_types=read,

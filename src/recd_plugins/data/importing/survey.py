@@ -60,6 +60,8 @@ class ColumnSurvey:
     """Different values in the sample."""
     estimate: int
     """Different values in all of the rows, by Chao's estimate."""
+    most: int = 0
+    """More than these there will not be: if values went on to be new as often as they last were."""
     low: Any = None
     high: Any = None
     lengths: tuple[int, float, int] | None = None
@@ -393,6 +395,7 @@ def _column(name: str, column: pa.ChunkedArray, rows: int, read_as: ColumnTypes)
         values=len(present),
         distinct=len(counts),
         estimate=_estimate(counts, round(rows * mean_length)),
+        most=_most(counts, round(rows * mean_length)),
         low=low,
         high=high,
         lengths=lengths,
@@ -439,6 +442,12 @@ def _estimate(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
         return values
     unseen = once * once / (2 * twice) if twice else once * (once - 1) / 2
     return int(min(len(counts) + unseen, len(counts) * max(1.0, values / sampled)))
+
+
+def _most(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
+    """d + f1 / n (N - n): by Good and Turing, f1 / n of the next values are new, and ever fewer."""
+    once, sampled = int((counts == 1).sum()), int(counts.sum())
+    return len(counts) + round(once / max(sampled, 1) * max(values - sampled, 0))
 
 
 def _shown(value: Any) -> str:

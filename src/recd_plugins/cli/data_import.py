@@ -1,0 +1,165 @@
+"""`recd data import`: a table of somebody's files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Delimiter,
+    ForeignPaths,
+    Header,
+    progress,
+    reported,
+)
+
+if TYPE_CHECKING:
+    from recd_plugins.data.importing.table_import import Imported
+
+__all__ = ["import_"]
+
+Destination = Annotated[
+    Path, typer.Argument(help="The folder to make; it must not be there yet.", metavar="TABLE")
+]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema",
+        help="What the columns mean, as `recd data schema` writes it; by default what it would "
+        "suggest, doubts and all.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+By = Annotated[
+    str | None,
+    typer.Option(
+        "--split-by",
+        help="Part the rows into TABLE/train and TABLE/test: `time` (the latest are for testing) "
+        "or `hash:COLUMN` (those of some values of a column, say of users).",
+        metavar="time|hash:COLUMN",
+        show_default=False,
+    ),
+]
+Share = Annotated[float, typer.Option("--test-share", help="The share of rows to test on.")]
+Count = Annotated[
+    int, typer.Option("--negatives", help="For data of clicks alone: samples with label 0, of "
+                      "other items, beside each.", min=0)
+]  # fmt: skip
+Drawn = Annotated[
+    Literal["popularity", "uniform"],
+    typer.Option("--by", help="How the items of negatives are drawn: as they are clicked, or "
+                 "evenly."),
+]  # fmt: skip
+Items = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--item",
+        help="A column that a negative has of the other item, the item's id first; by default the "
+        "features of kind item.",
+        metavar="COLUMN",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Same seed, same negatives.", min=0)]
+Least = Annotated[
+    int,
+    typer.Option(
+        "--least-count",
+        help="How often a value must occur to get an id of its own in a vocabulary.",
+        min=1,
+    ),
+]
+Others = Annotated[
+    int, typer.Option("--others", help="Ids that all other values share, by a hash.", min=1)
+]
+
+
+def import_(
+    paths: ForeignPaths,
+    table: Destination,
+    schema: SchemaFile = None,
+    split_by: By = None,
+    test_share: Share = 0.1,
+    negatives: Count = 0,
+    by: Drawn = "popularity",
+    item: Items = None,
+    seed: Seed = 0,
+    least_count: Least = 1,
+    others: Others = 1,
+    delimiter: Delimiter = None,
+    header: Header = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a table of Parquet, CSV, TSV or lines of JSON, by a schema of their columns.
+
+    It streams: memory does not grow with the files. An import that was killed goes on when it is
+    run again; until it is done there is no table. TABLE/schema.yaml and TABLE/vocabularies keep
+    how values become ids, for more files and for serving.
+    """
+    with reported(debug):
+        from recd_plugins.config import parse
+        from recd_plugins.data.foreign import ForeignSchema
+        from recd_plugins.data.importing.formats import foreign_files
+        from recd_plugins.data.importing.negatives import Negatives
+        from recd_plugins.data.importing.proposal import propose
+        from recd_plugins.data.importing.schema_file import load_schema
+        from recd_plugins.data.importing.splits import SplitBy
+        from recd_plugins.data.importing.survey import survey
+        from recd_plugins.data.importing.table_import import TableImport
+
+        asked = None if schema is None else load_schema(schema)
+        found = survey(foreign_files(paths, delimiter=delimiter, header=header))
+        if asked is None:
+            proposal = propose(found)
+            asked = parse(ForeignSchema, proposal.schema, "schema")
+            for doubt in proposal.doubts:
+                print(f"doubt: {doubt}", file=sys.stderr)
+        items = tuple(item or ())
+        drawn = Negatives(count=negatives, by=by, seed=seed, items=items) if negatives else None
+        with progress() as show:
+            imported = TableImport(
+                found.files,
+                table,
+                asked,
+                found.read_as,
+                split=None if split_by is None else SplitBy.of(split_by, test_share),
+                negatives=drawn,
+                least_count=least_count,
+                others=others,
+                progress=show,
+            ).run()
+    _show(table, imported, as_json)
+
+
+def _show(table: Path, imported: Imported, as_json: bool) -> None:
+    for note in imported.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "tables": {
+                        split or "table": str(one) for split, one in imported.tables.items()
+                    },
+                    "rows": imported.rows,
+                    "dropped": imported.dropped,
+                    "segments_resumed": imported.resumed,
+                }
+            )
+        )
+        return
+    for (split, path), rows in zip(imported.tables.items(), imported.rows.values(), strict=True):
+        print(f"{split + ': ' if split else ''}{rows:,} rows in {path}")
+    for column, count in imported.dropped.items():
+        print(f"{count:,} rows were left out: no {column}")
+    if imported.resumed:
+        print("an import that had been killed went on where it was")
+    print(f"next: recd init {table}")

@@ -1,0 +1,199 @@
+"""Vocabularies: the values that have ids of their own, most frequent first, as a Parquet file.
+
+The file has two columns, `value` (as text) and `count`; the value in row r has the id `others` + r.
+Ids [0, others) are for all other values, by a hash of them; `others` is in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.values import are_texts, hashes, integers, plain
+from recd_plugins.errors import DataError
+
+__all__ = ["VocabularyIds", "VocabularyCounts", "load_vocabulary"]
+
+METADATA_KEY = b"recd_vocabulary"
+MOST_DISTINCT = 16_000_000
+"""Different values that are counted: beyond, hashing is the way."""
+PENDING = 1 << 18
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+
+class VocabularyIds:
+    """Values to ids, by their hash: a text, and the integer that it spells, have one id."""
+
+    def __init__(self, values: pa.Array, *, others: int = 1, where: str = "a vocabulary") -> None:
+        """`values` [K], the most frequent first, each once."""
+        self.num_ids = others + len(values)
+        self.others = others
+        keys = hashes(values, Place(where, "value"))
+        size = 1 << max(3, int(2 * len(keys)).bit_length())
+        self._keys = np.zeros(size, np.uint64)
+        self._ids = np.full(size, -1, np.int64)
+        if not _fill(keys, others, self._keys, self._ids):
+            raise DataError(f"{where}: holds a value twice. Let each stand in one row.")
+
+    def encode(self, keys: U64) -> I64:
+        """The ids [N] of values with these hashes [N]."""
+        found = np.empty(len(keys), np.int64)
+        _find(keys, np.uint64(self.others), self._keys, self._ids, found)
+        return found
+
+
+class VocabularyCounts:
+    """How often each value occurs, of values that stream by."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._keys: U64 = np.empty(0, np.uint64)
+        self._counts: I64 = np.empty(0, np.int64)
+        self._values = pa.array([], pa.large_string())
+        self._parts: list[tuple[U64, I64, pa.Array]] = []
+        self._size = 0
+
+    @staticmethod
+    def of(values: pa.Array, place: Place) -> tuple[U64, I64, pa.Array]:
+        """The different ones of some values without nulls: hashes, counts, texts; in any thread."""
+        coded = plain(values).dictionary_encode()
+        counts = np.bincount(coded.indices.to_numpy(), minlength=len(coded.dictionary))
+        different = coded.dictionary
+        keys = hashes(different, place)
+        if are_texts(different.type):
+            texts = different.cast(pa.large_string())
+        else:
+            texts = pa.array(integers(different, place)).cast(pa.large_string())
+        return keys, counts.astype(np.int64), texts
+
+    def add(self, part: tuple[U64, I64, pa.Array]) -> None:
+        """What `of` found."""
+        self._parts.append(part)
+        self._size += len(part[0])
+        if self._size > max(PENDING, len(self._keys)):
+            self._merge()
+
+    def _merge(self) -> None:
+        parts = [(self._keys, self._counts, self._values), *self._parts]
+        every = np.concatenate([keys for keys, _, _ in parts])
+        keys, first, inverse = np.unique(every, return_index=True, return_inverse=True)
+        counts = np.bincount(
+            inverse, np.concatenate([counts for _, counts, _ in parts]), len(keys)
+        ).astype(np.int64)
+        values = pa.concat_arrays([values for _, _, values in parts]).take(pa.array(first))
+        self._keys, self._counts, self._values = keys, counts, values
+        self._parts, self._size = [], 0
+        if len(keys) > MOST_DISTINCT:
+            raise DataError(
+                f"feature {self._name!r} has more than {MOST_DISTINCT:,} different values, which "
+                "takes too much memory to count. Say `ids: hash` in its entry of the schema."
+            )
+
+    def save(self, path: Path, *, most: int, least_count: int = 1, others: int = 1) -> int:
+        """Write the vocabulary of at most so many ids, `others` among them; how many it has.
+
+        Values that occur less often than `least_count` have none of their own. Ties go by hash.
+        """
+        self._merge()
+        order = np.argsort(-self._counts, kind="stable")
+        kept = order[self._counts[order] >= least_count][: max(0, most - others)]
+        table = pa.table(
+            {"value": self._values.take(pa.array(kept)), "count": self._counts[kept]}
+        ).replace_schema_metadata({METADATA_KEY: json.dumps({"others": others}).encode()})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(path.name + ".new")
+        pq.write_table(table, aside, compression="zstd")
+        aside.rename(path)
+        return others + len(kept)
+
+    @property
+    def num_values(self) -> int:
+        self._merge()
+        return len(self._keys)
+
+
+def load_vocabulary(path: Path) -> VocabularyIds:
+    """The vocabulary in a file, read once for as long as the file stays as it is."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise DataError(
+            f"{path}: this vocabulary cannot be read ({error.strerror}). `recd data import` writes "
+            "one for a feature of `ids: vocabulary` that names no file."
+        ) from None
+    return _loaded(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=64)
+def _loaded(path: Path, mtime: int, size: int) -> VocabularyIds:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: no whole Parquet file, so no vocabulary ({error}).") from error
+    if "value" not in table.column_names:
+        raise DataError(
+            f"{path}: has no column 'value', but {', '.join(table.column_names)}: no vocabulary. "
+            "It lists the values, the most frequent first."
+        )
+    values = table["value"].combine_chunks()
+    if values.null_count:
+        raise DataError(f"{path}: column 'value' holds nulls. Take them out.")
+    options: dict[str, Any] = json.loads(
+        (table.schema.metadata or {}).get(METADATA_KEY, b'{"others": 1}')
+    )
+    return VocabularyIds(values, others=int(options["others"]), where=str(path))
+
+
+def present(array: pa.Array) -> pa.Array:
+    """The values of a column, or of its lists, without nulls."""
+    array = plain(array)
+    while (
+        pa.types.is_list(array.type)
+        or pa.types.is_large_list(array.type)
+        or pa.types.is_fixed_size_list(array.type)
+    ):
+        array = plain(array.flatten())
+    if pa.types.is_floating(array.type):
+        array = array.filter(pa.array(~np.isnan(array.to_numpy(zero_copy_only=False))))
+    return array.drop_null()
+
+
+def counted(columns: Sequence[pa.Array], place: Place) -> tuple[U64, I64, pa.Array]:
+    """`VocabularyCounts.of` of all values of some arrays."""
+    return VocabularyCounts.of(pa.concat_arrays([present(one) for one in columns]), place)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _fill(keys: U64, first: int, slots: U64, ids: I64) -> bool:
+    """Enter each key under its id; whether all differ. `slots`: a power of two, half of them."""
+    mask = np.uint64(len(slots) - 1)
+    for i in range(len(keys)):
+        at = keys[i] & mask
+        while ids[at] >= 0:
+            if slots[at] == keys[i]:
+                return False
+            at = (at + np.uint64(1)) & mask
+        slots[at] = keys[i]
+        ids[at] = first + i
+    return True
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _find(keys: U64, others: np.uint64, slots: U64, ids: I64, found: I64) -> None:
+    mask = np.uint64(len(slots) - 1)
+    for i in range(len(keys)):
+        at = keys[i] & mask
+        while ids[at] >= 0 and slots[at] != keys[i]:
+            at = (at + np.uint64(1)) & mask
+        found[i] = ids[at] if ids[at] >= 0 else np.int64(keys[i] % others)

@@ -1,0 +1,184 @@
+"""Samples of what was not clicked, for data of clicks alone: other items beside each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recd_plugins.config import Config, Range
+from recd_plugins.data.conform.hashing import hash_integers
+from recd_plugins.data.schema import Schema
+from recd_plugins.errors import DataError, RegistryError, nearest
+
+__all__ = ["Catalogue", "CatalogueBuilder", "Negatives", "item_columns", "with_negatives"]
+
+I64 = npt.NDArray[np.int64]
+ATTEMPTS = 8
+"""Draws for a negative that is not the clicked item itself; then the next item stands for it."""
+PENDING = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Negatives(Config):
+    """How many, and how they are drawn."""
+
+    count: Annotated[int, Range(ge=1)]
+    """Samples with label 0 beside each click."""
+    by: Literal["popularity", "uniform"] = "popularity"
+    """How likely an item is drawn: as it is clicked, or as any other."""
+    seed: Annotated[int, Range(ge=0)] = 0
+    """Same seed, same negatives."""
+    items: tuple[str, ...] = ()
+    """The columns that belong to the item, its id first; by default the features of kind item that
+    are no sequences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """The items that are clicked, each with its columns."""
+
+    ids: I64
+    """[K], ascending."""
+    counts: I64
+    """[K] clicks."""
+    rows: pa.Table
+    """K rows: the columns that belong to an item."""
+
+
+class CatalogueBuilder:
+    """Collects the items of rows that stream by; memory grows with the items alone."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = list(columns)
+        self._whole: Catalogue | None = None
+        self._parts: list[Catalogue] = []
+        self._size = 0
+
+    def add(self, rows: pa.Table, where: str) -> None:
+        ids, first, counts = np.unique(
+            clicked(rows, self._columns[0], where), return_index=True, return_counts=True
+        )
+        items = rows.select(self._columns).take(pa.array(first))
+        self._parts.append(Catalogue(ids=ids, counts=counts, rows=items))
+        self._size += ids.size
+        if self._size > max(PENDING, 0 if self._whole is None else self._whole.ids.size):
+            self._merge()
+
+    def done(self) -> Catalogue:
+        """All items; `DataError` if there are too few to draw another one."""
+        self._merge()
+        if self._whole is None or self._whole.ids.size < 2:
+            raise DataError(
+                "--negatives: there are fewer than two items, so there is none to draw beside one."
+            )
+        return self._whole
+
+    def _merge(self) -> None:
+        parts = [*([self._whole] if self._whole else []), *self._parts]
+        if not parts:
+            return
+        every = np.concatenate([one.ids for one in parts])
+        ids, first, inverse = np.unique(every, return_index=True, return_inverse=True)
+        counts = np.bincount(inverse, np.concatenate([one.counts for one in parts])).astype(
+            np.int64
+        )
+        rows = pa.concat_tables([one.rows for one in parts]).take(pa.array(first))
+        self._whole = Catalogue(ids=ids, counts=counts, rows=rows.combine_chunks())
+        self._parts, self._size = [], 0
+
+
+def item_columns(schema: Schema, negatives: Negatives) -> tuple[str, ...]:
+    """The columns that a negative has of another item."""
+    if negatives.items:
+        for name in negatives.items:
+            if name not in (*schema.sparse_names, *schema.dense):
+                known = (*schema.sparse_names, *schema.dense)
+                raise RegistryError(f"no feature {name!r}; {nearest(name, known)}", "--item")
+        if negatives.items[0] not in schema.sparse_names:
+            raise RegistryError(
+                f"{negatives.items[0]!r} is dense. Name the item's id first.", "--item"
+            )
+        return negatives.items
+    found = [one.name for one in schema.sparse if one.kind == "item" and not one.sequence]
+    if not found:
+        raise RegistryError(
+            "no feature of kind item that is no sequence is there to be replaced. Name the item's "
+            "columns, its id first: --item item_id --item brand.",
+            "--negatives",
+        )
+    return tuple(found)
+
+
+def clicked(rows: pa.Table, column: str, where: str) -> I64:
+    """[N] the item of each row; `DataError` unless each has one."""
+    parts = [np.zeros(0, np.int64)]
+    for chunk in rows[column].chunks:
+        if np.any(np.diff(chunk.offsets.to_numpy()) != 1):
+            raise DataError(
+                f"{where}: feature {column!r} has not one id in each row, so it is no item beside "
+                "which another could be drawn. Name the item's column: --item NAME; rows without "
+                "one are left out by `nulls: drop` in its entry of the schema."
+            )
+        parts.append(chunk.flatten().to_numpy())
+    return np.concatenate(parts)
+
+
+def with_negatives(
+    rows: pa.Table,
+    catalogue: Catalogue,
+    negatives: Negatives,
+    *,
+    columns: Sequence[str],
+    label: str,
+    key: int,
+    where: str,
+) -> pa.Table:
+    """Behind each click its negatives: rows like it, but with another item, and label 0.
+
+    `columns` are the item's; the draws depend on the seed, on `key` and the row's place alone.
+    """
+    count, size = negatives.count, 1 + negatives.count
+    own = clicked(rows, columns[0], where)
+    drawn = _drawn(own, catalogue, negatives, key)
+    # Items of the click itself are looked for behind those of the catalogue.
+    items = catalogue.ids.size + np.arange(own.size * size) // size
+    grid = items.reshape(own.size, size)
+    grid[:, 1:] = drawn.reshape(own.size, count)
+    each = np.arange(own.size).repeat(size)
+    repeated = rows.take(pa.array(each))
+    both = pa.concat_tables([catalogue.rows, rows.select(list(columns))]).combine_chunks()
+    of_items = both.take(pa.array(grid.reshape(-1)))
+    labels = np.zeros((own.size, size), np.float32)
+    labels[:, 0] = 1
+    made = {name: of_items[name] for name in columns}
+    made[label] = pa.chunked_array([pa.array(labels.reshape(-1))])
+    return pa.table(
+        [made.get(name, repeated[name]) for name in rows.column_names], schema=rows.schema
+    )
+
+
+def _drawn(own: I64, catalogue: Catalogue, negatives: Negatives, key: int) -> I64:
+    """[N * count] places in the catalogue, none of which is the row's own item."""
+    places = np.arange(own.size * negatives.count, dtype=np.uint64)
+    clicked_items = own.repeat(negatives.count)
+    seed = hash_integers(np.array([key], np.int64), negatives.seed)[0]
+    ends = catalogue.counts.cumsum()
+    found = np.zeros(places.size, np.int64)
+    open_ = np.arange(places.size)
+    for attempt in range(ATTEMPTS):
+        numbers = hash_integers((places[open_] * np.uint64(ATTEMPTS) + np.uint64(attempt)) ^ seed)
+        shares = (numbers >> np.uint64(11)) * 2.0**-53
+        if negatives.by == "popularity":
+            found[open_] = np.searchsorted(ends, (shares * ends[-1]).astype(np.int64), "right")
+        else:
+            found[open_] = (shares * catalogue.ids.size).astype(np.int64)
+        open_ = open_[catalogue.ids[found[open_]] == clicked_items[open_]]
+        if not open_.size:
+            return found
+    found[open_] = (found[open_] + 1) % catalogue.ids.size
+    return found

@@ -1,0 +1,80 @@
+"""A schema of foreign files as a YAML file; vocabularies lie where it says, seen from the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recd_plugins.config import parse
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.errors import DataError, RegistryError
+
+__all__ = ["as_yaml", "load_schema", "options_of_schema"]
+
+
+def load_schema(path: Path) -> ForeignSchema:
+    """What a person or `recd data schema` wrote."""
+    try:
+        options = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{path}: this schema cannot be read ({error.strerror}). `recd data schema FILE --out "
+            f"{path}` writes one."
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RegistryError(f"{path}: not valid YAML: {error}.") from None
+    if not isinstance(options, dict):
+        raise RegistryError(f"{path}: must hold a mapping, as `recd data schema` writes it.")
+    schema: ForeignSchema = parse(ForeignSchema, options.get("schema", options), str(path))
+    return dataclasses.replace(
+        schema, sparse=tuple(_located(feature, path.parent) for feature in schema.sparse)
+    )
+
+
+def _located(feature: ForeignFeature, folder: Path) -> ForeignFeature:
+    if feature.vocabulary is None:
+        return feature
+    return dataclasses.replace(feature, vocabulary=folder / feature.vocabulary)
+
+
+def as_yaml(schema: ForeignSchema) -> str:
+    """All that the schema does not say by default."""
+    return yaml.safe_dump(
+        options_of_schema(schema), sort_keys=False, allow_unicode=True, default_flow_style=None
+    )
+
+
+def options_of_schema(schema: Any) -> dict[str, Any]:
+    """A schema, of foreign files or of a table, as registry.yaml would say it."""
+    options: dict[str, Any] = _plain(schema)
+    if options.get("labels"):
+        options.pop("label", None)
+    # What a table's columns are called by default is said all the same: it reads better.
+    return {
+        name: options.get(name, getattr(schema, name))
+        for name in ("session_id", "timestamp")
+        if name not in options
+    } | options
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = {}
+        for field in dataclasses.fields(value):
+            one = getattr(value, field.name)
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            if one != default:
+                found[field.name] = _plain(one)
+        return found
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return value

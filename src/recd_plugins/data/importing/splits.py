@@ -1,0 +1,100 @@
+"""Which rows are held out for testing: the latest ones, or those of some values of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recd_plugins.config import Config, Range
+from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.values import hashes, missing
+from recd_plugins.errors import DataError, RegistryError
+
+__all__ = ["Quantile", "SplitBy"]
+
+SPLIT_SEED = 0x5EED
+"""Apart from the seeds of features, so that a split says nothing of ids."""
+KEPT = 1 << 20
+"""Values that a quantile is taken from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitBy(Config):
+    """What parts train from test."""
+
+    column: str | None = None
+    """Rows are parted by a hash of this column's value; none: by their time."""
+    share: Annotated[float, Range(gt=0, lt=1)] = 0.1
+    """The share of rows, or of values, to test on."""
+
+    @classmethod
+    def of(cls, text: str, share: float) -> SplitBy:
+        """Of `time` or `hash:COLUMN`."""
+        if text == "time":
+            return cls(share=share)
+        kind, _, column = text.partition(":")
+        if kind == "hash" and column:
+            return cls(column=column, share=share)
+        raise RegistryError(f"{text!r} is neither `time` nor `hash:COLUMN`.", "--split-by")
+
+    def tested(self, values: pa.ChunkedArray, where: str) -> npt.NDArray[np.bool_]:
+        """[N] which rows are for testing, by the values of `column`; one without any is not."""
+        assert self.column is not None
+        limit = np.uint64(min(self.share * 2.0**64, 2.0**64 - 2048))
+        parts = [np.zeros(0, np.bool_)]
+        for chunk in values.chunks:
+            found = np.zeros(len(chunk), np.bool_)
+            there = ~missing(chunk)
+            place = Place(where, self.column)
+            found[there] = hashes(chunk.filter(pa.array(there)), place, SPLIT_SEED) < limit
+            parts.append(found)
+        return np.concatenate(parts)
+
+
+class Quantile:
+    """The time from which on a share of rows is, of times that come in any order.
+
+    Every k-th time is kept, and k doubles when there are too many: all are, of up to a million.
+    """
+
+    def __init__(self) -> None:
+        self._step = 1
+        self._seen = 0
+        self._kept: list[npt.NDArray[np.int64]] = []
+        self._size = 0
+        self._low, self._high = 2**63 - 1, -(2**63)
+
+    def add(self, times: Iterable[Any]) -> None:
+        array = np.asarray(times, np.int64)
+        if not array.size:
+            return
+        first = -self._seen % self._step
+        self._kept.append(array[first :: self._step])
+        self._seen += array.size
+        self._size += self._kept[-1].size
+        self._low = min(self._low, int(array.min()))
+        self._high = max(self._high, int(array.max()))
+        while self._size > KEPT:
+            whole = np.concatenate(self._kept)[::2]
+            self._kept, self._size, self._step = [whole], whole.size, 2 * self._step
+
+    def cut(self, share: float, column: str) -> int:
+        """The earliest time of the test rows; `DataError` where no time parts the rows."""
+        if self._low >= self._high:
+            raise DataError(
+                f"--split-by time: column {column!r} holds one time alone. Split by hash:COLUMN."
+            )
+        times = np.sort(np.concatenate(self._kept))
+        place = min(int(np.ceil((1 - share) * times.size)), times.size - 1)
+        # A time that the train rows have too would be on both sides: the next one is taken, unless
+        # there is none.
+        cut = int(times[place])
+        if cut == self._low:
+            cut = int(times[np.searchsorted(times, cut, side="right")]) if cut < times[-1] else 0
+            cut = cut or self._high
+        return cut

@@ -1,0 +1,585 @@
+"""A table of foreign files: streamed, in segments that are whole or not there.
+
+While it works, `<destination>.part` holds the segments that are done, with which an import that was
+killed goes on; the destination appears whole, at its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.conform.vocabulary import VocabularyCounts, counted
+from recd_plugins.data.dataset import SPLITS, Split
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.formats import ForeignFile
+from recd_plugins.data.importing.negatives import (
+    Catalogue,
+    CatalogueBuilder,
+    Negatives,
+    item_columns,
+    with_negatives,
+)
+from recd_plugins.data.importing.reading import (
+    Block,
+    ColumnTypes,
+    Misfit,
+    Position,
+    blocks,
+    num_bytes,
+)
+from recd_plugins.data.importing.schema_file import as_yaml
+from recd_plugins.data.importing.splits import Quantile, SplitBy
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Progress, TableWriter, silent
+from recd_plugins.errors import DataError
+
+__all__ = ["Imported", "TableImport"]
+
+R = TypeVar("R")
+
+SEGMENT_ROWS = 1 << 21
+"""Rows after which what is done is kept for good."""
+JOURNAL = "done.json"
+VOCABULARIES = "vocabularies"
+VERSION = 1
+"""Of how a table is made: an import that another version began starts anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What an import made."""
+
+    tables: Mapping[str, Path]
+    """The table, or its splits."""
+    rows: Mapping[str, int]
+    """Their rows."""
+    dropped: Mapping[str, int]
+    """Rows that were left out, by the column whose null did it."""
+    resumed: int
+    """Segments that were there already."""
+    notes: tuple[str, ...] = ()
+
+
+class TableImport:
+    """One import: of these files, by this schema, with these options."""
+
+    def __init__(
+        self,
+        files: Sequence[ForeignFile],
+        destination: Path,
+        schema: ForeignSchema,
+        read_as: ColumnTypes,
+        *,
+        split: SplitBy | None = None,
+        negatives: Negatives | None = None,
+        least_count: int = 1,
+        others: int = 1,
+        progress: Progress = silent,
+        workers: int | None = None,
+    ) -> None:
+        """`least_count` and `others` are of vocabularies that it makes: how often a value occurs
+        that gets an id of its own, and how many ids all other values share."""
+        self._files = files
+        self._to = destination
+        self._part = destination.with_name(destination.name + ".part")
+        self._asked = schema
+        self._schema = schema
+        self._least_count = least_count
+        self._others = others
+        self._read_as = read_as
+        self._split = split
+        self._negatives = negatives
+        self._progress = progress
+        self._workers = workers or max(1, os.cpu_count() or 1)
+        self._notes: list[str] = []
+        self._cut: int | None = None
+        self._catalogue: Catalogue | None = None
+
+    def run(self) -> Imported:
+        """Make the table; a value that its column's type does not hold has it read as text."""
+        self._check()
+        while True:
+            try:
+                return self._run()
+            except Misfit as error:
+                if not self._may_be_text(error.column):
+                    raise
+                self._read_as = self._read_as.as_text(error.column)
+                self._notes.append(f"{error.column}: read as text, for {error}")
+
+    def _check(self) -> None:
+        if self._to.exists() and (not self._to.is_dir() or any(self._to.iterdir())):
+            raise DataError(f"{self._to}: is there already. Name another folder, or remove it.")
+        if self._split is not None and self._split.column is None and not self._schema.timestamp:
+            raise DataError(
+                "--split-by time: the schema has no timestamp. Name its column there, or split by "
+                "hash:COLUMN."
+            )
+        if self._negatives is not None:
+            item_columns(self._made, self._negatives)
+
+    def _may_be_text(self, column: str) -> bool:
+        """Whether texts can stand in a column: those that ids and sessions are hashed from."""
+        if self._read_as.types.get(column) == pa.string() or column in self._read_as.parted:
+            return False
+        hashed = [one.name for one in self._schema.sparse if one.ids != "as_is"]
+        texts = {*hashed, *self._schema.session_columns}
+        return column in texts and self._files[0].format == "text"
+
+    @property
+    def _made(self) -> Schema:
+        return self._schema.canonical
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The columns to read: the schema's, less a label that negatives bring."""
+        wanted = dict.fromkeys(self._schema.columns)
+        if self._makes_label:
+            del wanted[self._schema.label]
+        if self._split is not None and self._split.column is not None:
+            wanted[self._split.column] = None
+        return tuple(wanted)
+
+    @property
+    def _makes_label(self) -> bool:
+        """Whether each row is a click, and no column says so."""
+        return self._negatives is not None and not any(
+            self._schema.label in file.names for file in self._files
+        )
+
+    @property
+    def _splits(self) -> tuple[Split, ...]:
+        return ("train",) if self._split is None else SPLITS
+
+    def _run(self) -> Imported:
+        self._schema = self._asked
+        self._begin(self._fingerprint())
+        if self._split is not None and self._split.column is None:
+            self._cut = self._time_cut()
+        self._schema = self._with_vocabularies()
+        if self._negatives is not None:
+            self._catalogue = self._items()
+        done = self._done_segments()
+        resumed = len(done)
+        position = Position(**done[-1]["after"]) if done else Position()
+        if not done or not done[-1]["last"]:
+            self._write_segments(position, len(done))
+            done = self._done_segments()
+        rows: dict[str, int] = {
+            split: sum(one["rows"][split] for one in done) for split in self._splits
+        }
+        dropped: Counter[str] = Counter()
+        for one in done:
+            dropped.update(one["dropped"])
+        for split in self._splits:
+            if not rows[split]:
+                raise self._no_rows(split, dropped)
+        self._publish(len(done))
+        folders: dict[str, Path] = {split: self._to / split for split in rows}
+        tables = folders if self._split else {"": self._to}
+        return Imported(
+            tables=tables,
+            rows=rows,
+            dropped=dropped,
+            resumed=resumed,
+            notes=tuple(self._notes),
+        )
+
+    def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:
+        if split == "train" and dropped:
+            names = ", ".join(dropped)
+            return DataError(
+                f"no row is left: nulls in {names} dropped all of them. Let the schema say another "
+                "`nulls`, or mend the column."
+            )
+        return DataError(
+            f"no row is for the {split} split. Give another `--test-share`, or split by another "
+            "column."
+        )
+
+    # What is there of an import that was killed
+
+    def _fingerprint(self) -> str:
+        files = [
+            (str(file.path.absolute()), file.path.stat().st_size, file.path.stat().st_mtime_ns)
+            for file in self._files
+        ]
+        options = [
+            dataclasses.asdict(one) if one else None for one in (self._split, self._negatives)
+        ]
+        types = {name: str(kind) for name, kind in self._read_as.types.items()}
+        made = [VERSION, SEGMENT_ROWS, files, repr(self._asked), options, types]
+        made += [self._read_as.nulls, dict(self._read_as.parted), self._least_count, self._others]
+        return sha256(json.dumps(made).encode()).hexdigest()
+
+    def _begin(self, key: str) -> None:
+        """The working folder of this very import: what another one left is removed."""
+        file = self._part / "import.json"
+        if not (file.exists() and json.loads(file.read_text())["key"] == key):
+            shutil.rmtree(self._part, ignore_errors=True)
+            self._part.mkdir(parents=True)
+            _write_json(file, {"key": key})
+
+    def _done_segments(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while (file := self._segment(len(found)) / JOURNAL).exists():
+            found.append(json.loads(file.read_text()))
+        return found
+
+    def _segment(self, number: int) -> Path:
+        return self._part / f"segment-{number:05}"
+
+    # Passes before the rows are written
+
+    def _time_cut(self) -> int:
+        file = self._part / "cut.json"
+        assert self._split is not None
+        assert self._schema.timestamp is not None
+        if not file.exists():
+            quantile = Quantile()
+            name = self._schema.timestamp
+            timestamp = self._made.timestamp
+            assert timestamp is not None
+
+            def times(block: Block) -> pa.Table:
+                rows, where = block.rows([name], self._read_as), str(block.file.path)
+                return conform(rows, self._asked, where, columns=[timestamp], first_row=block.first)
+
+            for _, found in self._mapped(times, [name], Position(), "reading times"):
+                quantile.add(found[timestamp].to_numpy())
+            _write_json(file, {"cut": quantile.cut(self._split.share, name)})
+        return int(json.loads(file.read_text())["cut"])
+
+    def _with_vocabularies(self) -> ForeignSchema:
+        """The schema, with a vocabulary for each feature that has none: of the train rows.
+
+        Features that share a table share a vocabulary.
+        """
+        bare = [one for one in self._asked.sparse if one.ids == "vocabulary" and not one.vocabulary]
+        if not bare:
+            return self._asked
+        folder = self._part / VOCABULARIES
+        journal = folder / JOURNAL
+        if not journal.exists():
+            counts = {one.table_name: VocabularyCounts(one.name) for one in bare}
+            wanted = [one.name for one in bare]
+            parting = self._parting_column
+            read = list(dict.fromkeys([*wanted, *([parting] if parting else [])]))
+
+            def count(block: Block) -> dict[str, Any]:
+                rows = block.rows(read, self._read_as)
+                tested = self._tested(rows, block)
+                if tested is not None:
+                    rows = rows.filter(pa.array(~tested))
+                place = Place(str(block.file.path), "")
+                return {
+                    table: counted(
+                        [
+                            chunk
+                            for one in bare
+                            if one.table_name == table
+                            for chunk in rows[one.name].chunks
+                        ],
+                        place,
+                    )
+                    for table in counts
+                }
+
+            for _, found in self._mapped(count, read, Position(), "counting values"):
+                for table, part in found.items():
+                    counts[table].add(part)
+            sizes = {}
+            for table, one in counts.items():
+                most = max(each.num_ids for each in bare if each.table_name == table)
+                sizes[table] = one.save(
+                    folder / f"{table}.parquet",
+                    most=most,
+                    least_count=self._least_count,
+                    others=self._others,
+                )
+                left = one.num_values + self._others - sizes[table]
+                if left:
+                    self._notes.append(
+                        f"{table}: {left:,} of {one.num_values:,} values have no id of their own "
+                        f"(num_ids {most:,}, least count {self._least_count:,})"
+                    )
+            _write_json(journal, {"sizes": sizes, "notes": self._notes})
+        saved = json.loads(journal.read_text())
+        self._notes = saved["notes"]
+        return dataclasses.replace(
+            self._asked,
+            sparse=tuple(
+                dataclasses.replace(
+                    one,
+                    vocabulary=folder / f"{one.table_name}.parquet",
+                    num_ids=saved["sizes"][one.table_name],
+                )
+                if one in bare
+                else one
+                for one in self._asked.sparse
+            ),
+        )
+
+    @property
+    def _parting_column(self) -> str | None:
+        """The column of the files by which rows are parted into train and test."""
+        if self._split is None:
+            return None
+        return self._split.column or self._asked.timestamp
+
+    def _tested(self, raw: pa.Table, block: Block) -> npt.NDArray[np.bool_] | None:
+        """[N] which rows as they were read are for testing; none where nothing is."""
+        if self._split is None:
+            return None
+        if self._split.column is not None:
+            return self._split.tested(raw[self._split.column], block.where)
+        times = self._times(raw, block)
+        return None if times is None else times >= self._cut
+
+    def _times(self, raw: pa.Table, block: Block) -> Any:
+        """The times in ms of rows as they were read; none where some have been dropped."""
+        name = self._made.timestamp
+        assert name is not None
+        where = str(block.file.path)
+        found = conform(raw, self._asked, where, columns=[name], first_row=block.first)
+        return found[name].to_numpy() if found.num_rows == raw.num_rows else None
+
+    def _items(self) -> Catalogue:
+        assert self._negatives is not None
+        file = self._part / "items.arrow"
+        if not file.exists():
+            builder = CatalogueBuilder(item_columns(self._made, self._negatives))
+            clicks = self._mapped(self._clicks, self._columns, Position(), "reading items")
+            for block, found in clicks:
+                builder.add(found["train"], block.where)
+            whole = builder.done()
+            saved = whole.rows.append_column("\0id", pa.array(whole.ids))
+            saved = saved.append_column("\0count", pa.array(whole.counts))
+            aside = file.with_suffix(".new")
+            with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, saved.schema) as writer:
+                writer.write_table(saved)
+            aside.rename(file)
+        with pa.OSFile(str(file)) as source:
+            rows = pa.ipc.open_file(source).read_all()
+        return Catalogue(
+            ids=rows["\0id"].to_numpy(),
+            counts=rows["\0count"].to_numpy(),
+            rows=rows.drop_columns(["\0id", "\0count"]).combine_chunks(),
+        )
+
+    # The rows
+
+    def _write_segments(self, start: Position, number: int) -> None:
+        last = Position()
+        segment: _Segment | None = None
+        try:
+            mapped = self._mapped(self._rows, self._columns, start, f"writing {self._to.name}")
+            for block, (rows, dropped) in mapped:
+                if segment is None:
+                    segment = _Segment(self._segment(number), self._splits, self._made)
+                segment.write(rows, dropped)
+                if block.after is not None:
+                    last = block.after
+                    if segment.num_rows >= SEGMENT_ROWS:
+                        segment.close(last, is_last=False)
+                        segment, number = None, number + 1
+            segment = segment or _Segment(self._segment(number), self._splits, self._made)
+            segment.close(last, is_last=True)
+        except BaseException:
+            if segment is not None:
+                segment.abort()
+            raise
+
+    def _clicks(self, block: Block) -> dict[Split, pa.Table]:
+        return self._parted(block)[0]
+
+    def _rows(self, block: Block) -> tuple[dict[Split, pa.Table], Counter[str]]:
+        """A block's rows of each split, as they are written."""
+        parts, dropped = self._parted(block)
+        if self._negatives is None or self._catalogue is None:
+            return parts, dropped
+        columns = item_columns(self._made, self._negatives)
+        file = next(number for number, one in enumerate(self._files) if one is block.file)
+        return {
+            split: with_negatives(
+                rows,
+                self._catalogue,
+                self._negatives,
+                columns=columns,
+                label=self._made.label,
+                key=(file << 48) + 2 * block.first + (split == "test"),
+                where=block.where,
+            )
+            for split, rows in parts.items()
+        }, dropped
+
+    def _parted(self, block: Block) -> tuple[dict[Split, pa.Table], Counter[str]]:
+        raw = block.rows(self._columns, self._read_as)
+        if self._makes_label:
+            ones = pa.chunked_array([pa.array(np.ones(raw.num_rows, np.float32))])
+            raw = raw.append_column(self._schema.label, ones)
+        dropped: Counter[str] = Counter()
+
+        def conformed(rows: pa.Table) -> pa.Table:
+            where = str(block.file.path)
+            return conform(
+                rows, self._schema, where, first_row=block.first, dropped=dropped
+            ).select(list(self._made.columns))
+
+        split = self._split
+        if split is None:
+            return {"train": conformed(raw)}, dropped
+        if split.column is None:
+            rows = conformed(raw)
+            assert self._made.timestamp is not None
+            tested = rows[self._made.timestamp].to_numpy() >= self._cut
+        else:
+            tested = split.tested(raw[split.column], block.where)
+            if self._schema.drops:
+                # Which rows are dropped is known by `conform` alone: it is asked for each split.
+                return {
+                    "train": conformed(raw.filter(pa.array(~tested))),
+                    "test": conformed(raw.filter(pa.array(tested))),
+                }, dropped
+            rows = conformed(raw)
+        return {
+            "train": rows.filter(pa.array(~tested)),
+            "test": rows.filter(pa.array(tested)),
+        }, dropped
+
+    def _mapped(
+        self, make: Callable[[Block], R], columns: Sequence[str], start: Position, what: str
+    ) -> Iterator[tuple[Block, R]]:
+        """Each block with what is made of it, in order; made on all cores, some blocks ahead."""
+        total = num_bytes(self._files)
+        self._progress(what, 0, total)
+        with ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(self._workers))
+            waiting: deque[tuple[Block, Future[R]]] = deque()
+            stack.callback(lambda: [future.cancel() for _, future in waiting])
+            for block in blocks(self._files, columns, start):
+                waiting.append((block, pool.submit(make, block)))
+                if len(waiting) > self._workers:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+                    self._progress(what, first.done, total)
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        self._progress(what, total, total)
+
+    # The end
+
+    def _publish(self, segments: int) -> None:
+        """All segments as one folder, under its name in one step."""
+        whole = self._part / "whole"
+        shutil.rmtree(whole, ignore_errors=True)
+        for split in self._splits:
+            folder = whole / split if self._split else whole
+            folder.mkdir(parents=True)
+            files = [
+                file
+                for number in range(segments)
+                for file in sorted((self._segment(number) / split).glob("*.parquet"))
+            ]
+            for number, file in enumerate(files):
+                _link(file, folder / f"part-{number:05}.parquet")
+        made = self._part / VOCABULARIES
+        if made.is_dir():
+            for file in sorted(made.glob("*.parquet")):
+                (whole / VOCABULARIES).mkdir(exist_ok=True)
+                _link(file, whole / VOCABULARIES / file.name)
+        (whole / "schema.yaml").write_text(self._schema_text(), encoding="utf-8")
+        if self._to.exists():
+            self._to.rmdir()  # empty, as `_check` saw
+        whole.rename(self._to)
+        shutil.rmtree(self._part)
+
+    def _schema_text(self) -> str:
+        """The schema by which the files became rows: for more of them, and for serving."""
+        own = self._part / VOCABULARIES
+        sparse = tuple(
+            dataclasses.replace(
+                one,
+                vocabulary=Path(VOCABULARIES) / one.vocabulary.name
+                if one.vocabulary.parent == own
+                else one.vocabulary.absolute(),
+            )
+            if one.vocabulary is not None
+            else one
+            for one in self._schema.sparse
+        )
+        return (
+            "# What the columns of the imported files are, and how their ids become rows: what\n"
+            "# more files are imported by (--schema), and what is served.\n"
+            + as_yaml(dataclasses.replace(self._schema, sparse=sparse))
+        )
+
+
+class _Segment:
+    """A stretch of the files, written as a table of each split; there as a whole, or not at all."""
+
+    def __init__(self, folder: Path, splits: Sequence[Split], schema: Schema) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._folder = folder
+        self._writers = {split: TableWriter(folder / split, schema) for split in splits}
+        self._dropped: Counter[str] = Counter()
+        self.num_rows = 0
+
+    def write(self, rows: Mapping[Split, pa.Table], dropped: Counter[str]) -> None:
+        for split, part in rows.items():
+            if part.num_rows:
+                self._writers[split].write(part)
+                self.num_rows += part.num_rows
+        self._dropped.update(dropped)
+
+    def close(self, after: Position, *, is_last: bool) -> None:
+        counts = {}
+        for split, writer in self._writers.items():
+            writer.close()
+            counts[split] = writer.num_rows
+            if not writer.num_rows:
+                shutil.rmtree(self._folder / split)
+        journal = {
+            "after": dataclasses.asdict(after),
+            "last": is_last,
+            "rows": counts,
+            "dropped": self._dropped,
+        }
+        _write_json(self._folder / JOURNAL, journal)
+
+    def abort(self) -> None:
+        for writer in self._writers.values():
+            writer.abort()
+
+
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    aside = file.with_suffix(".new")
+    aside.write_text(json.dumps(values))
+    aside.rename(file)
+
+
+def _link(file: Path, name: Path) -> None:
+    """The same file under another name; a copy where the file system has no links."""
+    try:
+        os.link(file, name)
+    except OSError:
+        shutil.copyfile(file, name)

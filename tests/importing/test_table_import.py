@@ -1,0 +1,258 @@
+"""Value tests: the table that an import makes, against the rows written out; killed and resumed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from strangers_files import clicks, text, write
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.config import parse
+from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing import reading, table_import
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.negatives import Negatives
+from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.data.importing.splits import Quantile, SplitBy
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_import import Imported, TableImport
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+
+SCHEMA: dict[str, Any] = {
+    "session_id": "visit",
+    "timestamp": "at",
+    "timestamp_unit": "s",
+    "label": "clicked",
+    "dense": [{"name": "price", "nulls": {"value": 0}}],
+    "sparse": [
+        {"name": "item_id", "num_ids": 100, "ids": "vocabulary"},
+        {"name": "brand", "num_ids": 1000, "ids": "hash"},
+    ],
+}
+
+
+def imported(
+    path: Path, to: Path, changes: dict[str, Any] | None = None, **options: Any
+) -> Imported:
+    schema = parse(ForeignSchema, SCHEMA | (changes or {}), "schema")
+    found = survey(foreign_files([path]))
+    return TableImport(found.files, to, schema, found.read_as, workers=2, **options).run()
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """All rows, as readers get them."""
+    table = Table.open(folder)
+    parts = [pq.read_table(file, columns=list(table.schema.columns)) for file in table.files]
+    rows: list[dict[str, Any]] = pa.concat_tables(parts).to_pylist()
+    return rows
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of some lines, segments of some blocks."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 3_000)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 60)
+    monkeypatch.setattr(table_import, "SEGMENT_ROWS", 150)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["clicks.csv", "clicks.tsv.gz", "clicks.jsonl", "clicks.parquet"])
+def test_a_table_has_the_rows_of_the_files(tmp_path: Path, name: str) -> None:
+    """In their order, whatever format; ids by how often their value occurs."""
+    table = clicks()
+    path = write(tmp_path / name, table, "gzip" if name.endswith("gz") else None)
+    found = imported(path, tmp_path / "table")
+    assert found.rows == {"train": 400}
+    items = Counter(table["item_id"].to_pylist())
+    rows = rows_of(tmp_path / "table")
+    places: dict[int, int] = {}
+    brands: dict[str, int] = {}
+    for own, theirs in zip(rows, table.to_pylist(), strict=True):
+        assert own["at"] == 1_000 * theirs["at"]
+        assert own["clicked"] == theirs["clicked"]
+        assert own["price"] == np.float32(theirs["price"] or 0)
+        ((item,), (brand,)) = own["item_id"], own["brand"]
+        assert places.setdefault(theirs["item_id"], item) == item
+        assert brands.setdefault(theirs["brand"], brand) == brand
+    by_id = sorted(places, key=lambda value: places[value])
+    assert [places[value] for value in by_id] == list(range(1, 1 + len(items)))
+    counts = [items[value] for value in by_id]
+    assert counts == sorted(counts, reverse=True)
+    # The schema beside it makes the same rows of the same files again.
+    again = load_schema(tmp_path / "table" / "schema.yaml")
+    served = conform(table, again, "a request").select(list(rows[0]))
+    assert served.to_pylist() == rows
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["clicks.csv", "clicks.csv.gz", "clicks.parquet"])
+def test_an_import_that_was_killed_goes_on(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is the uninterrupted one's, byte by byte, and is never there in part."""
+    options: dict[str, Any] = {"row_group_size": 50} if name.endswith("parquet") else {}
+    path = write(tmp_path / name, clicks(1_000), "gzip" if name.endswith("gz") else None, **options)
+    split = SplitBy.of("hash:visit", 0.2)
+    negatives = Negatives(count=2, items=("item_id",))
+    whole = imported(path, tmp_path / "whole", split=split, negatives=negatives)
+    made, calls = table_import.with_negatives, []
+
+    def dies(*arguments: Any, **keywords: Any) -> pa.Table:
+        calls.append(1)
+        if len(calls) == 21:
+            raise KeyboardInterrupt
+        return made(*arguments, **keywords)
+
+    to = tmp_path / "table"
+    monkeypatch.setattr(table_import, "with_negatives", dies)
+    with pytest.raises(KeyboardInterrupt):
+        imported(path, to, split=split, negatives=negatives)
+    assert not to.exists()
+    # What a kill leaves of a segment that it was at.
+    rest = tmp_path / "table.part" / "segment-00099"
+    (rest / "train.part").mkdir(parents=True)
+    monkeypatch.setattr(table_import, "with_negatives", made)
+    found = imported(path, to, split=split, negatives=negatives)
+    assert found.resumed >= 1
+    assert found.rows == whole.rows
+    assert not (tmp_path / "table.part").exists()
+    files = sorted(one.relative_to(to) for one in to.rglob("*.*"))
+    assert files == sorted(
+        one.relative_to(tmp_path / "whole") for one in tmp_path.glob("whole/**/*.*")
+    )
+    for file in files:
+        assert (to / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+@pytest.mark.usefixtures("small")
+def test_what_another_import_left_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = write(tmp_path / "clicks.csv", clicks())
+    (tmp_path / "table.part").mkdir()
+    (tmp_path / "table.part" / "import.json").write_text('{"key": "of another"}')
+    (tmp_path / "table.part" / "rest").write_text("")
+    assert imported(path, tmp_path / "table").resumed == 0
+    with pytest.raises(DataError, match=r"table: is there already\. Name another folder"):
+        imported(path, tmp_path / "table")
+
+
+@pytest.mark.usefixtures("small")
+def test_the_latest_rows_are_for_testing(tmp_path: Path) -> None:
+    """In any order of the files; a value that only test rows have is none of the vocabulary."""
+    table = clicks().append_column("fresh", pa.array([f"f{one // 40}" for one in range(400)]))
+    shuffled = table.take(pa.array(np.random.default_rng(1).permutation(400)))
+    path = write(tmp_path / "clicks.csv", shuffled)
+    fresh = {"name": "fresh", "num_ids": 50, "ids": "vocabulary"}
+    split = SplitBy.of("time", 0.1)
+    imported(path, tmp_path / "t", {"sparse": [*SCHEMA["sparse"], fresh]}, split=split)
+    train, test = rows_of(tmp_path / "t" / "train"), rows_of(tmp_path / "t" / "test")
+    assert (len(train), len(test)) == (360, 40)
+    assert max(row["at"] for row in train) < min(row["at"] for row in test)
+    assert {row["fresh"][0] for row in train} == set(range(1, 10))
+    assert {row["fresh"][0] for row in test} == {0}
+
+
+def test_a_user_is_on_one_side_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "clicks.csv", clicks(2_000))
+    imported(path, tmp_path / "t", split=SplitBy.of("hash:visit", 0.3))
+    train, test = rows_of(tmp_path / "t" / "train"), rows_of(tmp_path / "t" / "test")
+    assert not {row["visit"] for row in train} & {row["visit"] for row in test}
+    assert len(train) + len(test) == 2_000
+    assert 0.2 < len(test) / 2_000 < 0.4
+
+
+def test_the_cut_of_a_quantile() -> None:
+    draw = np.random.default_rng(0)
+    for times in (np.arange(3_000_000), draw.permutation(3_000_000)):
+        quantile = Quantile()
+        for part in np.array_split(times, 7):
+            quantile.add(part)
+        assert abs(quantile.cut(0.1, "at") - 2_700_000) < 3_000
+    days = Quantile()
+    days.add(np.repeat([1, 2, 3], [10, 2, 88]))
+    assert days.cut(0.5, "at") == 3
+    days.add(np.full(500, 1))
+    assert days.cut(0.5, "at") == 2  # the first time itself would leave nothing to train on
+    same = Quantile()
+    same.add(np.full(9, 4))
+    with pytest.raises(DataError, match="'at' holds one time alone"):
+        same.cut(0.1, "at")
+
+
+@pytest.mark.parametrize("by", ["popularity", "uniform"])
+def test_negatives_are_other_items_beside_each_click(tmp_path: Path, by: str) -> None:
+    table = clicks(3_000).drop_columns(["clicked"])
+    path = write(tmp_path / "clicks.csv", table)
+    plain = {"label": "label", "sparse": [*SCHEMA["sparse"][:1], SCHEMA["sparse"][1]]}
+    negatives = Negatives(count=3, by=by)  # type: ignore[arg-type]
+    for name in ("one", "two"):
+        imported(path, tmp_path / name, plain, negatives=negatives)
+    rows = rows_of(tmp_path / "one")
+    assert rows == rows_of(tmp_path / "two")
+    assert len(rows) == 4 * 3_000
+    brand_of = {}
+    for row in rows:  # a brand comes with its item
+        assert brand_of.setdefault(row["item_id"][0], row["brand"]) == row["brand"]
+    drawn: Counter[int] = Counter()
+    for at in range(0, len(rows), 4):
+        click, *others = rows[at : at + 4]
+        assert click["label"] == 1
+        for other in others:
+            assert other["label"] == 0
+            assert other["item_id"] != click["item_id"]
+            assert (other["visit"], other["price"]) == (click["visit"], click["price"])
+            drawn[other["item_id"][0]] += 1
+    first = drawn[1] / sum(drawn.values())  # the most popular item
+    share = Counter(table["item_id"].to_pylist()).most_common(1)[0][1] / 3_000
+    clicked_first = share * (1 - share)
+    expected = clicked_first / (1 - share) if by == "popularity" else (1 - share) / len(drawn)
+    assert 0.5 * expected < first < 1.5 * expected
+
+
+@pytest.mark.usefixtures("small")
+def test_a_column_that_turns_out_to_be_text_is_read_as_text(tmp_path: Path) -> None:
+    """Its integers keep the ids that they have as integers; what must be a number is an error."""
+    lines = [f"{one},{one % 2}" for one in range(2_000)]
+    lines[1_500] = "x7,1"
+    path = text(tmp_path / "c.csv", "item_id,clicked\n" + "\n".join(lines))
+    schema = {"session_id": None, "timestamp": None, "dense": []}
+    item = {"name": "item_id", "num_ids": 1000, "ids": "hash"}
+    found = survey(foreign_files([text(tmp_path / "d.csv", "item_id,clicked\n1,0\n2,1\n")]))
+    files = foreign_files([path])
+    for ids, says in ((item, None), ({"name": "item_id", "num_ids": 9999}, r"c\.csv:1502: column")):
+        made = parse(ForeignSchema, SCHEMA | schema | {"sparse": [ids]}, "schema")
+        job = TableImport(files, tmp_path / f"table-{says}", made, found.read_as)
+        if says is None:
+            assert any("read as text" in note for note in job.run().notes)
+            table = pa.table({"item_id": [3], "clicked": [1]})
+            assert rows_of(tmp_path / "table-None")[3]["item_id"] == (
+                conform(table, made, "")["item_id"][0].as_py()
+            )
+        else:
+            with pytest.raises(DataError, match=says):
+                job.run()
+
+
+def test_the_command_says_what_it_made(tmp_path: Path) -> None:
+    path = write(tmp_path / "clicks.csv", clicks())
+    (tmp_path / "s.yaml").write_text(
+        "session_id: visit\ntimestamp: at\nlabel: clicked\n"
+        "dense: [{name: price, nulls: drop}]\nsparse: [{name: brand, num_ids: 50, ids: hash}]\n"
+    )
+    arguments = ["data", "import", str(path), str(tmp_path / "t"), "--split-by", "time"]
+    result = CliRunner().invoke(app, [*arguments, "--schema", str(tmp_path / "s.yaml")])
+    assert result.exit_code == 0, result.output
+    kept = 400 - clicks()["price"].null_count
+    assert f"{clicks()['price'].null_count} rows were left out: no price" in result.stdout
+    assert f"next: recd init {tmp_path}/t" in result.stdout
+    assert sum(Table.open(tmp_path / "t" / one).num_rows for one in ("train", "test")) == kept
+    wrong = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "u"), "--split-by", "user"])
+    assert (wrong.exit_code, "neither `time` nor `hash:COLUMN`" in wrong.stderr) == (2, True)
