@@ -22,7 +22,7 @@ from recd_plugins.data.conform.place import Place
 from recd_plugins.data.conform.values import are_texts, hashes, integers, plain
 from recd_plugins.errors import DataError
 
-__all__ = ["VocabularyIds", "VocabularyCounts", "load_vocabulary"]
+__all__ = ["VocabularyCounts", "VocabularyIds", "load_vocabulary"]
 
 METADATA_KEY = b"recd_vocabulary"
 MOST_DISTINCT = 16_000_000
