@@ -17,10 +17,10 @@ from torchrec.datasets.random import RandomRecDataset
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
+from recd_plugins.planning.access.access_profile import Counted, Profile, Tally
 from recd_plugins.planning.access.look import Look, Peeked
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.ranks import BatchesOfRanks, first_batches, gathered, together
+from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered, sample_of, together
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 
@@ -160,9 +160,13 @@ def values(batches: Iterable[Any]) -> list[list[int]]:
     return [batch_lookups(batch)["item"].tolist() for batch in batches]
 
 
+def first_of(batches: Iterable[Any], count: int) -> list[Any]:
+    return [batch for _, batch in sample_of(batches, count)]
+
+
 def trained_on(loader: Iterable[Any]) -> list[list[int]]:
     """The first batches of two epochs, and what is drawn after."""
-    epochs = [values(first_batches(loader, 5)) for _ in range(2)]
+    epochs = [values(first_of(loader, 5)) for _ in range(2)]
     return [*epochs[0], *epochs[1], torch.rand(2).tolist()]  # type: ignore[list-item]
 
 
@@ -180,7 +184,7 @@ def test_training_gets_what_it_gets_without_a_look(make: Callable[[], Iterable[A
     loader = make()
     with Look(loader) as look:
         assert look.first is not None
-        looked_at = values(first_batches(look, 3))
+        looked_at = values(first_of(look, 3))
     assert looked_at == expected[:3]
     assert trained_on(loader) == expected
 
@@ -198,9 +202,9 @@ def test_an_iterator_is_looked_into_once_it_keeps_what_is_read() -> None:
     batches = Peeked(endless())
     for _ in range(2):
         with Look(batches) as look:
-            assert values(first_batches(look, 3)) == [[0], [1], [2]]
-    assert values(first_batches(batches, 5)) == [[0], [1], [2], [3], [4]]
-    assert values(first_batches(batches, 2)) == [[5], [6]]
+            assert values(first_of(look, 3)) == [[0], [1], [2]]
+    assert values(first_of(batches, 5)) == [[0], [1], [2], [3], [4]]
+    assert values(first_of(batches, 2)) == [[5], [6]]
     few = Peeked([kjt(1)])
     with Look(few) as look:
         assert values(look) == [[1]]
@@ -213,10 +217,8 @@ def test_one_process_reads_the_batches_of_a_few_ranks() -> None:
     def read(rank: int, world_size: int) -> Iterable[tuple[int, int]]:
         return [(rank, batch) for batch in range(world_size)]
 
-    assert list(first_batches(BatchesOfRanks(read, 3), 2)) == [
-        (r, b) for r in range(3) for b in (0, 1)
-    ]
-    assert [r for r, _ in first_batches(BatchesOfRanks(read, 64), 1)] == list(range(0, 64, 8))
+    assert first_of(BatchesOfRanks(read, 3), 2) == [(r, b) for r in range(3) for b in (0, 1)]
+    assert [r for r, _ in first_of(BatchesOfRanks(read, 64), 1)] == list(range(0, 64, 8))
 
 
 TABLES = {
@@ -255,15 +257,18 @@ def failing() -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_rank_0_has_what_all_ranks_counted(gloo_pool: GlooPool, world_size: int) -> None:
     """Exactly, and in sketches with room for all rows, as if one process had read for all."""
-    every = [batch for rank in range(world_size) for batch in batches_of(rank)]
+    every = [batches_of(rank) for rank in range(world_size)]
     for exact_rows in (2000, 600):
         profile, *others = gloo_pool.run(merged, exact_rows, world_size=world_size)
         assert others == [None] * (world_size - 1)
         assert profile is not None
-        expected = profile_batches(every, TABLES, exact_rows=exact_rows)
+        one = Tally(counted=TABLES, exact_rows=exact_rows)
+        for batches in every:
+            one.add(batches)
+        expected = one.profile()
         assert (profile.samples, profile.batch_size) == (expected.samples, 64)
         for name in TABLES:
-            for part in ("counts", "p", "presence", "ids", "error"):
+            for part in ("counts", "p", "presence", "ids", "error", "uncertainty"):
                 assert np.array_equal(
                     getattr(profile[name], part), getattr(expected[name], part)
                 ), (name, part)

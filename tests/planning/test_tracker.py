@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.counting import RowCounter
+from recd_plugins.planning.access.forecast import FOLDS
 from recd_plugins.planning.access.tracker import profile_tracker
 from recd_plugins.testing.gloo import GlooPool
 
@@ -94,11 +95,15 @@ def test_a_tracker_has_counted_as_batches_would(gloo_pool: GlooPool) -> None:
             [batch[name].values().numpy() for batch in step] for step in zip(*ranks, strict=True)
         ]
         counter = RowCounter(ROWS)
-        for step in steps:
+        for number, step in enumerate(steps):
             # Of sharded tables the tracker sees a step as one batch of both ranks.
             for ids in step if name == "copies" else [np.concatenate(step)]:
-                counter.add(ids, BATCH * len(step) // (2 if name == "copies" else 1))
+                counter.add(
+                    ids,
+                    BATCH * len(step) // (2 if name == "copies" else 1),
+                    number * FOLDS // STEPS,
+                )
         expected = counter.distribution(sample=True)
-        for part in ("counts", "p", "presence", "ids"):
+        for part in ("counts", "p", "presence", "ids", "uncertainty"):
             assert np.array_equal(getattr(profile[name], part), getattr(expected, part)), name
     assert "the tracker was read before" in refused

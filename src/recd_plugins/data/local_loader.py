@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -25,6 +29,11 @@ from recd_plugins.launch.environment import die_with_parent
 __all__ = ["LocalLoader", "RankBatches"]
 
 Transform = Callable[[Batch], Batch]
+
+WINDOW_ROWS, WINDOW_SHARE = 2_000_000, 0.02
+"""How much of an epoch is read for batches from all over it: so many rows, or such a part."""
+FEWEST, SECONDS = 8, 20.0
+"""Blocks that are read however long they take; after so long there are no more."""
 
 
 class RankBatches(IterableDataset[Batch | RecdError]):
@@ -62,19 +71,49 @@ class RankBatches(IterableDataset[Batch | RecdError]):
     def batches(self, epoch: int, first: int) -> Iterator[Batch | RecdError]:
         worker, transform = get_worker_info(), self._transform
         try:
-            reader = BatchReader(
-                self._table,
-                self.order,
-                self._shares.streams_of(self._rank, worker.id if worker else 0),
-                unjoined=self._unjoined,
-                beside=self._beside,
-                prefetch=self._prefetch,
-                threads=worker is None,
+            reader = self._reader(
+                worker.id if worker else 0, prefetch=self._prefetch, threads=worker is None
             )
             for batch, unjoined in reader.batches(epoch, first):
                 yield _transformed(batch, unjoined, transform)
         except RecdError as error:
             yield error
+
+    def spread(self, epoch: int, count: int, blocks: int) -> Iterator[tuple[int, Batch]]:
+        """`LocalLoader.spread` of an epoch: each worker's part has as many blocks as the others'.
+
+        A block takes the reading of a window, of which `WINDOW_ROWS` are read, or `WINDOW_SHARE` of
+        the epoch if that is more: of large windows there are fewer blocks.
+        """
+        workers = max(1, self._shares.workers)
+        length = self.order.num_batches
+        streams = self._shares.streams_of(self._rank)
+        windows = sum(1 for _ in self.order.windows(epoch, streams[0]))
+        rows = self.order.num_rows * len(streams) // self._shares.streams
+        most = max(WINDOW_SHARE * windows, WINDOW_ROWS * windows / max(rows, 1) / workers)
+        count = min(-(-count // workers), length)
+        for worker in range(workers):
+            reader = self._reader(worker, prefetch=False, threads=True)
+            draw = np.random.default_rng([self.order.seed % 2**64, self._rank, worker])
+            if windows <= most:
+                drawn = _drawn(draw, length, count, blocks)
+                found = _picked(reader.batches(epoch), drawn)
+            else:
+                drawn = _drawn(draw, length, count, min(blocks, max(int(most), FEWEST)))
+                found = _jumping(partial(reader.batches, epoch), drawn, SECONDS / workers)
+            for block, (batch, unjoined) in found:
+                yield block, _transformed(batch, unjoined, self._transform)
+
+    def _reader(self, worker: int, *, prefetch: bool, threads: bool) -> BatchReader:
+        return BatchReader(
+            self._table,
+            self.order,
+            self._shares.streams_of(self._rank, worker),
+            unjoined=self._unjoined,
+            beside=self._beside,
+            prefetch=prefetch,
+            threads=threads,
+        )
 
 
 class EpochIterator(Iterator[Batch | RecdError]):
@@ -160,6 +199,11 @@ class LocalLoader:
             # one), torchdata's iterator would wait 5 s for each.
             torchdata.load_state_dict({})
 
+    def spread(self, count: int, blocks: int) -> Iterator[tuple[int, Batch]]:
+        """So many batches of the epoch, or all of it, in blocks from all over it, each with the
+        number of its block; read in this process, while the position stays."""
+        yield from self._batches.spread(self._epoch, count, blocks)
+
     def close(self) -> None:
         """End the workers, though an epoch is under way."""
         reading = None if self._reading is None else self._reading()
@@ -203,6 +247,40 @@ class LocalLoader:
                 worker_init_fn=_die_with_rank,
                 generator=torch.Generator(),  # else it draws from the trainer's random numbers
             )
+
+
+Read = tuple[Batch, Columns]
+
+
+def _drawn(draw: np.random.Generator, length: int, count: int, blocks: int) -> list[range]:
+    """`count` batches of an epoch, in blocks of one size that are drawn by lot.
+
+    Any other block is then as far from those drawn as one of these is from the rest, so that what
+    is held out of the drawn ones says what the others will be. In even steps it would not.
+    """
+    size = -(-count // max(1, min(blocks, count)))
+    starts = draw.permutation(length // size)[: -(-count // size)] * size
+    return [range(start, start + size) for start in starts.tolist()]
+
+
+def _picked(epoch: Iterator[Read], drawn: Sequence[range]) -> Iterator[tuple[int, Read]]:
+    """The blocks of an epoch that is read up to the last of them."""
+    block_of = {number: block for block, one in enumerate(drawn) for number in one}
+    for number, batch in enumerate(islice(epoch, 1 + max(block_of))):
+        if number in block_of:
+            yield block_of[number], batch
+
+
+def _jumping(
+    read: Callable[[int], Iterator[Read]], drawn: Sequence[range], seconds: float
+) -> Iterator[tuple[int, Read]]:
+    """The blocks, each read by itself, until they take too long."""
+    began = time.monotonic()
+    for block, wanted in enumerate(drawn):
+        if block >= FEWEST and time.monotonic() - began > seconds:
+            return
+        for batch in islice(read(wanted.start), len(wanted)):
+            yield block, batch
 
 
 def _transformed(batch: Batch, unjoined: Columns, transform: Transform | None) -> Batch:

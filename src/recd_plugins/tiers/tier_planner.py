@@ -17,7 +17,7 @@ from recd_plugins.errors import CapabilityError, nearest
 from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.planning.access.ranks import first_batches, gathered, together
+from recd_plugins.planning.access.ranks import gathered, sample_of, together
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
@@ -388,8 +388,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The batches that this process reads."""
         assert self.context.batches is not None  # `_counts` asked
         tally = Tally(counted={name: table.counted for name, table in self.found.items()})
-        batches = first_batches(self.context.batches(), self.num_profile_batches)
-        return tally.add(batches, self.context.features)
+        for fold, batch in sample_of(self.context.batches(), self.num_profile_batches):
+            tally.count(batch, fold, self.context.features)
+        return tally
 
     def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
         """Why there is nothing that could get replicas, if so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.planning.access.counting import EXACT_ROWS, Counter, counters, distribution
 from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.access.forecast import FOLDS
 from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
@@ -32,6 +33,7 @@ SCHEMA = pa.schema(
         pa.field("p", pa.large_list(pa.float64()), nullable=False),
         pa.field("presence", pa.large_list(pa.float64()), nullable=False),
         pa.field("ids", pa.large_list(pa.int64())),
+        pa.field("uncertainty", pa.large_list(pa.float64())),
     ]
 )
 
@@ -76,7 +78,7 @@ class Profile:
             pa.array([rows.error for rows in each], pa.float64()),
             *(
                 pa.array([getattr(rows, name) for rows in each], schema.field(name).type)
-                for name in ("counts", "p", "presence", "ids")
+                for name in ("counts", "p", "presence", "ids", "uncertainty")
             ),
         ]
         write_arrow(path, pa.table(columns, schema=schema))
@@ -96,8 +98,9 @@ class Profile:
                     counts=_array(table["counts"][at]),
                     p=_array(table["p"][at]),
                     presence=_array(table["presence"][at]),
-                    ids=_array(table["ids"][at]) if table["ids"][at].is_valid else None,
+                    ids=_known(table["ids"][at]),
                     error=table["error"][at].as_py(),
+                    uncertainty=_known(table["uncertainty"][at]),
                 )
                 _check_ids(name, rows[name])
             size = int(metadata.get("batch_size", 0))
@@ -130,35 +133,48 @@ class Tally:
         rows = {name: part.num_rows for name, part in self.counted.items()}
         self.counters = counters(rows, exact_rows=self.exact_rows)
 
-    def add(self, batches: Iterable[Any], features: FeaturesOf | None = None) -> Tally:
-        """Count the lookups that batches bring, of one rank or several; `batch_lookups` finds them.
+    def add(
+        self, batches: Iterable[Any], features: FeaturesOf | None = None, *, expected: int = 0
+    ) -> Tally:
+        """Count the lookups that batches of one rank bring; `batch_lookups` finds them.
 
-        Batches of another size than the first are left out: they would blur `presence`.
+        Batches that come after each other are in one fold, as far as it is known how many are
+        `expected`. Batches of another size than the first are left out: they would blur
+        `presence`.
         """
-        for batch in batches:
-            lookups = batch_lookups(batch, features)
-            size = self.batch_size = self.batch_size or lookups.samples
-            if lookups.samples != size:
-                continue
-            self.samples += size
-            for name, part in self.counted.items():
-                ids = np.concatenate([NONE, *(lookups[feature] for feature in part.features)])
-                row = (ids >= 0) & (ids < part.num_rows)
-                if not row.all():
-                    self.no_row[name] = self.no_row.get(name, 0) + int(np.count_nonzero(~row))
-                    ids = ids[row]
-                self.counters[name].add(ids, size)
+        expected = expected or (len(batches) if isinstance(batches, Sized) else 0)
+        for number, batch in enumerate(batches):
+            fold = number * FOLDS // expected if number < expected else number % FOLDS
+            self.count(batch, fold, features)
         return self
 
-    def profile(self) -> Profile:
-        """The distributions; the counters are given up one by one."""
+    def count(self, batch: Any, fold: int, features: FeaturesOf | None = None) -> None:
+        """Count one batch in a fold."""
+        lookups = batch_lookups(batch, features)
+        size = self.batch_size = self.batch_size or lookups.samples
+        if lookups.samples != size:
+            return
+        self.samples += size
+        for name, part in self.counted.items():
+            ids = np.concatenate([NONE, *(lookups[feature] for feature in part.features)])
+            row = (ids >= 0) & (ids < part.num_rows)
+            if not row.all():
+                self.no_row[name] = self.no_row.get(name, 0) + int(np.count_nonzero(~row))
+                ids = ids[row]
+            self.counters[name].add(ids, size, fold)
+
+    def profile(self, *, counted_share: float = 0.0) -> Profile:
+        """The distributions as they will be (`RowCounter.distribution`); the counters are given up
+        one by one. `counted_share` of the batches to come are those that were counted."""
         if not self.samples:
             raise DataError(
                 "profile: there are no batches to count: the train split, or the trainer's "
                 "loader, is empty."
             )
         rows = {
-            name: distribution(self.counters.pop(name), part.num_rows, sample=True)
+            name: distribution(
+                self.counters.pop(name), part.num_rows, sample=True, counted_share=counted_share
+            )
             for name, part in self.counted.items()
         }
         return Profile(rows=rows, samples=self.samples, batch_size=self.batch_size)
@@ -170,15 +186,18 @@ def profile_batches(
     *,
     features: FeaturesOf | None = None,
     exact_rows: int = EXACT_ROWS,
+    expected: int = 0,
 ) -> Profile:
     """Count the lookups that batches bring, of one rank or several, after every transform.
 
     A deduplicated feature brings those of its unique samples, as a model that takes them looks
-    up; p is per sample of the batch all the same. Rows that these batches lack get their part of
-    the lookups to come (`RowCounter`). Tables beyond `exact_rows` rows in all are sketched, from
-    the largest on. `features` says where a batch has its sparse features (`batch_lookups`).
+    up; p is per sample of the batch all the same. What comes out is a forecast for batches that
+    are like these, not what these had (`RowCounter.distribution`). Tables beyond `exact_rows` rows
+    in all are sketched, from the largest on. `features` says where a batch has its sparse features
+    (`batch_lookups`); `expected` is how many batches there are, where they have no length.
     """
-    return Tally(counted=counted, exact_rows=exact_rows).add(batches, features).profile()
+    tally = Tally(counted=counted, exact_rows=exact_rows)
+    return tally.add(batches, features, expected=expected).profile()
 
 
 def _check_ids(name: str, rows: RowDistribution) -> None:
@@ -194,6 +213,10 @@ def _check_ids(name: str, rows: RowDistribution) -> None:
     seen[rows.ids] = True
     if np.count_nonzero(seen) < len(rows.ids):
         raise DataError(f"{name!r} names a row twice.")
+
+
+def _known(scalar: pa.LargeListScalar) -> NDArray[Any] | None:
+    return _array(scalar) if scalar.is_valid else None
 
 
 def _array(scalar: pa.LargeListScalar) -> NDArray[Any]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution
+from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
+from recd_plugins.planning.access.forecast import FOLDS, FoldCounts, forecast
 
 __all__ = [
     "COUNTERS",
@@ -27,53 +28,58 @@ BUFFER = 1 << 18
 class RowCounter:
     """Counts the lookups of each row, and the batches that hold it; mergeable over processes.
 
-    It takes 24 bytes for each row that was looked up. The batches say what formulas cannot: how
-    far a row's lookups come together, in one history or in the samples of one session.
-    `distribution` turns them into `presence`.
+    It takes 24 bytes for each row and fold that looked it up. The batches say what formulas cannot:
+    how far a row's lookups come together, in one history or in the samples of one session.
+    `distribution` turns them into `presence`. Folds are parts of what is counted that are held out
+    in turn, to see what the others foretell of them.
     """
 
     def __init__(self, num_rows: int) -> None:
-        self.samples = 0
-        self._num_rows = num_rows
-        self._batches = 0
+        self.num_rows = num_rows
+        self._samples = np.zeros(FOLDS, np.int64)
+        self._batches = np.zeros(FOLDS, np.int64)
         self._counted = np.empty((3, 0), np.int64)
         self._waiting: list[Integers] = []
         self._waits = 0
 
-    def add(self, ids: Integers, samples: int) -> None:
-        """The lookups of a batch of `samples` samples, in any order; batches of one size."""
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._num_rows:
+    @property
+    def samples(self) -> int:
+        return int(self._samples.sum())
+
+    def add(self, ids: Integers, samples: int, fold: int = 0) -> None:
+        """The lookups of a batch of `samples` samples, in any order; batches of one size.
+
+        Batches that resemble each other, as those of one session or hour, belong in one fold.
+        """
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
             raise DataError(
-                f"rows: id {wrong} is not in [0, {self._num_rows}): a transform yields ids "
+                f"rows: id {wrong} is not in [0, {self.num_rows}): a transform yields ids "
                 "that its schema does not allow, or the table is too small."
             )
         rows, lookups = np.unique(ids, return_counts=True)
-        self._wait(np.stack([rows, lookups, np.ones_like(rows)]))
-        self._batches += 1
-        self.samples += samples
+        self._wait(np.stack([rows * FOLDS + fold, lookups, np.ones_like(rows)]))
+        self._batches[fold] += 1
+        self._samples[fold] += samples
 
     def state(self) -> tuple[Integers, tuple[int, ...]]:
-        """[3, R] and numbers, for `merge` of a counter of the same table."""
-        return self.counted, (self.samples, self._batches)
+        """[3, P] and numbers, for `merge` of a counter of the same table."""
+        return self.counted, (*self._samples.tolist(), *self._batches.tolist())
 
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
         """Take over what another one counted, of other batches of the same size."""
         self._wait(counted)
-        samples, batches = numbers
-        self.samples += samples
+        samples, batches = np.array(numbers, np.int64).reshape(2, FOLDS)
+        self._samples += samples
         self._batches += batches
 
     @property
     def counted(self) -> Integers:
-        """[3, R] rows that were looked up, ascending; the lookups of each; the batches with it."""
+        """[3, P] row * FOLDS + fold of each pair, ascending; the lookups of each; the batches with
+        it."""
         if self._waiting:
-            every = np.concatenate([self._counted, *self._waiting], axis=1)
+            self._counted = _summed(np.concatenate([self._counted, *self._waiting], axis=1))
             self._waiting, self._waits = [], 0
-            every = every[:, np.argsort(every[0], kind="stable")]
-            starts = np.flatnonzero(np.diff(every[0], prepend=-1))
-            sums = np.add.reduceat(every[1:], starts, axis=1) if len(starts) else every[1:]
-            self._counted = np.vstack([every[:1, starts], sums])
         return self._counted
 
     def _wait(self, counted: Integers) -> None:
@@ -82,38 +88,73 @@ class RowCounter:
         if self._waits >= max(BUFFER, self._counted.shape[1]):
             _ = self.counted
 
-    def distribution(self, *, sample: bool = False) -> RowDistribution:
+    def distribution(self, *, sample: bool = False, counted_share: float = 0.0) -> RowDistribution:
         """p = lookups / samples; presence q such that 1 - (1 - q)^B is the share of batches of
         B samples that hold a row, over all rows with as many lookups. Ids: of all that occur.
 
-        Where what was counted is a `sample` of what will come, rows not seen yet will come too:
-        each row seen gives d = n1 / (n1 + 2 n2) of a lookup to them (Ney's absolute
-        discounting; n1, n2 rows were looked up once, twice).
+        Where what was counted is a `sample` of what will come, p and presence are what they will
+        be (`forecast`), but in `counted_share` of the batches to come, which are those that were
+        counted. Of batches of one fold nothing can be held out: then each row seen gives
+        d = n1 / (n1 + 2 n2) of a lookup to rows not seen (Ney's absolute discounting; n1, n2
+        rows were looked up once, twice).
         """
         if not self.samples:
             raise DataError("rows: nothing was counted: there are no samples.")
-        ids, lookups, holding = self.counted[:, np.argsort(-self.counted[1], kind="stable")]
+        pairs = self.counted
+        every = _summed(np.stack([pairs[0] // FOLDS, *pairs[1:]]))
+        ids, lookups, holding = every[:, np.argsort(-every[1], kind="stable")]
         starts = np.flatnonzero(np.diff(lookups, prepend=-1))
         counts, each = np.diff(starts, append=len(ids)), lookups[starts].astype(np.float64)
         held = np.zeros(0)
         if len(ids):
             held = np.add.reduceat(holding, starts) / counts
-        # Seen in every batch: count half a batch as without it, or presence would be 1.
-        share = np.minimum(held, self._batches - 0.5) / self._batches
-        presence = -np.expm1(np.log1p(-share) * self._batches / self.samples)
-        always = np.where(held == self._batches, np.minimum(each / self.samples, 1.0), 0.0)
-        presence = np.maximum(presence, always)
-        unseen, given = self._num_rows - len(ids), 0.0
-        if sample and unseen:
-            given = _discount(counts, each, unseen)
-            presence *= 1 - given / each
-        if unseen:
-            each = each - given
-            # At most as much as each that was seen, after rounding too: then they come last.
-            rest = min(given * len(ids) / unseen, each[-1] if len(each) else 0.0)
-            counts, each = np.append(counts, unseen), np.append(each, rest)
-            presence = np.append(presence, rest / self.samples)
-        return RowDistribution.of(counts, each / self.samples, presence.clip(max=1.0), ids=ids)
+        samples, batches, unseen = self.samples, int(self._batches.sum()), self.num_rows - len(ids)
+        p, share, uncertainty = each / samples, held / batches, None
+        rest = unseen_share = 0.0
+        if sample:
+            found = forecast(self._folds(), lookups[starts], self.num_rows)
+            if found is not None:
+                later, size = 1 - counted_share, samples / batches
+                p, rest = counted_share * p + later * found.p, later * found.unseen
+                share = counted_share * share + later * size * found.holding
+                unseen_share = later * size * found.unseen_holding
+                uncertainty = later * found.uncertainty
+            elif unseen:
+                given = _discount(counts, each, unseen)
+                share *= 1 - given / each
+                p, rest = p - given / samples, given * len(ids) / samples
+                unseen_share = rest * samples / batches
+        counts = np.append(counts, unseen)
+        p = falling(np.append(p, rest / max(unseen, 1)), counts)
+        share = np.append(share, unseen_share / max(unseen, 1))
+        # In every batch: count half a batch as without it, or presence would be 1.
+        share = np.minimum(share, (batches - 0.5) / batches)
+        presence = -np.expm1(np.log1p(-share) * batches / samples)
+        always = np.append(held == batches, False)
+        presence = np.where(always, np.maximum(presence, np.minimum(p, 1.0)), presence)
+        kept = len(counts) - (not unseen)
+        return RowDistribution.of(
+            counts[:kept],
+            p[:kept],
+            np.minimum(presence, 1.0)[:kept],
+            ids=ids,
+            uncertainty=None if uncertainty is None else uncertainty[:kept],
+        )
+
+    def _folds(self) -> FoldCounts:
+        pairs, lookups, holding = self.counted
+        rows, folds = np.divmod(pairs, FOLDS)
+        return FoldCounts(
+            rows=rows, folds=folds, lookups=lookups, holding=holding, samples=self._samples
+        )
+
+
+def _summed(counted: Integers) -> Integers:
+    """[3, P] counts by their first row, ascending, each once."""
+    counted = counted[:, np.argsort(counted[0], kind="stable")]
+    starts = np.flatnonzero(np.diff(counted[0], prepend=-1))
+    sums = np.add.reduceat(counted[1:], starts, axis=1) if len(starts) else counted[1:]
+    return np.vstack([counted[:1, starts], sums])
 
 
 def _discount(counts: Integers, lookups: Floats, unseen: int) -> float:
@@ -150,8 +191,8 @@ class RowSketch:
         self._count()
         return self._error
 
-    def add(self, ids: Integers, samples: int) -> None:
-        """The lookups of so many samples, in any order."""
+    def add(self, ids: Integers, samples: int, fold: int = 0) -> None:
+        """The lookups of so many samples, in any order; a sketch keeps no folds apart."""
         self.samples += samples
         self.lookups += len(ids)
         self._waiting.append(np.array(ids, np.int64))
@@ -246,9 +287,11 @@ def counters(num_rows: Mapping[str, int], *, exact_rows: int = EXACT_ROWS) -> di
     }
 
 
-def distribution(counter: Counter, num_rows: int, *, sample: bool) -> RowDistribution:
-    """What was counted of a table; `sample` leaves lookups to the rows that an exact count lacks,
-    as a sketch does anyway."""
+def distribution(
+    counter: Counter, num_rows: int, *, sample: bool, counted_share: float = 0.0
+) -> RowDistribution:
+    """What was counted of a table; of a `sample` what will come (`RowCounter.distribution`). A
+    sketch leaves lookups to the rows that it lacks anyway."""
     if isinstance(counter, RowSketch):
         return counter.distribution(num_rows)
-    return counter.distribution(sample=sample)
+    return counter.distribution(sample=sample, counted_share=counted_share)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from recd_plugins.errors import DataError
 
-__all__ = ["Drift", "Floats", "Integers", "RowDistribution", "appears", "drift"]
+__all__ = ["Drift", "Floats", "Integers", "RowDistribution", "appears", "drift", "falling"]
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -37,6 +37,9 @@ class RowDistribution:
     """Row ids in this order, of all rows or of the hottest; none where a formula made them."""
     error: float = 0.0
     """The most that any p may be too low by (a sketch's)."""
+    uncertainty: Floats | None = None
+    """[R] how far off `coverage` may be at the end of each run, where p is a forecast: the share
+    that is served should lie within in nine of ten cases."""
     _by_rank: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
     """What `by_rank` found, by number of ranks."""
 
@@ -54,6 +57,8 @@ class RowDistribution:
             raise DataError("rows: presence is a chance, from 0 to 1.")
         if self.ids is not None and len(self.ids) > self.num_rows:
             raise DataError(f"rows: {len(self.ids)} ids are named of {self.num_rows} rows.")
+        if self.uncertainty is not None and self.uncertainty.shape != self.counts.shape:
+            raise DataError("rows: uncertainty must be [R], as counts are.")
 
     @classmethod
     def of(
@@ -63,6 +68,7 @@ class RowDistribution:
         presence: ArrayLike | None = None,
         ids: Integers | None = None,
         error: float = 0.0,
+        uncertainty: Floats | None = None,
     ) -> RowDistribution:
         """Runs in any order; rows without a presence of their own are drawn independently."""
         rows, each = np.asarray(counts, np.int64), np.asarray(p, np.float64)
@@ -70,7 +76,10 @@ class RowDistribution:
         if np.any(np.diff(each) > 0):
             order = np.argsort(-each, kind="stable")
             rows, each, chance = rows[order], each[order], chance[order]
-        return cls(counts=rows, p=each, presence=chance, ids=ids, error=error)
+            uncertainty = None  # of runs in the order that they had
+        return cls(
+            counts=rows, p=each, presence=chance, ids=ids, error=error, uncertainty=uncertainty
+        )
 
     @property
     def num_rows(self) -> int:
@@ -90,6 +99,17 @@ class RowDistribution:
             taken[-1], np.finfo(float).tiny
         )
         return share if np.ndim(rows) else float(share)
+
+    def interval(self, rows: ArrayLike) -> tuple[Any, Any]:
+        """Between what and what `coverage` will lie, in nine of ten cases; what no forecast is (a
+        formula, a sketch) has no width."""
+        share, wide = self.coverage(rows), 0.0
+        if self.uncertainty is not None:
+            ends = np.concatenate([[0], np.cumsum(self.counts)])
+            off = np.interp(np.asarray(rows, float), ends, np.append(0.0, self.uncertainty))
+            wide = off if np.ndim(rows) else float(off)
+        low, high = np.maximum(share - wide, 0.0), np.minimum(share + wide, 1.0)
+        return (low, high) if np.ndim(rows) else (float(low), float(high))
 
     def part(self, first: int, last: int) -> RowDistribution:
         """The rows from rank `first` (0 is the hottest) up to, and without, rank `last`."""
@@ -146,7 +166,12 @@ class RowDistribution:
         if factor < 1:
             raise DataError(f"rows: a DedupeFactor is 1 or more, but is {factor}.")
         return RowDistribution.of(
-            self.counts, self.p / factor, self.presence / factor, self.ids, self.error / factor
+            self.counts,
+            self.p / factor,
+            self.presence / factor,
+            self.ids,
+            self.error / factor,
+            self.uncertainty,
         )
 
     def hottest(self, rows: int) -> Integers:
@@ -165,6 +190,22 @@ class RowDistribution:
         others = np.ones(self.num_rows, np.bool_)
         others[self.ids] = False
         return np.concatenate([self.ids, np.flatnonzero(others)[: rows - len(self.ids)]])
+
+
+def falling(p: Floats, counts: Integers) -> Floats:
+    """[R] p, but runs that rise over the ones before them share what they have together."""
+    if not np.any(np.diff(p) > 0):
+        return p
+    pools: list[tuple[float, float, int]] = []  # the lookups, the rows and the runs of each
+    for value, rows in zip(p.tolist(), counts.tolist(), strict=True):
+        lookups, size, runs = value * rows, float(rows), 1
+        while pools and pools[-1][0] * size <= lookups * pools[-1][1]:
+            more, others, some = pools.pop()
+            lookups, size, runs = lookups + more, size + others, runs + some
+        pools.append((lookups, size, runs))
+    means = [lookups / size for lookups, size, _ in pools]
+    pooled: Floats = np.minimum.accumulate(np.repeat(means, [runs for *_, runs in pools]))
+    return pooled
 
 
 def appears(presence: Floats, samples: float) -> Floats:

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Tally
 from recd_plugins.planning.access.distribution import Integers
+from recd_plugins.planning.access.forecast import FOLDS
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["BatchesOfRanks", "first_batches", "gathered", "together"]
+__all__ = ["BatchesOfRanks", "Spread", "gathered", "length_of", "sample_of", "together"]
 
 FEW = 8
 """The ranks whose batches one process reads for all of them."""
+BLOCKS = 4 * FOLDS
+"""Places of an epoch from which batches are drawn, so that what is held out is seldom far from what
+is not: neither are the batches of training from those that were counted."""
+
+
+def length_of(batches: Iterable[Any]) -> int | None:
+    """How many batches there are, if they say: a loader without an end has no length."""
+    try:
+        return len(batches) if isinstance(batches, Sized) else None
+    except TypeError:
+        return None
+
+
+@runtime_checkable
+class Spread(Protocol):
+    """A loader that can begin anywhere in its epoch."""
+
+    def spread(self, count: int, blocks: int) -> Iterator[tuple[int, Any]]:
+        """`count` batches of the epoch, or all, in at most so many blocks from all over it, each
+        with the number of its block; the position of the loader stays."""
 
 
 class BatchesOfRanks:
@@ -35,15 +56,27 @@ class BatchesOfRanks:
         for rank in self._ranks:
             yield from self._read(rank, self._world_size)
 
-    def first(self, count: int) -> Iterator[Any]:
-        """The first so many of each."""
+    def sample(self, count: int) -> Iterator[tuple[int, Any]]:
+        """So many of each, and the fold of each."""
         for rank in self._ranks:
-            yield from islice(self._read(rank, self._world_size), count)
+            yield from sample_of(self._read(rank, self._world_size), count)
 
 
-def first_batches(batches: Iterable[Any], count: int) -> Iterator[Any]:
-    """The first so many batches of each rank that this process reads for."""
-    return batches.first(count) if isinstance(batches, BatchesOfRanks) else islice(batches, count)
+def sample_of(batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
+    """So many batches of each rank that this process reads for, each with its fold.
+
+    A loader that can `Spread` them is asked for batches from all over the epoch; of any other they
+    are the first ones. Batches that come after each other are in one fold.
+    """
+    if isinstance(batches, BatchesOfRanks):
+        yield from batches.sample(count)
+    elif isinstance(batches, Spread):
+        for block, batch in batches.spread(count, BLOCKS):
+            yield block % FOLDS, batch
+    else:
+        count = min(count, length_of(batches) or count)
+        for number, batch in enumerate(islice(batches, count)):
+            yield number * FOLDS // count, batch
 
 
 def together(group: ProcessGroup, do: Callable[[], int]) -> int:

@@ -9,7 +9,9 @@ import numpy as np
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally
+from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.distribution import Integers
+from recd_plugins.planning.access.forecast import FOLDS
 from recd_plugins.planning.access.ranks import gathered, together
 
 if TYPE_CHECKING:
@@ -44,17 +46,22 @@ def profile_tracker(
     steps = together(over, read)
     counted = {part.name: part.counted for part in parts}
     tally, recorded = Tally(counted=counted), Tally(counted=counted)
+    first = min((index for part in parts for index, _ in part.batches), default=0)
     for part in parts:
         counter = recorded.counters.pop(part.name)
-        for _, ids in part.batches:
-            counter.add(ids, batch_size)
         # A row of a sharded table is recorded on its own rank, in one batch of all ranks' samples;
         # of a replicated one on each rank, in the rank's own batch.
+        ranks = (world if over.rank() == 0 else 0) if part.sharded else 1
+        folds = np.arange(steps) * FOLDS // steps
+        for step, ids in part.batches:
+            counter.add(ids, 0, int(folds[min(step - first, steps - 1)]))
         counts, (_, *others) = counter.state()
-        samples, batches = steps * batch_size, steps
-        if part.sharded:
-            samples, batches = (samples * world, batches) if over.rank() == 0 else (0, 0)
-        numbers = (samples, batches) if len(others) == 1 else (samples, *others)
+        if isinstance(counter, RowCounter):
+            batches = np.bincount(folds, minlength=FOLDS) * min(ranks, 1)
+            samples = batches * ranks * batch_size
+            numbers = (*samples.tolist(), *batches.tolist())
+        else:
+            numbers = (steps * ranks * batch_size, *others)
         tally.counters[part.name].merge(counts, numbers)
     tally.samples, tally.batch_size = steps * batch_size, batch_size
     tally = gathered(tally, over)

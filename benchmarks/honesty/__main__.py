@@ -1,0 +1,48 @@
+"""What is forecast of data that nobody has seen, beside what turns out.
+
+    python -m benchmarks.honesty [--quick] [--json] [--data FOLDER]
+
+`FOLDER` holds small real tables (yoochoose, ml100k, criteo); those that are not there are left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import Report, main
+from benchmarks.honesty.coverage import figures, judge
+from benchmarks.honesty.tables import generated_tables, real_tables
+
+DATA = Path("../shared/data")
+
+
+def measure(quick: bool, data: Path = DATA) -> Report:
+    torch.set_num_threads(1)
+    tables = [*generated_tables(), *real_tables(data)]
+    judged = []
+    with tempfile.TemporaryDirectory() as folder:
+        for table in tables:
+            found = judge(table, Path(folder))
+            judged += found
+            errors = ", ".join(
+                f"{one.cached:,}: {one.forecast:.1%} ± {(one.high - one.low) / 2:.1%}, "
+                f"{one.served:.1%} served (own {one.own:.1%})"
+                for one in found
+            )
+            print(f"{table.name}: {errors}", file=sys.stderr, flush=True)
+    settings = {"tables": [table.name for table in tables]}
+    return Report(figures=list(figures(judged)), settings=settings)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--data", type=Path, default=DATA)
+    arguments, rest = parser.parse_known_args()
+    main("honesty", partial(measure, data=arguments.data), rest)

@@ -1,0 +1,250 @@
+"""What counted batches say of those that come: rates that were held out, and how sure they are.
+
+The hottest rows of a sample look hotter than they are, for they are picked by their luck in it.
+So batches are counted in folds: the lookups of each fold are set against what a row had in all
+others, which did not know them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recd_plugins.planning.access.distribution import Floats, Integers
+
+__all__ = ["FOLDS", "FoldCounts", "Forecast", "forecast"]
+
+FOLDS = 16
+"""Parts of what is counted, each held out in its turn."""
+STUDENT = (
+    0.0,
+    12.7,
+    4.3,
+    3.18,
+    2.78,
+    2.57,
+    2.45,
+    2.36,
+    2.31,
+    2.26,
+    2.23,
+    2.2,
+    2.18,
+    2.16,
+    2.14,
+    2.13,
+)
+"""Student's t at 97.5%, by degrees of freedom: folds less one."""
+LEAST = 0.005
+"""How far off a forecast may be that all folds agree on."""
+EXACT = 16
+"""Rows looked up so many times, or fewer, are a class of their own for each number."""
+WIDTH = 1.1
+"""The next classes: their most lookups over their least."""
+ENOUGH = 50
+"""Lookups that a class must have had held out to speak for itself: known to a seventh then."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoldCounts:
+    """P pairs of a row and a fold that looked it up."""
+
+    rows: Integers
+    """[P] ascending."""
+    folds: Integers
+    """[P]."""
+    lookups: Integers
+    """[P]."""
+    holding: Integers
+    """[P] batches of the fold that hold the row."""
+    samples: Integers
+    """[FOLDS] the samples of each fold; 0 where nothing was counted."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Forecast:
+    """What is to come of rows, by how often they were looked up."""
+
+    p: Floats
+    """[R] lookups of a row per sample."""
+    holding: Floats
+    """[R] batches that hold a row, per sample."""
+    unseen: float
+    """Lookups per sample of all rows together that were not looked up."""
+    unseen_holding: float
+    """Batches that hold one of these, per sample and added up over them."""
+    uncertainty: Floats
+    """[R + 1] how far off the share of lookups may be that the rows up to each number take, the
+    rows that were not seen last."""
+
+
+def forecast(found: FoldCounts, runs: Integers, num_rows: int) -> Forecast | None:
+    """The forecast for rows that were looked up `runs` [R] times, falling; none of a single fold.
+
+    Rows that had r lookups in all folds but one had g(r) times what r promised in that one, over
+    all folds (deleted estimation, Jelinek and Mercer 1985). A row has that rate, for each fold by
+    its r without it, on average. So all rows together have as many lookups as there were; but rows
+    not seen yet have a little less for the fold that the others lacked (`_Folds.unseen`), and what
+    this leaves is of those that were hardly seen. Batches that hold a row are held out alike.
+    """
+    if np.count_nonzero(found.samples) < 2 or not len(found.rows):
+        return None
+    folds = _Folds.of(found, runs, num_rows)
+    p, unseen = folds.rates(found.lookups)
+    holding, unseen_holding = folds.rates(found.holding)
+    return Forecast(
+        p=p,
+        holding=holding,
+        unseen=unseen,
+        unseen_holding=unseen_holding,
+        uncertainty=folds.uncertainty(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Folds:
+    """P pairs of S rows and K folds, with C classes of rows by their lookups."""
+
+    pairs: FoldCounts
+    num_rows: int
+    runs: Integers
+    """[R] the lookups of rows alike."""
+    counts: Integers
+    """[R] such rows."""
+    run: Integers
+    """[S] the run that a row is of."""
+    starts: Integers
+    """[S] the first pair of each row."""
+    size: Integers
+    """[S] the folds that looked it up."""
+    fold: Integers
+    """[P] the pair's, of those that were used."""
+    weight: Floats
+    """[K] samples of a fold over those of all others."""
+    classes: int
+    """C."""
+    whole: Integers
+    """[S] the class of a row by all of its lookups."""
+    others: Integers
+    """[P] that of the pair's row by its lookups in all other folds; 0 if there are none."""
+
+    @classmethod
+    def of(cls, pairs: FoldCounts, runs: Integers, num_rows: int) -> _Folds:
+        used = np.flatnonzero(pairs.samples)
+        samples = pairs.samples[used].astype(np.float64)
+        starts = np.flatnonzero(np.diff(pairs.rows, prepend=-1))
+        size = np.diff(starts, append=len(pairs.rows))
+        total = np.add.reduceat(pairs.lookups, starts)
+        least = _classes(int(total.max()))
+        run = np.searchsorted(-runs, -total)
+        whole, others = (
+            np.searchsorted(least, one, side="right") - 1
+            for one in (total, np.repeat(total, size) - pairs.lookups)
+        )
+        return cls(
+            pairs=pairs,
+            num_rows=num_rows,
+            runs=runs,
+            counts=np.bincount(run, minlength=len(runs)),
+            run=run,
+            starts=starts,
+            size=size,
+            fold=np.searchsorted(used, pairs.folds),
+            weight=samples / (samples.sum() - samples),
+            classes=len(least),
+            whole=whole,
+            others=others,
+        )
+
+    def rates(self, counted: Integers) -> tuple[Floats, float]:
+        """[R] per row and sample, and that of all rows not seen together, of what is `counted` [P]:
+        lookups, or the batches that have them."""
+        samples = float(self.pairs.samples.sum())
+        total = np.add.reduceat(counted, self.starts)
+        left = np.repeat(total, self.size) - counted
+        weights = self.weight[self.fold]
+        without = self.weight.sum() - np.add.reduceat(weights, self.starts)
+        ratio = self._ratios(counted, left * weights, total * without)
+        rate = ratio[self.whole] * total * without
+        rate += np.add.reduceat(ratio[self.others] * left * weights, self.starts)
+        p = np.bincount(self.run, weights=rate) / self.counts / samples
+        every = float(total.sum())
+        unseen = self.unseen(total) if self.num_rows > len(total) else 0.0
+        few = self.counts / self.runs
+        missing = (every - unseen) / samples - self.counts @ p
+        p = np.maximum(p + missing * few / (self.counts * few.sum()), 0.0)
+        p *= (every - unseen) / samples / max(float(self.counts @ p), np.finfo(float).tiny)
+        return p, unseen / samples
+
+    def unseen(self, total: Integers) -> float:
+        """What rows that were not seen will have, in as many samples; `total` [S] of those seen.
+
+        Rows of one fold alone are what the others had not seen of it; those of two are what is
+        missing without another one. So the unseen share is known after K - 1 and K - 2 folds, and
+        is taken on to K as a power of the samples.
+        """
+        folds = len(self.weight)
+        once, twice = (float(total[self.size == number].sum()) for number in (1, 2))
+        if not once or folds < 3:
+            return once * (folds - 1) / folds
+        power = np.log1p(twice / once / (folds - 1)) / np.log((folds - 1) / (folds - 2))
+        found: float = once * ((folds - 1) / folds) ** power
+        return found
+
+    def uncertainty(self) -> Floats:
+        """[R + 1] of the share that so many rows take: Student's t times the deviation of its mean
+        over the folds that were held out, and `LEAST`."""
+        shape = (self.classes, len(self.weight))
+
+        def summed(at: Integers, weights: Integers | None = None) -> Floats:
+            flat = np.bincount(at * shape[1] + self.fold, weights, shape[0] * shape[1])
+            return flat.reshape(shape).astype(np.float64)
+
+        lookups = summed(self.others, self.pairs.lookups)
+        rows = summed(self.others) - summed(np.repeat(self.whole, self.size))
+        rows += np.bincount(self.whole, minlength=self.classes)[:, None]
+        rows[0] += self.num_rows - len(self.size)
+        ends = np.append(self.counts.cumsum(), self.num_rows)
+        shares = []
+        for each, of_fold in zip(rows.T, lookups.T, strict=True):
+            if of_fold.sum():
+                taken = np.concatenate([[0.0], np.cumsum(of_fold[::-1]) / of_fold.sum()])
+                shares.append(
+                    np.interp(ends, np.concatenate([[0.0], np.cumsum(each[::-1])]), taken)
+                )
+        if len(shares) < 2:
+            return np.ones(len(ends))
+        deviation = np.std(shares, axis=0, ddof=1) / np.sqrt(len(shares))
+        wide = STUDENT[min(len(shares), len(STUDENT)) - 1] * deviation
+        share = np.mean(shares, axis=0)
+        least = np.minimum(LEAST, np.minimum(share, 1 - share))
+        whole: Floats = np.minimum(np.hypot(wide, least), 1.0)
+        return whole
+
+    def _ratios(self, counted: Integers, left: Floats, promised: Floats) -> Floats:
+        """[C] g of each class, neighbours together until they had `ENOUGH`; 0 of rows not seen.
+
+        `left` [P] is what the other folds promised a fold that looked the row up, `promised` [S]
+        what all did for those that did not.
+        """
+        had = np.bincount(self.others, counted, self.classes)
+        expected = np.bincount(self.others, left, self.classes)
+        expected += np.bincount(self.whole, promised, self.classes)
+        ratio = np.zeros(self.classes)
+        first, ends = 1, np.cumsum(had)
+        while first < self.classes:
+            last = int(np.searchsorted(ends, ends[first - 1] + ENOUGH)) + 1
+            if last >= self.classes or ends[-1] - ends[last - 1] < ENOUGH:
+                last = self.classes
+            over = expected[first:last].sum()
+            ratio[first:last] = had[first:last].sum() / over if over else 0.0
+            first = last
+        return ratio
+
+
+def _classes(most: int) -> Integers:
+    """[C] the least lookups of each class, from 0 on."""
+    steps = max(0, int(np.ceil(np.log(max(most, 1) / EXACT) / np.log(WIDTH))))
+    wider = np.rint(EXACT * WIDTH ** np.arange(1, steps + 1)).astype(np.int64)
+    return np.unique(np.concatenate([np.arange(EXACT + 1), wider]))

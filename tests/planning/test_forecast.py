@@ -1,0 +1,125 @@
+"""Ladder: rates that are held out by hand, then forecasts of drawn tables whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from recd_plugins.planning.access.counting import RowCounter
+from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
+from recd_plugins.planning.access.forecast import FOLDS
+from recd_plugins.planning.access.ranks import BLOCKS, sample_of
+
+ROWS = 20_000
+
+
+def zipf(exponent: float, seed: int) -> Floats:
+    """[ROWS] the chance of each row; ids say nothing of it."""
+    weight = np.arange(1.0, ROWS + 1) ** -exponent
+    return np.random.default_rng(seed).permutation(weight / weight.sum())
+
+
+def drawn(chance: Floats, batches: int, lookups: int, seed: int) -> RowCounter:
+    draw, counter = np.random.default_rng(seed), RowCounter(ROWS)
+    order = np.argsort(-chance)
+    ends = np.cumsum(chance[order])
+    for number in range(batches):
+        at = np.searchsorted(ends, draw.random(lookups) * ends[-1])
+        counter.add(order[at], lookups // 4, number * FOLDS // batches)
+    return counter
+
+
+@pytest.mark.parametrize("exponent", [0.8, 1.05, 1.3])
+@pytest.mark.parametrize("batches", [16, 128])
+def test_a_forecast_is_what_later_batches_look_up(exponent: float, batches: int) -> None:
+    chance = zipf(exponent, 1)
+    counter = drawn(chance, batches, 400, seed=2)
+    own, rows = counter.distribution(), counter.distribution(sample=True)
+    assert rows.lookups == pytest.approx(own.lookups)
+    assert rows.ids is not None
+    sizes = np.unique(np.geomspace(10, len(rows.ids), 12).astype(int))
+    truly = np.cumsum(chance[rows.ids])[sizes - 1]
+    # 6,400 lookups tell a share of a half to a standard error of 0.6 points.
+    assert np.abs(rows.coverage(sizes) - truly).max() < 0.02
+    low, high = rows.interval(sizes)
+    assert np.mean((low <= truly) & (truly <= high)) >= 0.9
+    assert own.coverage(sizes)[-1] == 1 > truly[-1] + 0.03
+    # So are the distinct rows of a batch: the expectation, by the true chances.
+    assert rows.appearing(100) == pytest.approx(-np.expm1(400 * np.log1p(-chance)).sum(), rel=0.03)
+
+
+def test_lookups_that_come_together_are_held_out_together() -> None:
+    """Sessions of 20 samples repeat a row: its lookups foretell none of another batch."""
+    draw, counter = np.random.default_rng(0), RowCounter(ROWS)
+    for number in range(64):
+        counter.add(np.repeat(draw.integers(ROWS, size=5), 20), 100, number // 8)
+    own, rows = counter.distribution(), counter.distribution(sample=True)
+    assert own.coverage(320) > 0.99
+    low, high = rows.interval(320)
+    assert low <= 320 / ROWS <= high
+    assert rows.coverage(320) == pytest.approx(320 / ROWS, abs=0.03)
+
+
+def test_batches_that_come_again_are_as_they_were() -> None:
+    counter = drawn(zipf(0.8, 1), 16, 400, seed=3)
+    later, again = (counter.distribution(sample=True, counted_share=share) for share in (0.0, 1.0))
+    half = counter.distribution(sample=True, counted_share=0.5)
+    own = counter.distribution()
+    assert again.coverage(1000) == pytest.approx(own.coverage(1000))
+    between = (later.coverage(1000) + own.coverage(1000)) / 2
+    assert half.coverage(1000) == pytest.approx(between)
+    assert again.interval(1000) == pytest.approx((own.coverage(1000),) * 2)
+
+
+def test_what_was_seen_whole_is_left_nothing_unseen() -> None:
+    counter = RowCounter(3)
+    for fold in range(FOLDS):
+        counter.add(np.array([0, 0, 0, 1, 1, 2]), 2, fold)
+    rows = counter.distribution(sample=True)
+    assert rows.counts.tolist() == [1, 1, 1]
+    assert rows.p.tolist() == pytest.approx([1.5, 1.0, 0.5])
+    assert rows.interval(1) == pytest.approx((0.495, 0.505))  # every fold says the same
+    assert rows.interval([0, 3])[1].tolist() == pytest.approx([0, 1])
+
+
+def test_runs_that_rise_share_what_they_have() -> None:
+    counts = np.array([1, 2, 3])
+    assert falling(np.array([3.0, 2.0, 1.0]), counts).tolist() == [3, 2, 1]
+    assert falling(np.array([1.0, 4.0, 0.0]), counts).tolist() == [3, 3, 0]
+    assert falling(np.array([1.0, 2.0, 3.0]), counts).tolist() == pytest.approx([14 / 6] * 3)
+
+
+def test_a_formula_has_no_interval() -> None:
+    rows = RowDistribution.of([1, 1], [0.3, 0.1])
+    assert rows.interval(1) == pytest.approx((0.75, 0.75))
+
+
+class Epoch(list[int]):
+    """A loader that begins anywhere."""
+
+    def spread(self, count: int, blocks: int) -> Iterator[tuple[int, int]]:
+        for block in range(blocks):
+            yield from ((block, block * len(self) // blocks + n) for n in range(count // blocks))
+
+
+def test_batches_come_from_all_over_an_epoch_or_are_the_first() -> None:
+    spread = list(sample_of(Epoch(range(6400)), 128))
+    assert [fold for fold, _ in spread[::2]] == [block % FOLDS for block in range(BLOCKS)]
+    assert [batch for _, batch in spread[::2]] == [100 * block for block in range(BLOCKS)]
+    first = list(sample_of(range(100), 32))
+    assert first == [(number // 2, number) for number in range(32)]
+    assert [fold for fold, _ in sample_of(range(4), 16)] == [0, 4, 8, 12]
+
+
+def test_a_fold_is_counted_like_any_other() -> None:
+    """Which fold holds a row is of no account for what was counted."""
+    ids: list[Integers] = [np.array([n % 5, n % 3]) for n in range(16)]
+    one, many = RowCounter(9), RowCounter(9)
+    for number, each in enumerate(ids):
+        one.add(each, 2)
+        many.add(each, 2, number % FOLDS)
+    for part in ("counts", "p", "presence", "ids"):
+        found, expected = (getattr(c.distribution(), part) for c in (many, one))
+        assert np.array_equal(found, expected), part
