@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ import pytest
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
+from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context
@@ -26,8 +28,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(folder: Path, **options: Schema) -> ParquetConfig:
+def config(folder: Path, **options: Any) -> ParquetConfig:
     return ParquetConfig(train=folder / "train", test=folder / "test", **options)
+
+
+def foreign(schema: Schema) -> ForeignSchema:
+    """The same columns, as registry.yaml says them."""
+    return ForeignSchema.from_json(schema.to_json(), "dataset.schema")
 
 
 def test_it_is_read_where_it_is(folder: Path) -> None:
@@ -58,7 +65,7 @@ def test_its_chunks_are_its_stripes_in_order(folder: Path) -> None:
 
 def test_columns_that_the_schema_does_not_name_are_left_out(folder: Path) -> None:
     narrow = Schema(session_id=None, timestamp=None, sparse=(SCHEMA.feature("shop"),))
-    dataset = build_parquet(config(folder, schema=narrow), Context())
+    dataset = build_parquet(config(folder, schema=foreign(narrow)), Context())
     assert dataset.schema == narrow
     assert next(dataset.chunks("train")).column_names == ["label", "shop"]
 
@@ -83,7 +90,7 @@ def test_a_table_of_another_program_takes_its_schema_from_the_registry(tmp_path:
         timestamp=None,
         sparse=(SparseFeature(name="ids", num_ids=4),),
     )
-    tables = build_parquet(config(tmp_path, schema=schema), Context()).prepare(tmp_path / "data")
+    tables = build_parquet(config(tmp_path, schema=foreign(schema)), Context()).prepare(tmp_path / "data")
     assert tables.train.num_rows == 3
     assert tables.schema == schema
     with pytest.raises(DataError, match=r"a.parquet: carries no 'recd_schema' in its footer.*Give"):
@@ -105,8 +112,8 @@ def test_the_splits_must_agree_with_one_schema(folder: Path) -> None:
     """Each split is checked against what is asked of it, though its own footer says less."""
     narrow = Schema(session_id=None, timestamp=None, sparse=(SCHEMA.feature("shop"),))
     random_table(folder / "narrow", narrow, 10)
-    options = ParquetConfig(train=folder / "train", test=folder / "narrow", schema=SCHEMA)
-    with pytest.raises(DataError, match=r"narrow/part-00000.parquet: lacks column 'age'"):
+    options = ParquetConfig(train=folder / "train", test=folder / "narrow", schema=foreign(SCHEMA))
+    with pytest.raises(DataError, match=r"narrow/part-00000.parquet: column 'age' is not"):
         build_parquet(options, Context()).prepare(folder / "data")
 
 

@@ -52,10 +52,17 @@ def row_hashes(chunk: pa.Table) -> U64:
             rows = hashes[first : first + len(part)]
             first += len(part)
             if pa.types.is_list(part.type):
-                offsets, ids = part.offsets.to_numpy(), part.values.to_numpy()
-                add_lists(rows, offsets, ids.view(np.uint64), start)
+                add_lists(rows, part.offsets.to_numpy(), _bits(part.values), start)
+            elif pa.types.is_fixed_size_list(part.type):
+                offsets = np.arange(len(part) + 1) * part.type.list_size
+                add_lists(rows, offsets, _bits(part.flatten()), start)
             else:
-                values = part.to_numpy()
-                add_values(rows, values.view(np.dtype(f"u{values.itemsize}")), start)
+                add_values(rows, _bits(part), start)
     finish(hashes)
     return hashes
+
+
+def _bits(array: pa.Array) -> U64:
+    """[N] numbers as the integers of their bits."""
+    values = array.to_numpy()
+    return values.view(np.dtype(f"u{values.itemsize}")).astype(np.uint64, copy=False)

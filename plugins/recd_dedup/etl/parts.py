@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_dedup.etl.checksum import Checksum, checksum, row_hashes
-from recd_dedup.etl.scan import conform, scan
+from recd_dedup.etl.scan import checked_rows, scan
 from recd_dedup.etl.sort import clustered
 from recd_plugins.api import DataError
 from recd_plugins.api.data import Schema, Table, TableWriter
@@ -179,7 +179,7 @@ class Parts:
     def _seen(self, bucket: Bucket, part: FilePart, seen: list[Checksum]) -> Iterator[pa.Table]:
         """The bucket's chunks; unless the part's checksum is known, they are added to `seen`."""
         for chunk in bucket:
-            rows = conform(chunk, self._schema, part.name)
+            rows = checked_rows(chunk, self._schema, part.name)
             if part.before is None:
                 seen[0] += Checksum.of(row_hashes(rows))
             yield rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from recd_plugins.api import DataError
 from recd_plugins.api.data import Schema, Stripe, Table, check_columns
 
-__all__ = ["conform", "decoded_bytes", "require_sessions", "scan"]
+__all__ = ["checked_rows", "decoded_bytes", "require_sessions", "scan"]
 
 ID_BYTES = 8
 OFFSET_BYTES = 4
@@ -30,11 +30,12 @@ def require_sessions(schema: Schema, what: str, path: Path) -> str:
 
 def decoded_bytes(table: Table) -> int:
     """What all rows take in memory, from the footers alone."""
+    columns = table.file_columns(table.schema.columns)
     groups: dict[Path, list[int]] = {}
     for stripe in table.stripes:
         groups.setdefault(stripe.file, []).append(stripe.group)
     return sum(
-        _group_bytes(footer, group, table.schema)
+        _group_bytes(footer, group, columns)
         for file, of_file in groups.items()
         for footer in [pq.read_metadata(file)]
         for group in of_file
@@ -47,20 +48,23 @@ def scan(table: Table, chunk_bytes: int, skip: int = 0) -> Iterator[pa.Table]:
         if skip >= stripe.num_rows:
             skip -= stripe.num_rows
             continue
-        for chunk in _stripe(stripe, table.schema, chunk_bytes):
+        first = 0
+        for chunk in _stripe(stripe, table, chunk_bytes):
             if skip < chunk.num_rows:
-                yield conform(chunk.slice(skip), table.schema, str(stripe))
+                rows = table.conform(chunk.slice(skip), str(stripe), first_row=first + skip)
+                yield checked_rows(rows, table.schema, str(stripe))
             skip = max(0, skip - chunk.num_rows)
+            first += chunk.num_rows
 
 
-def conform(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
+def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
     """The schema's columns, in its order and types; a null is an error."""
     check_columns(chunk.schema, schema, where)
     arrow = schema.arrow()
     chunk = chunk.select(arrow.names)
     for name in arrow.names:
         nulls = chunk[name].null_count
-        if name in schema.sparse_names:
+        if name in schema.sparse_names or name in schema.weights_names:
             nulls += pc.list_flatten(chunk[name]).null_count
         if nulls:
             raise DataError(
@@ -73,22 +77,22 @@ def conform(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
         raise DataError(f"{where}: does not fit its schema ({error}).") from error
 
 
-def _stripe(stripe: Stripe, schema: Schema, chunk_bytes: int) -> Iterator[pa.Table]:
+def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table]:
+    columns = table.file_columns(table.schema.columns)
     # A buffer keeps a foreign file's huge column chunks from being read whole.
     with pq.ParquetFile(stripe.file, buffer_size=1 << 20) as file:
-        per_row = _group_bytes(file.metadata, stripe.group, schema) / stripe.num_rows
+        per_row = _group_bytes(file.metadata, stripe.group, columns) / stripe.num_rows
         batches = file.iter_batches(
             batch_size=max(1, int(chunk_bytes / per_row)),
             row_groups=[stripe.group],
-            columns=list(schema.columns),
+            columns=list(columns),
         )
         for batch in batches:
             yield pa.Table.from_batches([batch])
 
 
-def _group_bytes(footer: pq.FileMetaData, group: int, schema: Schema) -> int:
+def _group_bytes(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> int:
     found = footer.row_group(group)
-    columns = set(schema.columns)
     total = 0
     for index in range(found.num_columns):
         column = found.column(index)

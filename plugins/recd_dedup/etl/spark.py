@@ -143,6 +143,8 @@ def _types(schema: Schema) -> Iterator[tuple[str, str]]:
     for name in schema.columns:
         if name in schema.sparse_names:
             yield name, "array<bigint>"
+        elif name in schema.weights_names or schema.width(name) is not None:
+            yield name, "array<float>"
         else:
             keys = (schema.session_id, schema.timestamp)
             yield name, "bigint" if name in keys else "float"

@@ -13,7 +13,6 @@ from typing import Annotated
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from recd_dedup.hashing import F64, I64, mix, salt, uniforms
 from recd_dedup.log.codec import MessageCodec
@@ -127,5 +126,4 @@ class Replay:
 def chunks_of(table: Table) -> Iterator[pa.Table]:
     """A table's rows, stripe by stripe."""
     for stripe in table.stripes:
-        with pq.ParquetFile(stripe.file) as file:
-            yield file.read_row_group(stripe.group, columns=list(table.schema.columns))
+        yield table.read(stripe)

@@ -174,11 +174,12 @@ def _is_clustered(table: Table) -> bool:
     """
     from recd_dedup.hashing import mix
 
+    session = table.schema.session_id
+    assert session is not None  # `_check` has seen one
     last: list[tuple[int, int]] = []
     by_id = by_hash = True
     for stripe in table.stripes:
-        with pq.ParquetFile(stripe.file) as file:
-            rows = file.read_row_group(stripe.group, columns=[table.schema.session_id])
+        rows = table.read(stripe, [session])
         ids = rows[0].to_numpy()
         hashes = mix(ids)
         by_id &= bool((ids[1:] >= ids[:-1]).all())

@@ -89,7 +89,8 @@ class SessionRows:
 
 def without_dense(table: Table) -> Table:
     """The same table of which no dense column is read."""
-    return dataclasses.replace(table, schema=dataclasses.replace(table.schema, dense=()))
+    schema = dataclasses.replace(table.schema, dense=(), vectors=())
+    return dataclasses.replace(table, schema=schema)
 
 
 def chunks(table: Table, skip: int = 0) -> Iterator[pa.Table]:

@@ -29,9 +29,9 @@ class Batch(Pipelineable):
     features: KeyedJaggedTensor
     """The sparse features that are not deduplicated, B rows each."""
     labels: Tensor
-    """[B] float32."""
+    """[B] float32; [B, T] of T labels. What a sample lacks is not a number."""
     weights: Tensor
-    """[B] float32; 0 marks a padding row, which counts in no loss and no metric."""
+    """[B] float32: what each sample counts in loss and metrics; 0 marks a padding row."""
     dedup: Any = None
     """The deduplicated features: what the `dedup` slot's converter made of them."""
     hot_under: str | None = None
@@ -61,7 +61,7 @@ class Batch(Pipelineable):
         return SparseFeatures.of(self.features, self.dedup)
 
     def __len__(self) -> int:
-        return self.labels.numel()
+        return len(self.labels)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         return Batch(

@@ -8,6 +8,7 @@ converter takes, each different row once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -23,10 +24,13 @@ from torch import Tensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
+from recd_plugins.data.conform.floats import check_finite, finite
+from recd_plugins.data.conform.ids import id_error
+from recd_plugins.data.conform.place import Place
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
-from recd_plugins.data.table import Stripe, Table, id_error, id_ranges
+from recd_plugins.data.table import Stripe, Table, id_ranges
 from recd_plugins.errors import DataError, RegistryError
-from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks
+from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks, vectors_from_arrow
 from recd_plugins.sparse.jagged import Jagged, Scratch
 from recd_plugins.sparse.rows.pool import Picked, RowBlock, gather_blocks, join_blocks
 
@@ -40,7 +44,7 @@ class WindowPart:
     dense: Tensor
     """[b, n_dense] float32."""
     labels: Tensor
-    """[b] float32."""
+    """[b] float32; [b, T] of T labels."""
     weights: Tensor
     """[b] float32; 0 marks padding."""
     features: RowBlock
@@ -131,7 +135,7 @@ class BatchReader:
             runs = runs_of(piece.keys[self._session_id] for piece in pieces)
         order = self._order.rows(window, runs)
         sizes = window.cuts(self._order.rows_per_batch)
-        weights = torch.ones(len(order))
+        weights = _take([piece.weights for piece in pieces], order)
         weights[len(order) - window.padding :] = 0
         features = [_column(pieces, name) for name in self._features]
         unjoined = [_column(pieces, name) for name in self._unjoined]
@@ -219,6 +223,8 @@ class DecodedRows:
     dense: Tensor
     """[N, n_dense] float32."""
     labels: Tensor
+    """[N] float32; [N, T] of T labels."""
+    weights: Tensor
     """[N] float32."""
     features: Mapping[str, Sequence[Jagged]]
     """Per sparse feature its rows, in parts."""
@@ -238,30 +244,58 @@ class StripeReader:
         self._table = table
         self._threads = threads
         self._keys = keys
+        schema = table.schema
+        self._columns = [*schema.float_columns, *schema.sparse_names, *keys]
+        self._file_columns = list(table.file_columns(self._columns))
         self._files: dict[Path, pq.ParquetFile] = {}
 
     def decode(self, piece: Piece) -> DecodedRows:
         stripe, schema = self._table.stripes[piece.stripe], self._table.schema
         rows = self._read(stripe).slice(piece.start, piece.num_rows)
-        dense = [floats_from_arrow(rows[name], f"{stripe}: {name!r}") for name in schema.dense]
+        known = id_ranges(self._files[stripe.file].metadata, stripe.group).keys()
+        rows = self._table.conform(
+            rows, str(stripe), self._columns, first_row=piece.start, in_range=known
+        )
         decoded = DecodedRows(
-            dense=_columns(dense, piece.num_rows),
-            labels=floats_from_arrow(rows[schema.label], f"{stripe}: {schema.label!r}"),
+            dense=self._floats(rows, schema.dense, stripe, piece),
+            labels=self._floats(rows, schema.label_names, stripe, piece),
+            weights=self._weights(rows, stripe, piece),
             features={
                 name: jagged_chunks(rows[name], f"{stripe}: {name!r}")
                 for name in schema.sparse_names
             },
             keys={name: rows[name] for name in self._keys},
         )
-        self._check_ids(stripe, decoded)
+        if len(schema.targets) == 1:
+            decoded = dataclasses.replace(decoded, labels=decoded.labels.squeeze(1))
+        if self._table.source is None:
+            self._check_ids(stripe, decoded, known)
         return decoded
 
+    def _weights(self, rows: pa.Table, stripe: Stripe, piece: Piece) -> Tensor:
+        name = self._table.schema.sample_weight
+        if name is None:
+            return torch.ones(piece.num_rows)
+        return self._floats(rows, [name], stripe, piece).squeeze(1)
+
+    def _floats(self, rows: pa.Table, names: Sequence[str], stripe: Stripe, piece: Piece) -> Tensor:
+        """[N, W] float32 of some columns, each finite where it has to be."""
+        schema, columns = self._table.schema, []
+        for name in names:
+            width = schema.width(name)
+            if width is None:
+                column = floats_from_arrow(rows[name], f"{stripe}: {name!r}").unsqueeze(1)
+            else:
+                column = vectors_from_arrow(rows[name], width, f"{stripe}: {name!r}")
+            if name not in schema.without_target and not finite(column.numpy()):
+                check_finite(rows[name], Place(str(stripe), name, chunk=piece.start))
+            columns.append(column)
+        return _columns(columns, piece.num_rows)
+
     def _read(self, stripe: Stripe) -> pa.Table:
-        schema = self._table.schema
-        columns = [schema.label, *schema.dense, *schema.sparse_names, *self._keys]
         try:
             rows = self._open(stripe.file).read_row_group(
-                stripe.group, columns=columns, use_threads=self._threads
+                stripe.group, columns=self._file_columns, use_threads=self._threads
             )
         except (pa.ArrowException, OSError) as error:
             raise DataError(
@@ -284,9 +318,8 @@ class StripeReader:
         self._files[path] = file
         return file
 
-    def _check_ids(self, stripe: Stripe, decoded: DecodedRows) -> None:
+    def _check_ids(self, stripe: Stripe, decoded: DecodedRows, known: Collection[str]) -> None:
         """What `Table.open` has done for the columns that have statistics."""
-        known = id_ranges(self._files[stripe.file].metadata, stripe.group)
         for feature in self._table.schema.sparse:
             for values, _ in () if feature.name in known else decoded.features[feature.name]:
                 low, high = values.aminmax() if len(values) else (0, 0)
@@ -295,12 +328,12 @@ class StripeReader:
                     raise id_error(stripe, feature.name, worst, feature.num_ids)
 
 
-# torch's own stack would wake its threads. Those belong to the model, and to wait for them
+# torch's own cat would wake its threads. Those belong to the model, and to wait for them
 # costs more than they save: numpy copies on the thread that calls it.
 
 
 def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
-    """[num_rows] each, as [num_rows, n]."""
+    """[num_rows, w] each, side by side."""
     if not columns:
         return torch.empty(num_rows, 0)
-    return torch.from_numpy(np.stack([column.numpy() for column in columns], axis=1))
+    return torch.from_numpy(np.concatenate([column.numpy() for column in columns], axis=1))

@@ -60,6 +60,10 @@ class Dataset(ABC):
         return ""
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
+        """The splits as tables: under `folder`, or where they are already."""
+        return self.write(folder, progress)
+
+    def write(self, folder: Path, progress: Progress = silent) -> Tables:
         """The splits as tables under `folder`; those already there are taken as they are.
 
         A user's error in the middle leaves nothing behind of a folder that it began.

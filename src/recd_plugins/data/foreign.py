@@ -152,6 +152,22 @@ class ForeignSchema(Config):
         return tuple(name for name, nulls in {**own, **self.nulls}.items() if nulls == "drop")
 
     @cached_property
+    def keeping_all(self) -> ForeignSchema:
+        """The same columns, none of whose nulls leaves a row out."""
+
+        def kept(one: Any) -> Any:
+            drops = not isinstance(one, str) and one.nulls == "drop"
+            return dataclasses.replace(one, nulls="error") if drops else one
+
+        return dataclasses.replace(
+            self,
+            labels=tuple(map(kept, self.labels)),
+            dense=tuple(map(kept, self.dense)),
+            sparse=tuple(map(kept, self.sparse)),
+            nulls={name: nulls for name, nulls in self.nulls.items() if nulls != "drop"},
+        )
+
+    @cached_property
     def canonical(self) -> Schema:
         """The schema of the rows that these columns become."""
         weight = () if self.sample_weight is None else (self.sample_weight,)

@@ -167,6 +167,11 @@ class Schema(Config):
         return tuple(label.name for label in self.targets)
 
     @property
+    def without_target(self) -> frozenset[str]:
+        """The labels that some samples lack: there they are not a number."""
+        return frozenset(label.name for label in self.targets if label.nulls == "empty")
+
+    @property
     def dense_width(self) -> int:
         """The dense floats of a sample: one a column, or those of its vector."""
         return sum(self.width(name) or 1 for name in self.dense)

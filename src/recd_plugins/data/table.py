@@ -7,7 +7,7 @@ pages and no dictionary on lists (measured: dictionaries make list columns 52% l
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -16,6 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recd_plugins.data.conform.floats import check_finite, float_type_problem
+from recd_plugins.data.conform.ids import id_error
+from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
+from recd_plugins.data.files import arrow_schema, footer_of, table_files
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.errors import DataError, nearest
 
@@ -45,11 +51,17 @@ class Stripe(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Opened for reading: its schema and stripes, known from the footers alone."""
+    """Opened for reading: its schema and stripes, known from the footers alone.
+
+    Whoever reads rows takes them from `read`, or has `conform` make them of what it read: then they
+    are rows of the schema, whoever wrote the files.
+    """
 
     path: Path
     schema: Schema
     stripes: tuple[Stripe, ...]
+    source: ForeignSchema | None = None
+    """What the files' columns are, where somebody else wrote them; none: as the schema says."""
 
     @property
     def num_rows(self) -> int:
@@ -60,30 +72,77 @@ class Table:
         return tuple(dict.fromkeys(stripe.file for stripe in self.stripes))
 
     @classmethod
-    def open(cls, path: Path, schema: Schema | None = None) -> Table:
-        """Read the footers of a folder (or of one file) and check them against the schema.
+    def open(
+        cls,
+        path: Path | Sequence[Path],
+        schema: Schema | ForeignSchema | None = None,
+        *,
+        otherwise: ForeignSchema | None = None,
+    ) -> Table:
+        """Read the footers of folders, files or globs and check them against the schema.
 
-        Without `schema` the one in the first file's footer counts. Checked are: that each
+        Without `schema` the one in the first file's footer counts, and `otherwise` if it has none.
+        Checked are: that each
         file is whole, has every column in a type that fits, and that the ids which its
         statistics name lie in their feature's range.
         """
-        if not path.exists():
-            raise DataError(f"{path}: there is no such table. Check the path.")
-        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-        if not files:
-            raise DataError(f"{path}: holds no .parquet file, so it is not a table.")
+        files = table_files(path)
+        first = path if isinstance(path, Path) else path[0]
+        if schema is None and not _carries_schema(footer_of(files[0])):
+            schema = otherwise
+        if isinstance(schema, ForeignSchema) and schema.drops:
+            raise DataError(
+                f"{first}: its schema drops rows with nulls in {', '.join(schema.drops)}, and how "
+                "many are left is known once all are read. `recd data prepare` and `recd train` "
+                "write the table without them first; or choose another value for `nulls`."
+            )
         stripes: list[Stripe] = []
         for file in files:
-            footer = _footer(file)
+            footer = footer_of(file)
+            arrow = arrow_schema(footer, file)
             schema = schema or _schema_of(file, footer)
-            check_columns(footer.schema.to_arrow_schema(), schema, str(file))
+            if isinstance(schema, ForeignSchema):
+                check_foreign_columns(arrow, schema, str(file))
+            else:
+                check_columns(arrow, schema, str(file))
             _check_ids(footer, schema, file)
             stripes += [
                 Stripe(file, group, footer.row_group(group).num_rows)
                 for group in range(footer.num_row_groups)
             ]
         assert schema is not None  # there is at least one file
-        return cls(path, schema, tuple(stripe for stripe in stripes if stripe.num_rows))
+        source = schema if isinstance(schema, ForeignSchema) else None
+        whole = schema if isinstance(schema, Schema) else schema.canonical
+        return cls(first, whole, tuple(stripe for stripe in stripes if stripe.num_rows), source)
+
+    def read(self, stripe: Stripe, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a stripe: all columns of the schema, or some of them."""
+        wanted = self.schema.columns if columns is None else tuple(columns)
+        with pq.ParquetFile(stripe.file) as file:
+            chunk = file.read_row_group(stripe.group, columns=list(self.file_columns(wanted)))
+        return self.conform(chunk, str(stripe), wanted)
+
+    def file_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """The columns of the files that columns of the schema are made of."""
+        return tuple(columns) if self.source is None else source_columns(self.source, columns)
+
+    def conform(
+        self,
+        chunk: pa.Table,
+        where: str,
+        columns: Sequence[str] | None = None,
+        *,
+        first_row: int = 0,
+        in_range: Collection[str] = (),
+    ) -> pa.Table:
+        """Some columns of the schema, of a chunk of a file's rows; see `conform.rows.conform`."""
+        wanted = self.schema.columns if columns is None else columns
+        if self.source is None:
+            return chunk.select(list(wanted))
+        made = conform(
+            chunk, self.source, where, columns=wanted, first_row=first_row, in_range=in_range
+        )
+        return made.select(list(wanted))
 
 
 class TableWriter:
@@ -206,14 +265,8 @@ def _reported(
     progress(what, done, done)
 
 
-def _footer(file: Path) -> pq.FileMetaData:
-    try:
-        return pq.read_metadata(file)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{file}: not a whole Parquet file ({error}). It was cut short or damaged: "
-            "write it again, or take it out of the table."
-        ) from error
+def _carries_schema(footer: pq.FileMetaData) -> bool:
+    return METADATA_KEY in (footer.metadata or {})
 
 
 def _schema_of(file: Path, footer: pq.FileMetaData) -> Schema:
@@ -234,22 +287,24 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str) -> None:
                 f"{where}: lacks column {name!r}, which the schema names; "
                 f"{nearest(name, arrow.names)}"
             )
-    for name in schema.sparse_names:
+    for name in (*schema.sparse_names, *schema.weights_names):
         kind = arrow.field(name).type
+        number = pa.types.is_integer if name in schema.sparse_names else pa.types.is_floating
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        if not (lists and pa.types.is_integer(kind.value_type)):
-            raise DataError(f"{where}: column {name!r} is {kind}, but must be a list of integers.")
-    for name in (schema.label, *schema.dense):
-        kind = arrow.field(name).type
-        if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-            raise DataError(f"{where}: column {name!r} is {kind}, but must be a number.")
+        if not (lists and number(kind.value_type)):
+            what = "integers" if name in schema.sparse_names else "floats"
+            raise DataError(f"{where}: column {name!r} is {kind}, but must be a list of {what}.")
+    for name in schema.float_columns:
+        if problem := float_type_problem(arrow.field(name).type, schema.width(name)):
+            raise Place(where, name).error(*problem)
 
 
 def _check_values(chunk: pa.Table, schema: Schema, where: str) -> None:
     nulls = {name: chunk[name].null_count for name in chunk.column_names}
+    for name in (*schema.sparse_names, *schema.weights_names):
+        nulls[name] += pc.list_flatten(chunk[name]).null_count
     for feature in schema.sparse:
         ids = pc.list_flatten(chunk[feature.name])
-        nulls[feature.name] += ids.null_count
         low, high = pc.min_max(ids).as_py().values()
         worst = low if low is not None and low < 0 else high
         if worst is not None and not 0 <= worst < feature.num_ids:
@@ -260,35 +315,40 @@ def _check_values(chunk: pa.Table, schema: Schema, where: str) -> None:
                 f"{where}: column {name!r} holds {count} nulls. Give them a value; a missing "
                 "list of ids is an empty one."
             )
+    for name in schema.float_columns:
+        if name not in schema.without_target:
+            check_finite(chunk[name], Place(where, name))
 
 
 def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]:
-    """The lowest and the highest id of each list column whose statistics hold them."""
+    """The lowest and the highest of each column of integers whose statistics hold them."""
     columns = footer.row_group(group)
     ranges = {}
     for index in range(columns.num_columns):
-        if footer.schema.column(index).max_repetition_level:
-            column = columns.column(index)
-            stats = column.statistics
-            if stats is not None and stats.has_min_max:
-                name = column.path_in_schema.rsplit(".", 2)[0]  # of name.list.element
-                ranges[name] = (stats.min, stats.max)
+        described, column = footer.schema.column(index), columns.column(index)
+        # Statistics of dates and times are no integers.
+        if described.physical_type not in INTEGERS or described.logical_type.type not in PLAIN:
+            continue
+        stats = column.statistics
+        if stats is not None and stats.has_min_max:
+            name = column.path_in_schema
+            if described.max_repetition_level:
+                name = name.rsplit(".", 2)[0]  # of name.list.element
+            ranges[name] = (stats.min, stats.max)
     return ranges
 
 
-def _check_ids(footer: pq.FileMetaData, schema: Schema, file: Path) -> None:
+INTEGERS = frozenset({"INT32", "INT64"})
+PLAIN = frozenset({"NONE", "INT"})
+
+
+def _check_ids(footer: pq.FileMetaData, schema: Schema | ForeignSchema, file: Path) -> None:
     for group in range(footer.num_row_groups):
         ranges = id_ranges(footer, group)
         for feature in schema.sparse:
+            if isinstance(feature, ForeignFeature) and feature.ids != "as_is":
+                continue
             low, high = ranges.get(feature.name, (0, 0))
             worst = low if low < 0 else high
             if not 0 <= worst < feature.num_ids:
                 raise id_error(Stripe(file, group, 0), feature.name, worst, feature.num_ids)
-
-
-def id_error(where: Stripe | str, feature: str, found: int, num_ids: int) -> DataError:
-    """The error for an id outside [0, num_ids)."""
-    return DataError(
-        f"{where}: feature {feature!r} holds id {found}, outside [0, {num_ids}). "
-        "Raise its num_ids in the schema, or mend the ids where the table is made."
-    )

@@ -34,6 +34,9 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
         folder = registry.folder / f"{choice.record.name}-{digest}"
         with choice.named("when it wrote its tables"):
             tables = dataset.prepare(folder, progress)
+            if tables.train.source is not None:
+                # A step reads the files as it likes, so their columns are those of the schema.
+                tables = dataset.write(folder, progress)
         for step in registry.chosen("etl"):
             digest = _digest(step, digest)
             etl = step.build(context("etl"))

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.jagged import Jagged
 
-__all__ = ["floats_from_arrow", "jagged_chunks", "jagged_from_arrow", "jagged_to_arrow"]
+__all__ = [
+    "floats_from_arrow",
+    "jagged_chunks",
+    "jagged_from_arrow",
+    "jagged_to_arrow",
+    "vectors_from_arrow",
+]
 
 
 def jagged_chunks(column: pa.Array | pa.ChunkedArray, name: str) -> list[Jagged]:
@@ -65,6 +72,17 @@ def floats_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts) if parts else torch.empty(0)
+
+
+def vectors_from_arrow(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Tensor:
+    """A column of lists of `width` numbers as float32 [B, width]."""
+    whole = pc.list_flatten(column)
+    if column.null_count or len(whole) != len(column) * width:
+        raise DataError(
+            f"{name}: {column.null_count} of its rows are null, and the others hold "
+            f"{len(whole)} numbers, but each row must hold {width}. Write the table again so."
+        )
+    return floats_from_arrow(whole, name).view(-1, width)
 
 
 def _jagged(chunk: pa.ListArray | pa.LargeListArray, name: str) -> Jagged:

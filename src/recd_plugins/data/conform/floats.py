@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from recd_plugins.data.conform.place import Place
 from recd_plugins.data.conform.values import are_integers, is_list, plain, plain_type
 from recd_plugins.data.schema import Fill, Label, Nulls, floats
 
 __all__ = [
+    "check_finite",
     "check_label",
     "check_weight",
+    "finite",
     "float_type_problem",
     "floats_of",
     "not_finite",
@@ -48,7 +51,7 @@ def vectors_of(array: pa.Array, width: int, nulls: Nulls, place: Place) -> pa.Ar
             return pa.FixedSizeListArray.from_arrays(values, type=made)
     there = ~array.is_null().to_numpy(zero_copy_only=False)
     lengths = np.zeros(len(array), np.int64)
-    lengths[there] = array.drop_null().value_lengths().to_numpy()
+    lengths[there] = pc.list_value_length(array.drop_null()).to_numpy()
     bad = there & (lengths != width)
     if bad.any():
         raise place.error_at(
@@ -70,7 +73,7 @@ def not_finite_rows(array: pa.Array, width: int | None) -> Mask:
         return not_finite(_numbers(array))
     rows: Mask = array.is_null().to_numpy(zero_copy_only=False).copy()
     there = array.drop_null()
-    lengths = there.value_lengths().to_numpy().astype(np.int64)
+    lengths = pc.list_value_length(there).to_numpy().astype(np.int64)
     owners = np.repeat(np.flatnonzero(~rows), lengths)
     rows[owners[not_finite(_numbers(there.flatten()))]] = True
     return rows
@@ -103,6 +106,24 @@ def check_weight(array: pa.Array, place: Place) -> None:
             f"is the sample weight and holds {values[values < 0][0]:g}",
             "A sample counts 0 or more: mend the weights where the table is made.",
         )
+
+
+def check_finite(column: pa.ChunkedArray, place: Place) -> None:
+    """`DataError` where numbers, or those of vectors, are not finite; none is null."""
+    first = 0
+    for chunk in column.chunks:
+        at, values = place._replace(first=first), plain(chunk)
+        if is_list(values.type):
+            lengths = pc.list_value_length(values).to_numpy().astype(np.int64)
+            at, values = at._replace(lengths=lengths), values.flatten()
+        numbers = _numbers(values)
+        if not finite(numbers):
+            raise at.error_at(
+                not_finite(numbers),
+                "holds what is no finite number",
+                "Put a number in its place where the table is made.",
+            )
+        first += len(chunk)
 
 
 def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] | None:

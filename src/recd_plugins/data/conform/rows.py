@@ -31,7 +31,7 @@ from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import Label, Nulls
 from recd_plugins.errors import nearest
 
-__all__ = ["check_foreign_columns", "column_problems", "conform"]
+__all__ = ["check_foreign_columns", "column_problems", "conform", "source_columns"]
 
 Mask = npt.NDArray[np.bool_]
 Problem = tuple[str, str]
@@ -71,6 +71,12 @@ def conform(
         found[name] = role.made([chunk[source] for source in role.sources], places)
     fields = [pa.field(name, column.type, nullable=False) for name, column in found.items()]
     return pa.table(list(found.values()), schema=pa.schema(fields))
+
+
+def source_columns(schema: ForeignSchema, columns: Collection[str]) -> tuple[str, ...]:
+    """The columns of the files that canonical columns are made of, each once."""
+    roles = roles_of(schema)
+    return tuple(dict.fromkeys(source for name in columns for source in roles[name].sources))
 
 
 def check_foreign_columns(

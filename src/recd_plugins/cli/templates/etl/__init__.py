@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recd_plugins.api import Config, Context, EtlRecord, Range, hookimpl
 from recd_plugins.api.data import Progress, Table, write_table
@@ -31,7 +30,7 @@ class NewPlugin:
     def run(self, table: Table, folder: Path, progress: Progress) -> Table:
         def kept() -> Iterator[pa.Table]:
             for stripe in table.stripes:
-                rows = pq.ParquetFile(stripe.file).read_row_group(stripe.group)
+                rows = table.read(stripe)
                 yield rows.take(pa.array(range(0, rows.num_rows, self.every)))
 
         return write_table(folder, table.schema, kept(), progress=progress)

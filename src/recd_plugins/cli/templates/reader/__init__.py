@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -61,7 +60,7 @@ class InMemory:
         transform: Transform,
     ) -> None:
         self.schema, self.shape, self.rank, self.seed = table.schema, shape, rank, seed
-        self.rows = pa.concat_tables(pq.ParquetFile(file).read() for file in table.files)
+        self.rows = pa.concat_tables(table.read(stripe) for stripe in table.stripes)
         self.transform = transform
         self.epoch = self.step = 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from recd_plugins.api import Config, Context, StatsRecord, hookimpl
 from recd_plugins.api.data import Progress, StatsReport, StatsTable, Table
@@ -16,7 +15,7 @@ class NewPlugin:
         ones, rows = 0.0, 0
         for stripe in table.stripes:
             column = table.schema.label
-            part = pq.ParquetFile(stripe.file).read_row_group(stripe.group, columns=[column])
+            part = table.read(stripe, [column])
             ones += pc.sum(part[column]).as_py() or 0.0
             rows += stripe.num_rows
             progress("reading labels", rows, table.num_rows)
