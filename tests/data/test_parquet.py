@@ -10,13 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recd_plugins.config import parse
 from recd_plugins.data.dataset import Tables
+from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
-from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
-from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.batches import random_table, to_lists
 from recd_plugins.testing.probe import SCHEMA
 
 
@@ -90,7 +94,9 @@ def test_a_table_of_another_program_takes_its_schema_from_the_registry(tmp_path:
         timestamp=None,
         sparse=(SparseFeature(name="ids", num_ids=4),),
     )
-    tables = build_parquet(config(tmp_path, schema=foreign(schema)), Context()).prepare(tmp_path / "data")
+    tables = build_parquet(config(tmp_path, schema=foreign(schema)), Context()).prepare(
+        tmp_path / "data"
+    )
     assert tables.train.num_rows == 3
     assert tables.schema == schema
     with pytest.raises(DataError, match=r"a.parquet: carries no 'recd_schema' in its footer.*Give"):
@@ -131,3 +137,97 @@ def test_its_fingerprint_follows_every_file(folder: Path) -> None:
         random_table(folder / split, SCHEMA, 11, seed=2)
         seen.add(fingerprint())
     assert len(seen) == 5
+
+
+FOREIGN = ForeignSchema(
+    session_id=("user", "visit"),
+    timestamp="time",
+    sample_weight="weight",
+    dense=(DenseColumn(name="vector", width=2), "price"),
+    sparse=(
+        ForeignFeature(name="user", num_ids=50, ids="hash", kind="user"),
+        ForeignFeature(name="tags", num_ids=9),
+    ),
+)
+
+
+def foreign_rows(rows: range) -> pa.Table:
+    return pa.table(
+        {
+            "user": pa.array([f"u{row // 4}" for row in rows]).dictionary_encode(),
+            "visit": pa.array([row // 2 for row in rows], pa.uint8()),
+            "time": pa.array([row * 1_000_000 for row in rows], pa.timestamp("us", "CET")),
+            "label": pa.array([row % 3 == 0 for row in rows]),
+            "weight": pa.array([1 + row % 2 for row in rows], pa.float64()),
+            "vector": pa.array([[row, -row] for row in rows], pa.list_(pa.float64(), 2)),
+            "price": pa.array([row / 4 for row in rows]).cast(pa.decimal128(9, 2)),
+            "tags": pa.array([[row % 9] * (row % 3) or None for row in rows]),
+        }
+    )
+
+
+def test_foreign_rows_reach_batches_as_they_are(tmp_path: Path) -> None:
+    """By lists and globs of paths, in place; and the same once an etl step has its own table."""
+    for split, first in (("train", 0), ("test", 40)):
+        for part in ("a", "b"):
+            (tmp_path / split / part).mkdir(parents=True)
+            rows = range(first, first + 20)
+            path = tmp_path / split / part / "1.parquet"
+            pq.write_table(foreign_rows(rows), path, row_group_size=7)
+            first += 20
+    train = (tmp_path / "train/a/*.parquet", tmp_path / "train/b")
+    options = ParquetConfig(train=train, test=tmp_path / "test/*/*.parquet", schema=FOREIGN)
+    dataset = build_parquet(options, Context())
+    in_place = dataset.prepare(tmp_path / "nowhere")
+    written = dataset.write(tmp_path / "written")
+    assert not (tmp_path / "nowhere").exists()
+    assert in_place.schema == written.schema == FOREIGN.canonical
+    for tables in (in_place, written):
+        assert tables.train.num_rows == 40
+        loader = build_local_reader(LocalReaderConfig(shuffle=False), Context()).loader(
+            tables.train, rank=0, world_size=1, batch_size=20, split="train"
+        )
+        for number, batch in enumerate(loader):
+            rows = range(20 * number, 20 * number + 20)
+            assert batch.labels.tolist() == [float(row % 3 == 0) for row in rows]
+            assert batch.weights.tolist() == [1 + row % 2 for row in rows]
+            assert batch.dense.tolist() == [[row, -row, row / 4] for row in rows]
+            lists = to_lists(batch.features)
+            assert lists["tags"] == [[row % 9] * (row % 3) for row in rows]
+            assert [one for (one,) in lists["user"]][::4] == [one for (one,) in lists["user"]][3::4]
+    keys = ["session_id", "time", "user"]
+    one, other = (
+        pa.concat_tables([tables.test.read(stripe, keys) for stripe in tables.test.stripes])
+        for tables in (in_place, written)
+    )
+    assert one.equals(other)
+    assert one["time"].to_pylist() == [1_000 * row for row in range(40, 80)]
+    assert len(set(one["session_id"].to_pylist())) == 20
+
+
+def test_rows_with_nulls_are_left_out_of_a_table_that_is_written(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_plain(
+            tmp_path / split / "a.parquet",
+            label=pa.array([0, None, 1]),
+            item=pa.array([1, 2, 3]),
+        )
+    schema = parse(
+        ForeignSchema,
+        {
+            "session_id": None,
+            "timestamp": None,
+            "sparse": [{"name": "item", "num_ids": 4}],
+            "nulls": {"label": "drop"},
+        },
+        "dataset.schema",
+    )
+    dataset = build_parquet(config(tmp_path, schema=schema), Context())
+    with pytest.warns(NoticeWarning, match=r"1 of 3 rows are left out of split .*1 in 'label'"):
+        tables = dataset.prepare(tmp_path / "data")
+    assert tables.train.read(tables.train.stripes[0]).to_pydict() == {
+        "label": [0, 1],
+        "item": [[1], [3]],
+    }
+    with pytest.raises(DataError, match=r"drops rows with nulls in label.*recd data prepare"):
+        Table.open(tmp_path / "train", schema)

@@ -65,4 +65,5 @@ def row_hashes(chunk: pa.Table) -> U64:
 def _bits(array: pa.Array) -> U64:
     """[N] numbers as the integers of their bits."""
     values = array.to_numpy()
-    return values.view(np.dtype(f"u{values.itemsize}")).astype(np.uint64, copy=False)
+    bits: U64 = values.view(np.dtype(f"u{values.itemsize}")).astype(np.uint64, copy=False)
+    return bits

@@ -67,7 +67,12 @@ class MessageCodec:
                 "a log needs sessions and times, but the schema names no "
                 f"{'session_id' if schema.session_id is None else 'timestamp'} column. Name one."
             )
-        if len(schema.targets) > 1 or schema.sample_weight or schema.vectors or schema.weights_names:
+        if (
+            len(schema.targets) > 1
+            or schema.sample_weight
+            or schema.vectors
+            or schema.weights_names
+        ):
             raise DataError(
                 "a log has one label, an event or none, and features that are one float or a list "
                 "of ids; the schema has several labels, sample weights, vectors or scored ids. "

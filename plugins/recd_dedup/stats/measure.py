@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recd_plugins.api import Config, Context, DataError, Range
 from recd_plugins.api.data import Progress, StatsReport, Table, write_table

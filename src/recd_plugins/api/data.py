@@ -1,8 +1,10 @@
 """Schemas, tables on disk, the datasets that write them, logs, and what measures a table."""
 
+from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
+from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.messages import MESSAGES, LogRoute
-from recd_plugins.data.schema import IDS, Schema, SparseFeature
+from recd_plugins.data.schema import IDS, Fill, Label, Schema, SparseFeature, Vector
 from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
 from recd_plugins.data.table import (
     Progress,
@@ -19,7 +21,12 @@ __all__ = [
     "MESSAGES",
     "SPLITS",
     "Dataset",
+    "DenseColumn",
     "Draw",
+    "Fill",
+    "ForeignFeature",
+    "ForeignSchema",
+    "Label",
     "LogRoute",
     "Progress",
     "Schema",
@@ -31,7 +38,9 @@ __all__ = [
     "Table",
     "TableWriter",
     "Tables",
+    "Vector",
     "check_columns",
+    "conform",
     "silent",
     "write_table",
 ]

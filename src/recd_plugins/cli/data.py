@@ -15,6 +15,7 @@ from recd_plugins.cli.options import (
     Overrides,
     RegistryFile,
     TableFolder,
+    opened_table,
     progress,
     reported,
 )
@@ -56,12 +57,18 @@ def prepare(
 
 
 @data.command()
-def show(table: TableFolder, debug: Debug = False, as_json: AsJson = False) -> None:
-    """Show a table's schema, rows, files and bytes, from its footers alone."""
-    with reported(debug):
-        from recd_plugins.data.table import Table
+def show(
+    table: TableFolder,
+    registry: RegistryFile = Path("registry.yaml"),
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a table's schema, rows, files and bytes, from its footers alone.
 
-        opened = Table.open(table)
+    A table of another program has the schema that the registry names as `dataset.schema`.
+    """
+    with reported(debug):
+        opened = opened_table(table, registry)
         size = sum(file.stat().st_size for file in opened.files)
         if as_json:
             schema = json.loads(opened.schema.to_json())
@@ -91,13 +98,16 @@ def show(table: TableFolder, debug: Debug = False, as_json: AsJson = False) -> N
         for name, what in (
             (schema.session_id, "session"),
             (schema.timestamp, "timestamp, ms"),
-            (schema.label, "label"),
+            *((label.name, f"label, {label.kind}") for label in schema.targets),
+            (schema.sample_weight, "sample weight"),
         ):
             if name:
                 drawn.add_row(name, what, "", "")
         for name in schema.dense:
-            drawn.add_row(name, "dense", "", "")
+            width = schema.width(name)
+            drawn.add_row(name, "dense" if width is None else f"dense, {width} floats", "", "")
         for feature in schema.sparse:
             what = f"{feature.kind} {'sequence' if feature.sequence else 'ids'}"
+            what += " with weights" if feature.scored else ""
             drawn.add_row(feature.name, what, f"[0, {feature.num_ids:,})", feature.table_name)
         Console().print(drawn)

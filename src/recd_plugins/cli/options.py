@@ -15,7 +15,7 @@ import typer
 from recd_plugins.errors import RecdError
 
 if TYPE_CHECKING:
-    from recd_plugins.data.table import Progress  # pyarrow, which `recd --help` does without
+    from recd_plugins.data.table import Progress, Table  # pyarrow, which `recd --help` does without
     from recd_plugins.launch.server import RankServer
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Overrides",
     "RegistryFile",
     "TableFolder",
+    "opened_table",
     "progress",
     "reported",
     "server_of_ranks",
@@ -40,7 +41,7 @@ Overrides = Annotated[
     typer.Argument(help="key=value over the registry's, as train.batch_size=512."),
 ]
 TableFolder = Annotated[
-    Path, typer.Argument(help="A folder of .parquet files, or one file.", metavar="TABLE")
+    Path, typer.Argument(help="A folder of .parquet files, a file or a glob.", metavar="TABLE")
 ]
 ForeignPaths = Annotated[
     list[Path],
@@ -69,6 +70,20 @@ Header = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def opened_table(path: Path, registry: Path) -> Table:
+    """The table; one that does not say what its columns mean has the schema of `dataset.schema`."""
+    from recd_plugins.data.foreign import ForeignSchema
+    from recd_plugins.data.table import Table, carries_schema
+
+    if carries_schema(path) or not registry.exists():
+        return Table.open(path)
+    from recd_plugins.stack import load
+
+    chosen = load(registry).registry.chosen("dataset")
+    given = getattr(chosen[0].config, "schema", None) if chosen else None
+    return Table.open(path, given if isinstance(given, ForeignSchema) else None)
 
 
 REFUSED = frozenset(

@@ -15,6 +15,7 @@ from recd_plugins.cli.options import (
     Debug,
     RegistryFile,
     TableFolder,
+    opened_table,
     progress,
     reported,
 )
@@ -40,11 +41,10 @@ def stats(
 ) -> None:
     """Measure a table: by the registry's `stats`, or else by all that its plugins have."""
     with reported(debug):
-        from recd_plugins.data.table import Table
         from recd_plugins.stack import load
 
         stack = load(registry)
-        opened = Table.open(table)
+        opened = opened_table(table, registry)
         with progress() as show:
             reports = list(
                 _named((choice.record.name, report) for choice, report in stack.stats(opened, show))

@@ -25,7 +25,15 @@ from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.errors import DataError, nearest
 
-__all__ = ["Progress", "Stripe", "Table", "TableWriter", "silent", "write_table"]
+__all__ = [
+    "Progress",
+    "Stripe",
+    "Table",
+    "TableWriter",
+    "carries_schema",
+    "silent",
+    "write_table",
+]
 
 
 class Progress(Protocol):
@@ -73,23 +81,16 @@ class Table:
 
     @classmethod
     def open(
-        cls,
-        path: Path | Sequence[Path],
-        schema: Schema | ForeignSchema | None = None,
-        *,
-        otherwise: ForeignSchema | None = None,
+        cls, path: Path | Sequence[Path], schema: Schema | ForeignSchema | None = None
     ) -> Table:
         """Read the footers of folders, files or globs and check them against the schema.
 
-        Without `schema` the one in the first file's footer counts, and `otherwise` if it has none.
-        Checked are: that each
+        Without `schema` the one in the first file's footer counts. Checked are: that each
         file is whole, has every column in a type that fits, and that the ids which its
         statistics name lie in their feature's range.
         """
         files = table_files(path)
         first = path if isinstance(path, Path) else path[0]
-        if schema is None and not _carries_schema(footer_of(files[0])):
-            schema = otherwise
         if isinstance(schema, ForeignSchema) and schema.drops:
             raise DataError(
                 f"{first}: its schema drops rows with nulls in {', '.join(schema.drops)}, and how "
@@ -143,6 +144,11 @@ class Table:
             chunk, self.source, where, columns=wanted, first_row=first_row, in_range=in_range
         )
         return made.select(list(wanted))
+
+
+def carries_schema(path: Path | Sequence[Path]) -> bool:
+    """Whether the first file of a table says in its footer what its columns mean."""
+    return METADATA_KEY in (footer_of(table_files(path)[0]).metadata or {})
 
 
 class TableWriter:
@@ -263,10 +269,6 @@ def _reported(
         done += chunk.num_rows
         progress(what, done, total)
     progress(what, done, done)
-
-
-def _carries_schema(footer: pq.FileMetaData) -> bool:
-    return METADATA_KEY in (footer.metadata or {})
 
 
 def _schema_of(file: Path, footer: pq.FileMetaData) -> Schema:
