@@ -86,7 +86,7 @@ class Run:
             registry["train"] |= {
                 "steps": steps,
                 "eval_every": max(1, steps // 4),
-                "eval_batches": 8,
+                "eval_batches": min(8, steps),
             }
             if registry["dataset"]["use"] == "sessions":
                 samples = 3 * steps * registry["train"]["batch_size"]

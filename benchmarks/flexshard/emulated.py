@@ -15,6 +15,7 @@ from benchmarks.flexshard.steps import SideSteps, take_turns, topology
 from benchmarks.flexshard.workload import Workload
 from benchmarks.harness import spread
 from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.measured_topology import ROUNDS
 from recd_plugins.planning.topology import Cluster
 
 __all__ = ["EmulatedCluster", "Measured"]
@@ -67,10 +68,16 @@ class Measured:
 
 
 class EmulatedCluster:
-    """Nodes and ranks that stay while workloads and bandwidths change; a context manager."""
+    """Nodes and ranks that stay while workloads and bandwidths change; a context manager.
 
-    def __init__(self, n_nodes: int, ranks_per_node: int, mbit: int) -> None:
+    Its collectives are timed in `rounds`.
+    """
+
+    def __init__(
+        self, n_nodes: int, ranks_per_node: int, mbit: int, *, rounds: int = ROUNDS
+    ) -> None:
         self._ranks_per_node = ranks_per_node
+        self._rounds = rounds
         self._network = Network(n_nodes, mbit)
         self._ranks: ClusterRanks | None = None
         self._clusters: dict[int, Cluster] = {}
@@ -93,7 +100,7 @@ class EmulatedCluster:
         """Set the links between nodes to so many megabits a second; the cluster as measured."""
         ranks = self._running(mbit)
         if mbit not in self._clusters:
-            found = ranks.run(topology, self._ranks_per_node)[0]
+            found = ranks.run(topology, self._ranks_per_node, self._rounds)[0]
             self._clusters[mbit] = Cluster.of(found, ranks.world_size)
         return self._clusters[mbit]
 

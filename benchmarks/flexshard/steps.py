@@ -19,7 +19,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.sides import Side
 from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
-from recd_plugins.planning.measured_topology import measure_topology
+from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.places import Nodes
@@ -66,12 +66,12 @@ def take_turns(
     return steps
 
 
-def topology(ranks_per_node: int) -> Topology:
+def topology(ranks_per_node: int, rounds: int = ROUNDS) -> Topology:
     """What this cluster's collectives do, as `recd topology measure` finds it."""
     world = dist.group.WORLD
     assert world is not None
     known = Topology(ranks_per_node=ranks_per_node)
-    return measure_topology(world, CPU, topology=known, largest=LARGEST)
+    return measure_topology(world, CPU, topology=known, largest=LARGEST, rounds=rounds)
 
 
 def _step(pipeline: Any, batches: Iterator[Features]) -> tuple[float, float, int]:

@@ -97,7 +97,7 @@ def test_the_suite_on_a_tiny_cluster(tmp_path: Path) -> None:
     bench = Bench(k=1.6, rounds=1)
     small = {**TINY, "mbit": 500, "ranks_per_node": 1}
     saturated = dataclasses.replace(SATURATED, hot=(200, 0.95), **small)
-    with EmulatedCluster(2, 1, 500) as cluster:
+    with EmulatedCluster(2, 1, 500, rounds=2) as cluster:
         figures = list(bench.saturated(cluster, saturated))
         figures += bench.no_skew(cluster, dataclasses.replace(NO_SKEW, **small))
         figures += bench.regret(cluster, dataclasses.replace(GRID[0], **small))

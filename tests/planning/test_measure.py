@@ -45,7 +45,7 @@ def measured(topology: Topology) -> Topology:
     group = dist.group.WORLD
     assert group is not None
     device = torch.device("cpu")
-    return measure_topology(group, device, topology=topology, largest=1 << 20, rounds=4)
+    return measure_topology(group, device, topology=topology, largest=1 << 20, rounds=2)
 
 
 def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> None:
@@ -84,7 +84,7 @@ def test_one_node_has_one_link(gloo_pool: GlooPool) -> None:
 
 def test_the_command_saves_a_topology(tmp_path: Path) -> None:
     save = tmp_path / "here.yaml"
-    run = ["topology", "measure", "--ranks", "1", "--device", "cpu", "--rounds", "4"]
+    run = ["topology", "measure", "--ranks", "1", "--device", "cpu", "--rounds", "1"]
     run += ["--save", str(save), "--json"]
     done = run_module("recd_plugins", *run, folder=tmp_path)
     assert done.code == 0, done.err
