@@ -16,7 +16,8 @@ from recd_plugins.planning.access.access_profile import Tally
 from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.distribution import Integers
 from recd_plugins.planning.access.forecast import FOLDS
-from recd_plugins.planning.access.ranks import BatchesOfRanks, sample_of
+from recd_plugins.planning.access.ranks import BatchesOfRanks
+from recd_plugins.planning.access.sample import sample_of
 
 __all__ = ["Judged", "figures", "judge"]
 
@@ -75,7 +76,7 @@ def judge(table: HonestyTable, folder: Path) -> list[Judged]:
     seen = {name: _seen(_exact(counter)) for name, counter in tally.counters.items()}
     own = {name: _exact(counter).distribution() for name, counter in tally.counters.items()}
     began = time.perf_counter()
-    profile = tally.profile()
+    profile = tally.profile(counted_share=0)
     seconds += time.perf_counter() - began
     found = []
     for name, part in counted.items():

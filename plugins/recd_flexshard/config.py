@@ -46,9 +46,10 @@ class FlexShardConfig(Config):
     goal auto, `*` means those of sequences, and pooled tables are named, with `coalesce: rank` or
     `node`."""
     profile: Path | None = None
-    """A saved profile to plan with; by default the first batches of training are counted."""
-    profile_batches: Annotated[int, Range(ge=1)] = 100
-    """How many batches of each rank to count."""
+    """A saved profile to plan with; by default batches of training are counted."""
+    profile_batches: Annotated[int | None, Range(ge=1)] = None
+    """How many batches of each rank to count; by default of a table as many as it takes, from all
+    over it, and of a trainer's own loader the first 100."""
     plan: Path | None = None
     """A tier plan that `recd plan --save` wrote, to be taken as it is, for the same number of
     ranks and nodes; nothing is counted or chosen then."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,12 +14,13 @@ from numpy.typing import ArrayLike
 import recd_plugins
 from recd_plugins.api import RegistryError, nearest
 from recd_plugins.api.planning import (
+    Floats,
+    Integers,
     Profile,
     RowDistribution,
     exponential,
     half_normal,
     model_tables,
-    profile_batches,
     uniform,
     zipf,
 )
@@ -57,6 +57,8 @@ class Point(NamedTuple):
     bytes_per_sample: float
     hits: float
     """The share of lookups that the cache takes."""
+    interval: tuple[float, float]
+    """Between what and what it will lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,7 @@ class CacheCurve:
             self.memory.batch_size(cached),
             BYTES * cost(self.rows, self.memory, cached),
             self.rows.coverage(cached),
+            self.rows.interval(cached),
         )
 
     def by_cache(self, points: int = POINTS) -> list[Point]:
@@ -253,9 +256,9 @@ def of_profile(path: Path, tables: Sequence[str], width: int) -> CurveSource:
 
 
 def of_registry(
-    registry: Path, overrides: Sequence[str], tables: Sequence[str], batches: int
+    registry: Path, overrides: Sequence[str], tables: Sequence[str], batches: int | None
 ) -> CurveSource:
-    """The model's tables, as the train split's first batches look them up."""
+    """The model's tables, as the train split will look them up."""
     stack = recd_plugins.load(registry, overrides)
     for slot in ("dataset", "model"):
         stack.registry.one(slot)
@@ -268,9 +271,7 @@ def of_registry(
             f"--table: rows of {' and '.join(map(str, sorted(widths)))} numbers are no one curve; "
             f"name tables of one width, of {', '.join(chosen)}."
         )
-    loader = stack.loader(0, stack.registry.train.ranks)
-    counted = {name: table.counted for name, table in chosen.items()}
-    profile = profile_batches(islice(loader, batches), counted)
+    profile = stack.profile({name: table.counted for name, table in chosen.items()}, batches)
     rows = merged_rows([profile[name] for name in chosen])
     return CurveSource(name=", ".join(chosen), rows=rows, width=widths.pop())
 
@@ -283,4 +284,22 @@ def merged_rows(tables: Sequence[RowDistribution]) -> RowDistribution:
         np.concatenate([getattr(one, part) for one in tables])
         for part in ("counts", "p", "presence")
     )
-    return RowDistribution.of(counts, p, presence)
+    order = np.argsort(-p, kind="stable")
+    return RowDistribution.of(
+        counts[order], p[order], presence[order], uncertainty=_together(tables, order)
+    )
+
+
+def _together(tables: Sequence[RowDistribution], order: Integers) -> Floats | None:
+    """[R] the uncertainty of all, as if each table's were on its own: their lookups, at the rows of
+    each that are as hot."""
+    if all(one.uncertainty is None for one in tables):
+        return None
+    lookups = sum(one.lookups for one in tables)
+    of = np.repeat(np.arange(len(tables)), [len(one.counts) for one in tables])[order]
+    whole = np.zeros(len(order))
+    for number, one in enumerate(tables):
+        if one.uncertainty is not None and lookups:
+            at = np.append(0.0, one.uncertainty)[np.cumsum(of == number)]
+            whole += (at * one.lookups / lookups) ** 2
+    return np.sqrt(whole)

@@ -38,7 +38,13 @@ Tables = Annotated[
     ),
 ]
 Batches = Annotated[
-    int, typer.Option("--batches", help="Of the train split, counted for the model's.", min=1)
+    int | None,
+    typer.Option(
+        "--batches",
+        help="Of each rank's share of the train split, counted for the model's; by default as many "
+        "as it takes.",
+        min=1,
+    ),
 ]
 Width = Annotated[
     int, typer.Option("--width", help="Numbers in a row, of a law or a profile.", min=1)
@@ -84,7 +90,7 @@ def curve(
     lookups: Lookups = 1.0,
     profile: Saved = None,
     tables: Tables = None,
-    batches: Batches = 100,
+    batches: Batches = None,
     width: Width = 64,
     memory: MemoryMib = None,
     per_sample: PerSample = None,
@@ -128,6 +134,8 @@ def _show(curve: CacheCurve, name: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from recd_plugins.api.planning import in_share
+
     memory, best = curve.memory, curve.at(curve.optimum.cached)
     console = Console(highlight=False)
     console.print(
@@ -143,7 +151,7 @@ def _show(curve: CacheCurve, name: str) -> None:
         table.add_row(
             f"{'* ' if point == best else ''}{point.cached:,}",
             f"{point.cached / curve.rows.num_rows:.2%}",
-            f"{point.hits:.1%}",
+            in_share(point.hits, point.interval),
             f"{point.batch_size:,.0f}",
             f"{point.bytes_per_sample:,.1f}",
             f"{point.bytes_per_sample / curve.plain:.1%}",

@@ -54,9 +54,10 @@ class ScarsConfig(Config):
     mapped_folder: Path | None = None
     """The folder of these files, on a disk; by default `mapped` in the registry's folder."""
     profile: Path | None = None
-    """A saved profile to plan with; by default the first batches of training are counted."""
-    profile_batches: Annotated[int, Range(ge=0)] = 100
-    """How many batches of each rank to count; 0: nothing is cached at first, and
+    """A saved profile to plan with; by default batches of training are counted."""
+    profile_batches: Annotated[int | None, Range(ge=0)] = None
+    """How many batches of each rank to count; by default of a table as many as it takes, from all
+    over it, and of a trainer's own loader the first 100. 0: nothing is cached at first, and
     train.retier_every sizes and fills the cache by what it sees."""
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class ScarsConfig(Config):
                 raise RegistryError(f"is for `size: {size}`, but size is {self.size}.", option)
             if self.size == size and not given:
                 raise RegistryError(f"needs {option}: how much is to be cached.", "size")
-        if not self.profile_batches and self.coalesce == "none":
+        if self.profile_batches == 0 and self.coalesce == "none":
             raise RegistryError(
                 "is 0, so that nothing is cached at first, nor coalesced: no table would be made "
                 "ready for it. Set coalesce to rank or node, or count a batch.",
@@ -77,7 +78,7 @@ class ScarsConfig(Config):
             raise RegistryError(f"is for `home: mapped`, but home is {self.home}.", "mapped_folder")
         if self.cache_algorithm is not None and self.home != "host":
             raise RegistryError(f"is for `home: host`, but home is {self.home}.", "cache_algorithm")
-        if not self.profile_batches and self.profile is None and self.home == "host":
+        if self.profile_batches == 0 and self.profile is None and self.home == "host":
             raise RegistryError(
                 "is 0, but `home: host` chooses kernels and the sizes of their caches by what is "
                 "looked up. Count some batches.",

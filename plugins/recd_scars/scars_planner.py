@@ -111,7 +111,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def notices(self) -> Sequence[Notice]:
         found = list(super().notices())
         planned = self.tier_plan.tables.values() if self.tier_plan else ()
-        sized = planned and self.num_profile_batches
+        sized = planned and self.num_profile_batches != 0
         if self._config.hot_batches and sized and not any(len(one.replicated) for one in planned):
             found.append(
                 Unused(
@@ -179,7 +179,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     def profiled(self) -> Profile:
         """The profile; one in which nothing is looked up, where re-tiering is to learn it."""
-        if self.num_profile_batches or self.profile_path is not None:
+        if self.num_profile_batches != 0 or self.profile_path is not None:
             return super().profiled()
         ids = np.empty(0, np.int64)
         found = self.found.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from recd_plugins.api.planning import Coalesce, SequenceTable, TableSizes, aligned
+from recd_plugins.api.planning import Coalesce, SequenceTable, TableSizes, aligned, in_share
 from recd_scars.theory import coalesced, plain
 
 __all__ = ["lines", "rows_per_batch"]
@@ -42,7 +42,7 @@ def lines(
                 name,
                 f"{cached:,}",
                 f"{table.rows.num_rows:,}",
-                f"{table.rows.coverage(cached):.1%}",
+                in_share(table.rows.coverage(cached), table.rows.interval(cached)),
                 f"{k * cached * table.width / 1e6:.3g}",
                 *(f"{rows:,.0f}" for rows in moved),
             )

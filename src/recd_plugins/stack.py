@@ -22,9 +22,10 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
+from recd_plugins.planning.access.sample import sample
 from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
 from recd_plugins.planning.planner_bases import (
     OrdersBatches,
@@ -183,6 +184,12 @@ class Stack:
             split=split,
             transform=self._features.transform,
         )
+
+    def profile(self, tables: Mapping[str, Counted], batches: int | None = None) -> Profile:
+        """What will be looked up of tables, by batches of the train split from the shares of all
+        `train.ranks`: as many of each as it takes, unless `batches` says how many."""
+        ranks = BatchesOfRanks(self.read, self.registry.train.ranks)
+        return sample(ranks, tables, most=batches).profile()
 
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""

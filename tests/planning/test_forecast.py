@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
 from recd_plugins.planning.access.forecast import FOLDS
-from recd_plugins.planning.access.ranks import BLOCKS, sample_of
+from recd_plugins.planning.access.sample import sample, sample_of
 
 ROWS = 20_000
 
@@ -99,15 +102,21 @@ def test_a_formula_has_no_interval() -> None:
 class Epoch(list[int]):
     """A loader that begins anywhere."""
 
-    def spread(self, count: int, blocks: int) -> Iterator[tuple[int, int]]:
-        for block in range(blocks):
-            yield from ((block, block * len(self) // blocks + n) for n in range(count // blocks))
+    places = 10_000
+
+    def spread(self, blocks: range, size: int) -> Iterator[tuple[int, int]]:
+        for block in blocks[: len(self) // size - blocks.start]:
+            yield from ((block, 7 * block % (len(self) // size) * size + n) for n in range(size))
 
 
 def test_batches_come_from_all_over_an_epoch_or_are_the_first() -> None:
     spread = list(sample_of(Epoch(range(6400)), 128))
-    assert [fold for fold, _ in spread[::2]] == [block % FOLDS for block in range(BLOCKS)]
-    assert [batch for _, batch in spread[::2]] == [100 * block for block in range(BLOCKS)]
+    assert [fold for fold, _ in spread[::2]] == [block % FOLDS for block in range(64)]
+    assert [batch for _, batch in spread[::2]] == [14 * block for block in range(64)]
+    few = Epoch(range(6400))
+    few.places = 10  # reading is dear: more batches in each place
+    assert len({fold for fold, _ in sample_of(few, 100)}) == 10
+    assert len(list(sample_of(few, 100))) == 100
     first = list(sample_of(range(100), 32))
     assert first == [(number // 2, number) for number in range(32)]
     assert [fold for fold, _ in sample_of(range(4), 16)] == [0, 4, 8, 12]
@@ -123,3 +132,43 @@ def test_a_fold_is_counted_like_any_other() -> None:
     for part in ("counts", "p", "presence", "ids"):
         found, expected = (getattr(c.distribution(), part) for c in (many, one))
         assert np.array_equal(found, expected), part
+
+
+class Drawn(list[int]):
+    """An epoch of batches whose ids are drawn by Zipf's law."""
+
+    places = 10_000
+
+    def __init__(self, exponent: float, batches: int = 512) -> None:
+        super().__init__(range(batches))
+        chance = zipf(exponent, 1)
+        self._order = np.argsort(-chance)
+        self._ends = np.cumsum(chance[self._order])
+        self.read = 0
+
+    def spread(self, blocks: range, size: int) -> Iterator[tuple[int, KeyedJaggedTensor]]:
+        for block in blocks[: max(0, len(self) // size - blocks.start)]:
+            for number in range(size):
+                draw = np.random.default_rng([block, number])
+                at = np.searchsorted(self._ends, draw.random(512) * self._ends[-1])
+                lengths, values = (
+                    torch.ones(512, dtype=torch.int32),
+                    torch.from_numpy(self._order[at]),
+                )
+                self.read += 1
+                yield block, KeyedJaggedTensor(["item"], values, lengths=lengths)
+
+
+def test_more_is_counted_until_nothing_depends_on_it() -> None:
+    tables = {"item": Counted(num_rows=ROWS, features=("item",))}
+    known, unknown = Drawn(1.3), Drawn(0.8)
+    for epoch in (known, unknown):
+        tally = sample(epoch, tables, most=None)
+        assert tally.samples == 512 * epoch.read
+        assert tally.epoch == 512
+        assert tally.counted_share == epoch.read / 512
+    assert 64 < known.read < unknown.read <= 512
+    few = sample(Drawn(0.8), tables, most=8)
+    assert few.samples == 8 * 512
+    profile = few.profile()["item"]
+    assert profile.interval(200)[0] < profile.coverage(200) < profile.interval(200)[1]

@@ -20,7 +20,8 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally
 from recd_plugins.planning.access.look import Look, Peeked
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered, sample_of, together
+from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered, together
+from recd_plugins.planning.access.sample import sample_of
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 

@@ -29,9 +29,10 @@ def test_two_rows_by_hand() -> None:
     drawn = curve(rows, Memory(capacity=12, per_sample=2, width=4))
     none, one, both = drawn.by_cache()
     # b = 6, 4, 2; 4 bytes a number: 0.75 indices and, of 4 numbers, the rows' share.
-    assert none == (0, 6, pytest.approx(4 * (0.75 + 4 / 6 * (2 - 0.5**6 - 0.75**6))), 0)
-    assert one == (1, 4, pytest.approx(4 * (0.75 + 4 / 4 * (1 - 0.75**4))), pytest.approx(2 / 3))
-    assert both == (2, 2, 3, 1)
+    assert none == (0, 6, pytest.approx(4 * (0.75 + 4 / 6 * (2 - 0.5**6 - 0.75**6))), 0, (0, 0))
+    share = pytest.approx(2 / 3)  # a law has no interval
+    assert one == (1, 4, pytest.approx(4 * (0.75 + 4 / 4 * (1 - 0.75**4))), share, (share, share))
+    assert both == (2, 2, 3, 1, (1, 1))
     assert drawn.plain == 4 * 0.75 * 4
     assert drawn.at(drawn.optimum.cached) == both
 

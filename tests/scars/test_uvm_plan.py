@@ -25,6 +25,7 @@ from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.explain.words import in_share
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.registry.settings import OptimizerSettings
@@ -143,7 +144,8 @@ def test_it_says_what_serves_each_table_and_what_that_hits() -> None:
         assert made.tier_plan is not None
         assert made.profile is not None
         hot = len(made.tier_plan.tables[name].replicated)
-        assert line[4] == f"{made.profile[name].coverage(hot):.1%}"
+        rows = made.profile[name]
+        assert line[4] == in_share(rows.coverage(hot), rows.interval(hot))
         assert line[5] == (f"{choice.hit_rate:.1%}" if choice.slots else "-")
         assert float(line[7]) == pytest.approx(choice.host_bytes / 1e6, rel=0.01)
     assert "fused_uvm_caching" in text[text.index("TorchRec's performance model") :]

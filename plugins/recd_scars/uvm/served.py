@@ -16,6 +16,7 @@ from recd_plugins.api.planning import (
     TableConstraint,
     TableSizes,
     aligned,
+    in_share,
 )
 from recd_scars.uvm.hits import TableShards, hit_curve
 from recd_scars.uvm.kernel_bytes import KernelBytes
@@ -186,7 +187,10 @@ def _lines(
                 choice.kernel,
                 f"{choice.load_factor:.4g}" if choice.load_factor else "-",
                 f"{choice.slots:,}",
-                f"{tables[name].rows.coverage(sizes[name].replicated):.1%}",
+                in_share(
+                    tables[name].rows.coverage(sizes[name].replicated),
+                    tables[name].rows.interval(sizes[name].replicated),
+                ),
                 f"{choice.hit_rate:.1%}" if choice.load_factor else "-",
                 f"{choice.device_bytes / 1e6:.3g}",
                 f"{choice.host_bytes / 1e6:.3g}",

@@ -16,7 +16,7 @@ from recd_plugins.planning.cost import (
     state_bytes,
 )
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
-from recd_plugins.planning.explain.words import aligned
+from recd_plugins.planning.explain.words import aligned, in_share
 from recd_plugins.planning.ledger import Ledger, TableLedger, travelling_shares
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import PlannedShards
@@ -90,6 +90,7 @@ __all__ = [
     "fused_by_table",
     "half_normal",
     "home_load",
+    "in_share",
     "marginal_ms",
     "model_tables",
     "priced",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, pro
 from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.model_tables import ModelTable
     from recd_plugins.stack import Stack
@@ -30,7 +28,12 @@ Save = Annotated[
     ),
 ]
 Batches = Annotated[
-    int, typer.Option("--batches", help="Of each rank's share of the train split.", min=1)
+    int | None,
+    typer.Option(
+        "--batches",
+        help="Of each rank's share of the train split; by default as many as it takes.",
+        min=1,
+    ),
 ]
 Rank = Annotated[
     int | None, typer.Option("--rank", help="Count this rank's share alone; by default all.", min=0)
@@ -61,7 +64,7 @@ def profile(
     overrides: Overrides = None,
     registry: RegistryFile = Path("registry.yaml"),
     save: Save = Path("profile.arrow"),
-    batches: Batches = 100,
+    batches: Batches = None,
     rank: Rank = None,
     per_feature: PerFeature = False,
     trace: TraceFile = None,
@@ -69,12 +72,14 @@ def profile(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count which rows of the model's tables are looked up how often, and save that.
+    """Count which rows of the model's tables are looked up how often, and save what will be.
 
-    On the train split, of every rank's share, as the model looks up; or on a trace.
+    On batches from all over the train split, of every rank's share, as the model looks up; or on a
+    trace, which is taken as it is.
     """
     with reported(debug):
         from recd_plugins.errors import RegistryError
+        from recd_plugins.planning.explain.words import in_share
         from recd_plugins.planning.model_tables import model_tables
         from recd_plugins.stack import load
 
@@ -103,6 +108,7 @@ def profile(
             "looked_up": 0 if rows.ids is None else len(rows.ids),
             "lookups": rows.lookups,
             "hottest_percent": rows.coverage(rows.num_rows / 100),
+            "hottest_percent_interval": rows.interval(rows.num_rows / 100),
             "error": rows.error,
         }
         for name, rows in found.rows.items()
@@ -113,7 +119,8 @@ def profile(
     for name, one in counts.items():
         print(
             f"{name}: {one['rows']:,} rows, of which {one['looked_up']:,} were seen; "
-            f"{one['lookups']:,.3g} lookups a sample, {one['hottest_percent']:.1%} of them of the "
+            f"{one['lookups']:,.3g} lookups a sample, "
+            f"{in_share(one['hottest_percent'], one['hottest_percent_interval'])} of them of the "
             "hottest 1% of rows"
         )
     print(f"{save}: {found.samples:,} samples")
@@ -122,21 +129,17 @@ def profile(
 def _of_batches(
     stack: Stack,
     tables: Mapping[str, ModelTable],
-    batches: int,
+    batches: int | None,
     rank: int | None,
     per_feature: bool,
 ) -> Profile:
     from recd_plugins.errors import RegistryError
-    from recd_plugins.planning.access.access_profile import Counted, profile_batches
+    from recd_plugins.planning.access.access_profile import Counted
+    from recd_plugins.planning.access.sample import sample
 
     ranks = stack.registry.train.ranks
     if rank is not None and rank >= ranks:
         raise RegistryError(f"--rank: there is no rank {rank} of {ranks}. Set train.ranks.")
-
-    def shares() -> Iterator[Batch]:
-        for one in range(ranks) if rank is None else (rank,):
-            yield from islice(stack.read(one, ranks), batches)
-
     counted = {name: table.counted for name, table in tables.items()}
     if per_feature:
         counted = {
@@ -144,7 +147,9 @@ def _of_batches(
             for table in tables.values()
             for feature in table.features
         }
-    return profile_batches(shares(), counted)
+    if rank is None:
+        return stack.profile(counted, batches)
+    return sample(stack.read(rank, ranks), counted, most=batches).profile()
 
 
 def _of_trace(

@@ -6,7 +6,7 @@ import multiprocessing
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
@@ -79,30 +79,41 @@ class RankBatches(IterableDataset[Batch | RecdError]):
         except RecdError as error:
             yield error
 
-    def spread(self, epoch: int, count: int, blocks: int) -> Iterator[tuple[int, Batch]]:
-        """`LocalLoader.spread` of an epoch: each worker's part has as many blocks as the others'.
+    def places(self, epoch: int) -> int:
+        """Where an epoch may be begun: of one that is no longer than `WINDOW_ROWS` everywhere, for
+        it can be read whole; else in so many windows as have so many rows, or `WINDOW_SHARE` of the
+        epoch if that is more."""
+        rows = self._rows
+        if rows <= WINDOW_ROWS:
+            return self.order.num_batches * max(1, self._shares.workers)
+        windows = sum(1 for _ in self.order.windows(epoch, self._shares.streams_of(self._rank)[0]))
+        return max(FEWEST, int(windows * max(WINDOW_SHARE, WINDOW_ROWS / rows)))
 
-        A block takes the reading of a window, of which `WINDOW_ROWS` are read, or `WINDOW_SHARE` of
-        the epoch if that is more: of large windows there are fewer blocks.
-        """
+    def spread(self, epoch: int, blocks: range, size: int) -> Iterator[tuple[int, Batch]]:
+        """`LocalLoader.spread` of an epoch: block b is of worker b modulo their number."""
         workers = max(1, self._shares.workers)
         length = self.order.num_batches
-        streams = self._shares.streams_of(self._rank)
-        windows = sum(1 for _ in self.order.windows(epoch, streams[0]))
-        rows = self.order.num_rows * len(streams) // self._shares.streams
-        most = max(WINDOW_SHARE * windows, WINDOW_ROWS * windows / max(rows, 1) / workers)
-        count = min(-(-count // workers), length)
+        size = min(size, length)
         for worker in range(workers):
-            reader = self._reader(worker, prefetch=False, threads=True)
             draw = np.random.default_rng([self.order.seed % 2**64, self._rank, worker])
-            if windows <= most:
-                drawn = _drawn(draw, length, count, blocks)
-                found = _picked(reader.batches(epoch), drawn)
-            else:
-                drawn = _drawn(draw, length, count, min(blocks, max(int(most), FEWEST)))
-                found = _jumping(partial(reader.batches, epoch), drawn, SECONDS / workers)
+            starts = (size * draw.permutation(length // size)).tolist()
+            wanted = [block for block in blocks if block % workers == worker]
+            drawn = {b: starts[b // workers] for b in wanted if b // workers < len(starts)}
+            if not drawn:
+                continue
+            reader = self._reader(worker, prefetch=False, threads=True)
+            read = partial(reader.batches, epoch)
+            whole = self._rows <= WINDOW_ROWS
+            found = _picked(read(), drawn, size) if whole else _jumping(read, drawn, size)
             for block, (batch, unjoined) in found:
                 yield block, _transformed(batch, unjoined, self._transform)
+
+    @property
+    def _rows(self) -> int:
+        """Rows of the rank's streams."""
+        streams = self._shares.streams_of(self._rank)
+        each = len(streams) * max(1, self._shares.workers)
+        return self.order.num_rows * each // self._shares.streams
 
     def _reader(self, worker: int, *, prefetch: bool, threads: bool) -> BatchReader:
         return BatchReader(
@@ -199,10 +210,19 @@ class LocalLoader:
             # one), torchdata's iterator would wait 5 s for each.
             torchdata.load_state_dict({})
 
-    def spread(self, count: int, blocks: int) -> Iterator[tuple[int, Batch]]:
-        """So many batches of the epoch, or all of it, in blocks from all over it, each with the
-        number of its block; read in this process, while the position stays."""
-        yield from self._batches.spread(self._epoch, count, blocks)
+    def spread(self, blocks: range, size: int) -> Iterator[tuple[int, Batch]]:
+        """Blocks of `size` batches from all over the epoch, laid out by lot, each batch with the
+        number of its block; read in this process, while the position stays.
+
+        Any block is then as far from those before it as another, so that what is held out of some
+        says what the others will be.
+        """
+        yield from self._batches.spread(self._epoch, blocks, size)
+
+    @property
+    def places(self) -> int:
+        """In how many places of the epoch blocks may begin, for what it costs to read them."""
+        return self._batches.places(self._epoch)
 
     def close(self) -> None:
         """End the workers, though an epoch is under way."""
@@ -252,34 +272,25 @@ class LocalLoader:
 Read = tuple[Batch, Columns]
 
 
-def _drawn(draw: np.random.Generator, length: int, count: int, blocks: int) -> list[range]:
-    """`count` batches of an epoch, in blocks of one size that are drawn by lot.
-
-    Any other block is then as far from those drawn as one of these is from the rest, so that what
-    is held out of the drawn ones says what the others will be. In even steps it would not.
-    """
-    size = -(-count // max(1, min(blocks, count)))
-    starts = draw.permutation(length // size)[: -(-count // size)] * size
-    return [range(start, start + size) for start in starts.tolist()]
-
-
-def _picked(epoch: Iterator[Read], drawn: Sequence[range]) -> Iterator[tuple[int, Read]]:
+def _picked(
+    epoch: Iterator[Read], drawn: Mapping[int, int], size: int
+) -> Iterator[tuple[int, Read]]:
     """The blocks of an epoch that is read up to the last of them."""
-    block_of = {number: block for block, one in enumerate(drawn) for number in one}
+    block_of = {first + n: block for block, first in drawn.items() for n in range(size)}
     for number, batch in enumerate(islice(epoch, 1 + max(block_of))):
         if number in block_of:
             yield block_of[number], batch
 
 
 def _jumping(
-    read: Callable[[int], Iterator[Read]], drawn: Sequence[range], seconds: float
+    read: Callable[[int], Iterator[Read]], drawn: Mapping[int, int], size: int
 ) -> Iterator[tuple[int, Read]]:
     """The blocks, each read by itself, until they take too long."""
     began = time.monotonic()
-    for block, wanted in enumerate(drawn):
-        if block >= FEWEST and time.monotonic() - began > seconds:
+    for done, (block, first) in enumerate(drawn.items()):
+        if done >= FEWEST and time.monotonic() - began > SECONDS:
             return
-        for batch in islice(read(wanted.start), len(wanted)):
+        for batch in islice(read(first), size):
             yield block, batch
 
 

@@ -112,6 +112,16 @@ class TableLedger:
         }
         return cls(table=table, sizes=sizes, entries=entries)
 
+    def interval(self, tier: TierName) -> tuple[float, float]:
+        """Between what and what the share of lookups that a tier takes will lie."""
+        rows, sizes, share = self.table.rows, self.sizes, self.entries[tier].share
+        if sizes.as_torchrec:
+            return share, share
+        hot, warm = sizes.replicated, sizes.replicated + sizes.per_node
+        ends = {"replicated": (0, hot), "per_node": (hot, warm), "home": (warm, rows.num_rows)}
+        wide = np.hypot(*(np.ptp(rows.interval(end)) / 2 for end in ends[tier])).item()
+        return max(share - wide, 0.0), min(share + wide, 1.0)
+
     @cached_property
     def cost(self) -> Cost:
         return sum((entry.cost for entry in self.entries.values()), Cost())

@@ -17,7 +17,8 @@ from recd_plugins.errors import CapabilityError, nearest
 from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.planning.access.ranks import gathered, sample_of, together
+from recd_plugins.planning.access.ranks import together
+from recd_plugins.planning.access.sample import sample
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
@@ -83,11 +84,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         context: Context,
         *,
         profile: Path | None,
-        profile_batches: int,
+        profile_batches: int | None = None,
         plan: Path | None = None,
     ) -> None:
-        """The planner of the others is the context's. Tables are profiled on so many batches,
-        unless a saved `profile` is named; a saved tier `plan` is taken as it is."""
+        """The planner of the others is the context's. Tables are profiled on so many batches of
+        each rank, or on as many as it takes (`sample`), unless a saved `profile` is named; a saved
+        tier `plan` is taken as it is."""
         self.context = context
         """The context of the job that is planned."""
         self._others = context.require_others()
@@ -368,36 +370,44 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _counts(self) -> bool:
         """Whether batches are counted, which all ranks decide alike."""
         given = self._plan_path or self.profile_path or self.context.profile
-        return bool(not given and self.num_profile_batches and self.context.batches)
+        return bool(not given and self.num_profile_batches != 0 and self.context.batches)
 
     def _counted(self, model: nn.Module, group: ProcessGroup) -> Tally | None:
         """What every rank counts of its share, together on rank 0; none where nothing is."""
         self.found = self._found(model)
         if not self.found or not self._counts():
             return None
-        tally: list[Tally] = []
+        return self._count(group)
 
-        def count() -> int:
-            tally.append(self._count())
-            return tally[0].samples
+    def _count(self, group: ProcessGroup | None = None) -> Tally:
+        """The batches that this process reads; on rank 0 of a group those of all ranks."""
+        opened = self._open(group)
+        return sample(
+            opened,
+            {name: table.counted for name, table in self.found.items()},
+            most=self.num_profile_batches,
+            features=self.context.features,
+            group=group,
+        )
 
-        together(group, count)
-        return gathered(tally[0], group)
-
-    def _count(self) -> Tally:
-        """The batches that this process reads."""
+    def _open(self, group: ProcessGroup | None) -> Iterable[Any]:
+        """The batches; where one rank cannot open its own, all ranks end."""
         assert self.context.batches is not None  # `_counts` asked
-        tally = Tally(counted={name: table.counted for name, table in self.found.items()})
-        for fold, batch in sample_of(self.context.batches(), self.num_profile_batches):
-            tally.count(batch, fold, self.context.features)
-        return tally
+        found: list[Iterable[Any]] = []
+
+        def opened() -> int:
+            found.append(self.context.batches())  # type: ignore[misc]
+            return 1
+
+        _ = opened() if group is None else together(group, opened)
+        return found[0]
 
     def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
         """Why there is nothing that could get replicas, if so."""
         what = f"{self.slot}: {self.name}"
         if self.found:
             known = self.profile_path or self.context.profile
-            if known or not self.num_profile_batches or self.context.batches:
+            if known or self.num_profile_batches == 0 or self.context.batches:
                 return None
             return Unused(
                 what=what,

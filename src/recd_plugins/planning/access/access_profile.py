@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.planning.access.counting import EXACT_ROWS, Counter, counters, distribution
+from recd_plugins.planning.access.counting import (
+    EXACT_ROWS,
+    Counter,
+    RowCounter,
+    counters,
+    distribution,
+)
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.forecast import FOLDS
 from recd_plugins.planning.access.lookups import batch_lookups
@@ -124,6 +130,8 @@ class Tally:
     samples: int = 0
     batch_size: int = 0
     """Of the first batch, and of all that are counted."""
+    epoch: float = 0
+    """Batches that an epoch has of all ranks; 0 where nobody knows."""
     counters: dict[str, Counter] = field(init=False)
     no_row: dict[str, int] = field(default_factory=dict)
     """How many ids were of no row of the table, where there were any: they are not counted. In
@@ -163,9 +171,37 @@ class Tally:
                 ids = ids[row]
             self.counters[name].add(ids, size, fold)
 
-    def profile(self, *, counted_share: float = 0.0) -> Profile:
-        """The distributions as they will be (`RowCounter.distribution`); the counters are given up
-        one by one. `counted_share` of the batches to come are those that were counted."""
+    def merge(self, other: Tally) -> None:
+        """Take over what was counted of other batches of the same epoch; its counters are given
+        up."""
+        self.samples += other.samples
+        self.batch_size = self.batch_size or other.batch_size
+        self.epoch = max(self.epoch, other.epoch)
+        for name, ids in other.no_row.items():
+            self.no_row[name] = self.no_row.get(name, 0) + ids
+        if not any(counter.samples for counter in self.counters.values()):
+            self.counters = other.counters
+            return
+        for name, counter in self.counters.items():
+            counter.merge(*other.counters.pop(name).state())
+
+    @property
+    def counted_share(self) -> float:
+        """The part of an epoch's batches that was counted, as far as is known."""
+        epoch = self.epoch * self.batch_size
+        return min(self.samples / epoch, 1.0) if epoch else 0.0
+
+    def distributions(self) -> Iterator[tuple[str, RowDistribution]]:
+        """What will come of each table that is counted exactly."""
+        for name, counter in self.counters.items():
+            if isinstance(counter, RowCounter) and counter.samples:
+                yield name, counter.distribution(sample=True)
+
+    def profile(self, *, counted_share: float | None = None) -> Profile:
+        """The distributions as they will be in training (`RowCounter.distribution`); the counters
+        are given up one by one. In `counted_share` of the batches to come they are as they were
+        counted: by default in the part of an epoch that was."""
+        share = self.counted_share if counted_share is None else counted_share
         if not self.samples:
             raise DataError(
                 "profile: there are no batches to count: the train split, or the trainer's "
@@ -173,7 +209,7 @@ class Tally:
             )
         rows = {
             name: distribution(
-                self.counters.pop(name), part.num_rows, sample=True, counted_share=counted_share
+                self.counters.pop(name), part.num_rows, sample=True, counted_share=share
             )
             for name, part in self.counted.items()
         }

@@ -60,6 +60,7 @@ class Look:
 
         if isinstance(batches, DataLoader):
             batches = copy(batches)  # its workers, which may persist, are not the trainer's
+        self._batches: Any = batches
         self._restore = _states(batches)
         if isinstance(batches, Peeked):
             self._running = batches.ahead()
@@ -78,6 +79,10 @@ class Look:
     def first(self) -> Any:
         """The first batch; None where there is none."""
         return self._first[0] if self._first else None
+
+    def __len__(self) -> int:
+        """What the loader says; a `TypeError` if it says nothing."""
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         """All batches from the first on, once."""

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Tally
 from recd_plugins.planning.access.distribution import Integers
-from recd_plugins.planning.access.forecast import FOLDS
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["BatchesOfRanks", "Spread", "gathered", "length_of", "sample_of", "together"]
+__all__ = ["BatchesOfRanks", "gathered", "together"]
 
 FEW = 8
 """The ranks whose batches one process reads for all of them."""
-BLOCKS = 4 * FOLDS
-"""Places of an epoch from which batches are drawn, so that what is held out is seldom far from what
-is not: neither are the batches of training from those that were counted."""
-
-
-def length_of(batches: Iterable[Any]) -> int | None:
-    """How many batches there are, if they say: a loader without an end has no length."""
-    try:
-        return len(batches) if isinstance(batches, Sized) else None
-    except TypeError:
-        return None
-
-
-@runtime_checkable
-class Spread(Protocol):
-    """A loader that can begin anywhere in its epoch."""
-
-    def spread(self, count: int, blocks: int) -> Iterator[tuple[int, Any]]:
-        """`count` batches of the epoch, or all, in at most so many blocks from all over it, each
-        with the number of its block; the position of the loader stays."""
 
 
 class BatchesOfRanks:
@@ -56,27 +34,15 @@ class BatchesOfRanks:
         for rank in self._ranks:
             yield from self._read(rank, self._world_size)
 
-    def sample(self, count: int) -> Iterator[tuple[int, Any]]:
-        """So many of each, and the fold of each."""
+    @property
+    def share(self) -> float:
+        """The ranks over those that are read."""
+        return self._world_size / len(self._ranks)
+
+    def loaders(self) -> Iterator[Iterable[Any]]:
+        """The batches of each rank that is read."""
         for rank in self._ranks:
-            yield from sample_of(self._read(rank, self._world_size), count)
-
-
-def sample_of(batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
-    """So many batches of each rank that this process reads for, each with its fold.
-
-    A loader that can `Spread` them is asked for batches from all over the epoch; of any other they
-    are the first ones. Batches that come after each other are in one fold.
-    """
-    if isinstance(batches, BatchesOfRanks):
-        yield from batches.sample(count)
-    elif isinstance(batches, Spread):
-        for block, batch in batches.spread(count, BLOCKS):
-            yield block % FOLDS, batch
-    else:
-        count = min(count, length_of(batches) or count)
-        for number, batch in enumerate(islice(batches, count)):
-            yield number * FOLDS // count, batch
+            yield self._read(rank, self._world_size)
 
 
 def together(group: ProcessGroup, do: Callable[[], int]) -> int:
@@ -122,7 +88,7 @@ def gathered(tally: Tally, group: ProcessGroup) -> Tally:
 
 
 def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
-    _send_numbers(np.array([tally.samples, tally.batch_size]), to, group)
+    _send_numbers(np.array([tally.samples, tally.batch_size, round(tally.epoch)]), to, group)
     for counter in tally.counters.values():
         counts, numbers = counter.state()
         _send_numbers(np.array([*numbers, counts.shape[1]]), to, group)
@@ -131,8 +97,9 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
 
 
 def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
-    samples, batch_size = _receive_numbers((2,), source, group).tolist()
+    samples, batch_size, epoch = _receive_numbers((3,), source, group).tolist()
     tally.samples += samples
+    tally.epoch += epoch
     tally.batch_size = tally.batch_size or batch_size
     for counter in tally.counters.values():
         counts, numbers = counter.state()

@@ -13,7 +13,7 @@ import numpy as np
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.bag_cost import travelling
 from recd_plugins.planning.cost import marginal_ms
-from recd_plugins.planning.explain.words import aligned, in_bytes, in_us
+from recd_plugins.planning.explain.words import aligned, in_bytes, in_share, in_us
 from recd_plugins.planning.ledger import Entry, Ledger, TableLedger, TierName, home_cost
 from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 
@@ -45,6 +45,8 @@ class TierReport(NamedTuple):
     """Bytes a rank, static and dynamic."""
     ms: float
     """Milliseconds of a step, latencies aside."""
+    interval: tuple[float, float]
+    """Between what and what the share will lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,7 @@ class PlanReport:
     def tiers(self, table: str) -> dict[TierName, TierReport]:
         """What each tier of a table takes."""
         return {
-            name: _report(entry, self.ledger)
+            name: _report(entry, self.ledger, self.ledger.tables[table].interval(name))
             for name, entry in self.ledger.tables[table].entries.items()
         }
 
@@ -305,12 +307,13 @@ def _won(path: str, every: Sequence[Considered]) -> str:
     return f"{why}, which is not worth leaving what is simpler"
 
 
-def _report(entry: Entry, ledger: Ledger) -> TierReport:
+def _report(entry: Entry, ledger: Ledger, interval: tuple[float, float]) -> TierReport:
     return TierReport(
         rows=entry.rows,
         share=entry.share,
         memory=float(np.mean(entry.cost.memory)),
         ms=float(marginal_ms(entry.cost.mean, ledger.prices.cluster)),
+        interval=interval,
     )
 
 
@@ -323,7 +326,7 @@ def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, .
     return (
         named,
         f"{report.rows:,}",
-        f"{report.share:.1%}",
+        in_share(report.share, report.interval),
         in_bytes(report.memory),
         f"{report.ms:.3g}",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["aligned", "in_bytes", "in_us"]
+__all__ = ["aligned", "in_bytes", "in_share", "in_us"]
 
 
 def aligned(rows: Sequence[Sequence[str]], *, named: int = 2) -> Iterator[str]:
@@ -23,6 +23,13 @@ def in_bytes(count: float, *, sign: bool = False) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:{'+' if sign else ''}.3g} {unit}"
+
+
+def in_share(share: float, interval: tuple[float, float]) -> str:
+    """A share, and half of its interval where it has one: 54.2±1.3%."""
+    low, high = interval
+    wide = f"{50 * (high - low):.1f}"
+    return f"{share:.1%}" if wide == "0.0" else f"{100 * share:.1f}±{wide}%"
 
 
 def in_us(ms: float) -> str:

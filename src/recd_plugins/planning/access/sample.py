@@ -1,0 +1,158 @@
+"""Which batches are counted, and how many: from all over the epoch, until no more are needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from recd_plugins.planning.access.access_profile import Counted, Tally
+from recd_plugins.planning.access.distribution import Floats
+from recd_plugins.planning.access.forecast import FOLDS
+from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered, together
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from recd_plugins.sparse.own_batches import FeaturesOf
+
+__all__ = ["Spread", "length_of", "sample", "sample_of"]
+
+FIRST = 100
+"""Batches of a loader that has them in its own order alone."""
+BLOCKS, SIZE = 32, 2
+"""Blocks of so many batches that are counted before it is asked whether more are needed."""
+SETTLED = 0.01
+"""By how much more batches may change the share that any number of rows takes, or be in doubt of
+it: more change no decision."""
+SECONDS = 20.0
+"""After so long no more are counted."""
+POINTS = 64
+
+
+@runtime_checkable
+class Spread(Protocol):
+    """A loader that can begin anywhere in its epoch."""
+
+    def spread(self, blocks: range, size: int) -> Iterator[tuple[int, Any]]:
+        """The batches of an epoch, in blocks of `size`, laid out by lot: those of some blocks, each
+        with the number of its block. After the last block there is nothing; the position of the
+        loader stays."""
+
+    @property
+    def places(self) -> int:
+        """In how many places of the epoch blocks may begin, for what it costs to read them."""
+
+
+def sample(
+    batches: Iterable[Any],
+    tables: Mapping[str, Counted],
+    *,
+    most: int | None,
+    features: FeaturesOf | None = None,
+    group: ProcessGroup | None = None,
+) -> Tally:
+    """Count `most` batches of each rank, or else as many as it takes; on rank 0 those of all.
+
+    Of a loader that can `Spread` them more are counted until the forecast is `SETTLED`, or they
+    took `SECONDS`; of any other the first, in its order. Every rank of the group calls it.
+    """
+    began, whole = time.monotonic(), Tally(counted=tables)
+    shares: Mapping[str, Floats] = {}
+    blocks = range(BLOCKS)
+    while True:
+        part = Tally(counted=tables)
+
+        def count(part: Tally = part, blocks: range = blocks) -> int:
+            for one in _of_ranks(batches):
+                part.epoch += _share_of_ranks(batches) * (length_of(one) or 0)
+                for fold, batch in _round(one, blocks, most):
+                    part.count(batch, fold, features)
+            return part.samples
+
+        if group is None:
+            count()
+            counted = part.samples
+        else:
+            counted = together(group, count)
+            part = gathered(part, group)
+        whole.merge(part)
+        if most is not None or not counted:
+            break
+        before, shares = shares, _shares(whole)
+        enough = _settled(before, shares, whole) or time.monotonic() - began > SECONDS
+        if group is not None:  # as rank 0 says, which has the counts of all
+            more = int(group.rank() == 0 and not enough)
+            enough = not together(group, lambda more=more: more)  # type: ignore[misc]
+        if enough:
+            break
+        blocks = range(blocks.stop, 2 * blocks.stop)
+    return whole
+
+
+def sample_of(batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
+    """So many batches of each rank that this process reads for, each with its fold."""
+    for one in _of_ranks(batches):
+        yield from _round(one, range(0), count)
+
+
+def length_of(batches: Iterable[Any]) -> int | None:
+    """How many batches there are, if they say: a loader without an end has no length."""
+    try:
+        return len(batches) if isinstance(batches, Sized) else None
+    except TypeError:
+        return None
+
+
+def _of_ranks(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
+    yield from batches.loaders() if isinstance(batches, BatchesOfRanks) else [batches]
+
+
+def _share_of_ranks(batches: Iterable[Any]) -> float:
+    return batches.share if isinstance(batches, BatchesOfRanks) else 1.0
+
+
+def _round(loader: Iterable[Any], blocks: range, most: int | None) -> Iterator[tuple[int, Any]]:
+    """The batches of one rank in these blocks, or `most`, each with its fold: those of a block, or
+    those that come after each other, have one fold."""
+    if isinstance(loader, Spread):
+        places, first = max(loader.places, 1), BLOCKS
+        if most is not None:
+            first = min(4 * FOLDS, most, places)
+            blocks, size = range(first), -(-most // first)
+        else:
+            first = min(BLOCKS, max(places // 2, 1))
+            blocks = range(blocks.start * first // BLOCKS, blocks.stop * first // BLOCKS)
+            blocks, size = blocks[: max(0, places - blocks.start)], -(-SIZE * BLOCKS // first)
+        for block, batch in islice(loader.spread(blocks, size), most):
+            yield block % FOLDS, batch
+    elif not blocks.start:
+        count = min(most or FIRST, length_of(loader) or most or FIRST)
+        for number, batch in enumerate(islice(loader, count)):
+            yield number * FOLDS // count, batch
+
+
+def _shares(tally: Tally) -> dict[str, Floats]:
+    """The coverage of ever more rows of each table, and how much of it is in doubt, [2, POINTS];
+    of tables that take a part of all lookups."""
+    found = {name: rows for name, rows in tally.distributions() if rows.lookups}
+    lookups = sum(rows.lookups for rows in found.values())
+    shares = {}
+    for name, rows in found.items():
+        if rows.lookups >= lookups / (4 * len(found)):
+            sizes = np.geomspace(1, rows.num_rows, POINTS)
+            low, high = rows.interval(sizes)
+            shares[name] = np.stack([rows.coverage(sizes), (high - low) / 2])
+    return shares
+
+
+def _settled(before: Mapping[str, Floats], now: Mapping[str, Floats], tally: Tally) -> bool:
+    if tally.epoch and tally.samples >= tally.epoch * tally.batch_size:
+        return True  # there are no others
+    return before.keys() == now.keys() and all(
+        np.abs(now[name][0] - before[name][0]).max() < SETTLED and now[name][1].max() < SETTLED
+        for name in now
+    )
