@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_dlrm.models.dlrm import ClickModel, DlrmConfig, DlrmDcnConfig, weighted_loss
-from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.schema import Label, Schema, SparseFeature
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
@@ -71,6 +72,38 @@ def test_ranks_of_equal_weight_average_to_the_global_loss() -> None:
     torch.testing.assert_close(sum(ranks) / 2, weighted_loss(logits, labels, weights))
 
 
+LABELS = (
+    Label(name="click"),
+    Label(name="dwell", kind="regression", weight=0.25, nulls="empty"),
+    Label(name="stars", kind="graded", grades=5, weight=2.0),
+)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_label_has_a_head_and_a_loss_of_its_kind(name: str) -> None:
+    """Sum of weight * mean over the samples that count; a sample that lacks a label has no part."""
+    schema = dataclasses.replace(SCHEMA, label="click", labels=LABELS)
+    model = Build(name, schema, SMALL[name]).on_cpu()
+    batch = clicks(schema, 6)
+    stars, nan = torch.tensor([0.0, 1, 2, 3, 4, 4]), math.nan
+    dwell = torch.tensor([3.0, nan, -1.0, 0.5, nan, 9.0])
+    labels = torch.stack([batch.labels, dwell, stars], dim=1)
+    weights = torch.tensor([1.0, 2.0, 0.0, 1.0, 3.0, 0.5])
+    loss, (_, outputs, seen, _) = model(dataclasses.replace(batch, labels=labels, weights=weights))
+    assert outputs.shape == seen.shape == (6, 3)
+    click, value, grade = outputs.unbind(1)
+    entropy = F.binary_cross_entropy_with_logits
+    first = entropy(click, batch.labels, weights, reduction="sum") / 5
+    there = ~dwell.isnan()
+    errors = weights[there] * (value[there] - dwell[there]).square()
+    third = entropy(grade, stars / 4, weights, reduction="sum") / 5
+    torch.testing.assert_close(loss.detach(), first + 0.25 * errors.sum() / 3 + 2 * third)
+    loss.backward()
+    assert all(
+        bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None
+    )
+
+
 def test_click_model_detaches_all_but_the_loss() -> None:
     model = Build("dlrm", SCHEMA, SMALL["dlrm"]).on_cpu()
     batch = clicks(SCHEMA, 6)
@@ -97,6 +130,7 @@ def test_last_layers_may_be_left_out(bottom: tuple[int, ...], top: tuple[int, ..
     config = DlrmConfig(embedding_dim=8, bottom=bottom, top=top)
     assert config.bottom_layers == [32, 8]
     assert config.top_layers == [16, 1]
+    assert config.top_layers_of(3) == [16, 3]
 
 
 @pytest.mark.parametrize("name", SMALL)

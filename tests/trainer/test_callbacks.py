@@ -11,6 +11,8 @@ from typing import Any
 
 import callback_plugin
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from callback_plugin import DIARY, MISSPELT, PLAIN
@@ -361,6 +363,46 @@ def test_extra_metrics_are_what_their_names_say(tmp_path: Path, gloo_pool: GlooP
         assert 0 < line["mse"] < 1
         assert line["rmse"] == pytest.approx(math.sqrt(line["mse"]), rel=1e-6)
         assert 0 < line["ctr"] < 1
+
+
+def test_several_labels_train_and_are_measured_each(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    """From a table of another program, with sample weights and labels that some samples lack."""
+    rows = range(160)
+    columns = {
+        "click": [row % 7 < 3 for row in rows],
+        "dwell": [row / 8 if row % 3 else None for row in rows],
+        "weight": [1 + row % 2 for row in rows],
+        "item": [f"item {row % 7}" for row in rows],
+        "vector": [[row / 160, 0.5] for row in rows],
+    }
+    for split in ("train", "test"):
+        pq.write_table(pa.table(columns), tmp_path / f"{split}.parquet")
+    schema = {
+        "session_id": None,
+        "timestamp": None,
+        "labels": [
+            {"name": "click"},
+            {"name": "dwell", "kind": "regression", "weight": 0.1, "nulls": "empty"},
+        ],
+        "sample_weight": "weight",
+        "dense": [{"name": "vector", "width": 2}],
+        "sparse": [{"name": "item", "num_ids": 50, "ids": "hash"}],
+    }
+    values = registry(tmp_path, {"use": "extra_metrics", "names": ["mse"]}, steps=40, log_every=20)
+    paths = {split: str(tmp_path / f"{split}.parquet") for split in ("train", "test")}
+    values |= {
+        "plugins": ["recd_dlrm"],
+        "dataset": {"use": "parquet", **paths, "schema": schema},
+        "model": {"use": "dlrm", "embedding_dim": 8, "bottom": [8], "top": [8]},
+    }
+    gloo_pool.run(trained, values)
+    (first, last), (test,) = (lines(tmp_path / "run", kind) for kind in ("train", "test"))
+    assert last["auc/click"] == last["auc"]
+    assert test["auc/click"] > 0.9
+    assert last["loss"] < first["loss"]
+    assert test["mse/dwell"] > 0
+    assert {"mse/click", "rmse/click", "mse/dwell", "ne/click"} <= test.keys()
+    assert test["samples"] == 160
 
 
 def test_mixed_precision_stays_close(tmp_path: Path, gloo_pool: GlooPool) -> None:

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recd_plugins.data.schema import Label
 from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
 from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
-from recd_plugins.trainer.measure.metrics import ETA, Metrics, MetricsWindow
+from recd_plugins.trainer.measure.metrics import ETA, LabelMetrics, Metrics, MetricsWindow
 
 CPU = torch.device("cpu")
 
@@ -199,3 +200,51 @@ def test_data_that_is_not_finite_is_told_apart_from_a_rate_too_high(gloo_pool: G
         ),
     ):
         assert gloo_pool.run(culprits, spoilt) == [says, says]
+
+
+LABELS = (
+    Label(name="dwell", kind="regression", nulls="empty"),
+    Label(name="click"),
+    Label(name="stars", kind="graded", grades=5),
+)
+
+
+def several(seed: int) -> Step:
+    """Outputs and labels [B, 3]; every third sample has no dwell."""
+    loss, logits, clicks, weights = step(0.5, 20, seed)
+    dwell = torch.arange(20.0) / 7
+    dwell[::3] = math.nan
+    stars = (torch.arange(20) % 5).float()
+    outputs = torch.stack([logits, logits, logits.flip(0)], dim=1)
+    return loss, outputs, torch.stack([dwell, clicks, stars], dim=1), weights
+
+
+def measured_labels(steps: list[Step]) -> dict[str, float]:
+    metrics = LabelMetrics(CPU, LABELS)
+    for loss, *outputs in steps:
+        metrics.add(torch.tensor(loss), *outputs)
+    return metrics.metrics()
+
+
+def test_each_label_is_measured_by_its_kind(gloo_pool: GlooPool) -> None:
+    steps = [several(seed) for seed in range(3)]
+    (found,) = gloo_pool.run(measured_labels, steps, world_size=1)
+    outputs, labels, weights = (torch.cat([s[part] for s in steps]) for part in (1, 2, 3))
+    clicks = expected([(s[0], s[1][:, 1], s[2][:, 1], s[3]) for s in steps])
+    assert found["ne"] == found["ne/click"] == pytest.approx(clicks.ne)
+    assert found["auc"] == found["auc/click"] == pytest.approx(clicks.auc)
+    assert found["samples"] == clicks.samples
+    there = ~labels[:, 0].isnan()
+    errors = (outputs[there, 0] - labels[there, 0]).double().square() * weights[there]
+    assert found["mse/dwell"] == pytest.approx(float(errors.sum() / weights[there].sum()))
+    # A grade is a click in so many parts: each sample once as a click and once as none.
+    share = labels[:, 2].double() / 4
+    parts = [outputs[:, 2], outputs[:, 2]], [share * 0 + 1, share * 0], [share, 1 - share]
+    logits, both, parted = (torch.cat(part) for part in parts)
+    graded = expected([(0.0, logits, both, parted * torch.cat([weights, weights]))])
+    # TorchRec's curve begins at its first point, and not at 0: half of that sample's own pair.
+    first = torch.where(weights > 0, outputs[:, 2], -math.inf).argmax()
+    positive, negative = ((part.double() * weights) for part in (share, 1 - share))
+    own = positive[first] * negative[first] / 2 / (positive.sum() * negative.sum())
+    assert found["auc/stars"] == pytest.approx(graded.auc - float(own))
+    assert found["ne/stars"] == pytest.approx(graded.ne)

@@ -10,7 +10,7 @@ a table called `items` or `values` would collide with the methods of `nn.ModuleD
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recd_plugins.api import Config, Context, DataError, Range, RegistryError
-from recd_plugins.api.data import Schema, SparseFeature
+from recd_plugins.api.data import Label, Schema, SparseFeature
 
 if TYPE_CHECKING:
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -33,47 +33,84 @@ __all__ = [
     "bag_tables",
     "build_dlrm",
     "build_dlrm_dcn",
+    "label_loss",
     "sequence_tables",
     "weighted_loss",
 ]
 
 
-class ClickModel(nn.Module):
-    """Any `net(dense, features) -> logits [B] or [B, 1]`, with its loss.
+CLICK = Label(name="label")
+"""What a model is made for that is not told its labels."""
 
-    A schema without dense features has nothing for a bottom MLP to read; with `constant`
-    the net gets a column of ones, so that the MLP becomes a learned vector.
+
+class ClickModel(nn.Module):
+    """Any `net(dense, features) -> outputs [B] or [B, T]`, one for each of T labels, with its loss.
+
+    The loss is the sum of the labels' losses, each times its label's weight. A schema without
+    dense features has nothing for a bottom MLP to read; with `constant` the net gets a column of
+    ones, so that the MLP becomes a learned vector.
     """
 
-    def __init__(self, net: nn.Module, *, constant: bool = False) -> None:
+    def __init__(
+        self, net: nn.Module, *, constant: bool = False, labels: Sequence[Label] = (CLICK,)
+    ) -> None:
         super().__init__()
         self.net = net
         self.constant = constant
+        self.labels = tuple(labels)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """The loss, then (loss, logits [B], labels [B], weights [B]), detached."""
+        """The loss, then (loss, outputs, labels, weights [B]), detached.
+
+        Outputs and labels are [B], or [B, T] of T labels: a logit of a click or of a grade over the
+        highest one, the value itself of a regression.
+        """
         # TorchRec's pipeline finds `batch.features` by tracing this: only attributes on the way.
         dense = F.pad(batch.dense, (1, 0), value=1.0) if self.constant else batch.dense
-        logits = self.net(dense, batch.features).squeeze(-1)
-        loss = weighted_loss(logits, batch.labels, batch.weights)
+        outputs = self.net(dense, batch.features)
+        if len(self.labels) == 1:
+            outputs = outputs.squeeze(-1)
+            loss = label_loss(outputs, batch.labels, batch.weights, self.labels[0])
+        else:
+            losses = [
+                label_loss(outputs[:, task], batch.labels[:, task], batch.weights, label)
+                for task, label in enumerate(self.labels)
+            ]
+            loss = torch.stack(losses).sum()
         return loss, (
             loss.detach(),
-            logits.detach(),
+            outputs.detach(),
             batch.labels.detach(),
             batch.weights.detach(),
         )
 
 
+def label_loss(outputs: Tensor, labels: Tensor, weights: Tensor, label: Label) -> Tensor:
+    """The loss of one label, all [B], times its weight; samples that lack it do not count."""
+    if label.nulls == "empty":
+        lacking = labels.isnan()
+        labels, weights = labels.masked_fill(lacking, 0.0), weights.masked_fill(lacking, 0.0)
+    if label.kind == "regression":
+        loss = (even_weights(weights) * (outputs - labels).square()).mean()
+    else:
+        loss = weighted_loss(outputs, labels if label.scale == 1 else labels / label.scale, weights)
+    return loss if label.weight == 1 else label.weight * loss
+
+
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """sum_i w_i BCE(logit_i, label_i) / sum_i w_i, all [B]; 0 where all weights are 0.
+    """sum_i w_i BCE(logit_i, label_i) / N, all [B], N the samples of weight above 0; 0 without any.
 
     The mean of it over ranks, which DDP's gradients follow, is the loss of the global batch
-    if the ranks' weight sums are equal: a padding row on one rank alone breaks that.
+    if the ranks have as many such samples: a padding row on one rank alone breaks that.
     """
-    mean = weights.mean()
-    even = weights / torch.where(mean > 0, mean, 1.0)
     # A mean of weights that average to 1: with weights of 1 this is plain BCE, to the bit.
-    return F.binary_cross_entropy_with_logits(logits, labels, even)
+    return F.binary_cross_entropy_with_logits(logits, labels, even_weights(weights))
+
+
+def even_weights(weights: Tensor) -> Tensor:
+    """[B] weights whose mean over the batch is their sum over the samples that have any."""
+    share = (weights > 0).to(weights.dtype).mean()
+    return weights / torch.where(share > 0, share, 1.0)
 
 
 META = torch.device("meta")
@@ -133,7 +170,7 @@ class DlrmConfig(Config):
     bottom: Annotated[tuple[int, ...], Range(ge=1)] = (512, 256, 64)
     """Layers of the bottom MLP; one of embedding_dim follows if it is not the last."""
     top: Annotated[tuple[int, ...], Range(ge=1)] = (512, 256)
-    """Layers of the top MLP; one of 1 follows if it is not the last."""
+    """Layers of the top MLP; one with an output for each label follows if it is not the last."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,7 +189,12 @@ class DlrmConfig(Config):
 
     @property
     def top_layers(self) -> list[int]:
-        return _ending(self.top, 1)
+        return self.top_layers_of(1)
+
+    def top_layers_of(self, labels: int) -> list[int]:
+        """The layers of the top MLP, of which the last has an output for each label."""
+        hidden = self.top[:-1] if self.top[-1:] == (1,) else self.top
+        return _ending(hidden, labels)
 
 
 def _ending(layers: tuple[int, ...], last: int) -> list[int]:
@@ -167,9 +209,9 @@ def build_dlrm(config: DlrmConfig, context: Context) -> nn.Module:
         embedding_bag_collection=bag_tables(schema, schema.sparse, config.embedding_dim),
         dense_in_features=dense_width(schema),
         dense_arch_layer_sizes=config.bottom_layers,
-        over_arch_layer_sizes=config.top_layers,
+        over_arch_layer_sizes=config.top_layers_of(len(schema.targets)),
     )
-    return ClickModel(net, constant=not schema.dense)
+    return ClickModel(net, constant=not schema.dense, labels=schema.targets)
 
 
 def sparse_schema(model: str, context: Context) -> Schema:
@@ -185,7 +227,7 @@ def sparse_schema(model: str, context: Context) -> Schema:
 
 def dense_width(schema: Schema) -> int:
     """Inputs of the bottom MLP: the dense features, or ClickModel's constant."""
-    return len(schema.dense) or 1
+    return schema.dense_width or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +248,8 @@ def build_dlrm_dcn(config: DlrmDcnConfig, context: Context) -> nn.Module:
         embedding_bag_collection=bag_tables(schema, schema.sparse, config.embedding_dim),
         dense_in_features=dense_width(schema),
         dense_arch_layer_sizes=config.bottom_layers,
-        over_arch_layer_sizes=config.top_layers,
+        over_arch_layer_sizes=config.top_layers_of(len(schema.targets)),
         dcn_num_layers=config.cross_layers,
         dcn_low_rank_dim=config.low_rank,
     )
-    return ClickModel(net, constant=not schema.dense)
+    return ClickModel(net, constant=not schema.dense, labels=schema.targets)

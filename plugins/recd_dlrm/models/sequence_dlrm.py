@@ -107,7 +107,7 @@ class SequenceDlrm(nn.Module):
         self.top = OverArch(bottom[-1] + count + count * (count - 1) // 2, top)
 
     def forward(self, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
-        """Logits [B, 1] of dense [B, n_dense] and features of B rows each."""
+        """Outputs [B, T], one for each label, of dense [B, n_dense] and features of B rows each."""
         embedded = self.sequences(features)
         summed = None if self.bags is None else self.bags(features)
         vectors = self.vectors(embedded, summed)
@@ -212,6 +212,6 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
         vectors=SequenceVectors(schema.sparse_names, pooled),
         dense_features=dense_width(schema),
         bottom=config.bottom_layers,
-        top=config.top_layers,
+        top=config.top_layers_of(len(schema.targets)),
     )
-    return ClickModel(net, constant=not schema.dense)
+    return ClickModel(net, constant=not schema.dense, labels=schema.targets)

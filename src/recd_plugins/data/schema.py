@@ -75,10 +75,8 @@ class Label(Config):
             )
 
     @property
-    def most(self) -> float:
-        """The largest value of the column; unbounded for a regression."""
-        if self.kind == "regression":
-            return float("inf")
+    def scale(self) -> float:
+        """What a target is divided by for its loss: of a grade the highest one, else 1."""
         return 1.0 if self.grades is None else self.grades - 1.0
 
 

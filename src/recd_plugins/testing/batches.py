@@ -14,7 +14,14 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table, TableWriter
 
-__all__ = ["from_lists", "random_batch", "random_batches", "random_table", "to_lists"]
+__all__ = [
+    "from_lists",
+    "random_batch",
+    "random_batches",
+    "random_table",
+    "shape_of_labels",
+    "to_lists",
+]
 
 
 def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6) -> Batch:
@@ -27,15 +34,21 @@ def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6
         for feature, count in zip(schema.sparse, lengths, strict=True)
     ]
     return Batch(
-        dense=torch.randn(batch_size, len(schema.dense), generator=draw),
+        dense=torch.randn(batch_size, schema.dense_width, generator=draw),
         features=KeyedJaggedTensor.from_lengths_sync(
             keys=keys,
             values=torch.cat([*values, torch.empty(0, dtype=torch.int64)]),
             lengths=lengths.flatten(),
         ),
-        labels=torch.randint(0, 2, (batch_size,), generator=draw).float(),
+        labels=torch.randint(0, 2, shape_of_labels(schema, batch_size), generator=draw).float(),
         weights=torch.ones(batch_size),
     )
+
+
+def shape_of_labels(schema: Schema, batch_size: int) -> tuple[int, ...]:
+    """[B], or [B, T] of T labels."""
+    count = len(schema.targets)
+    return (batch_size,) if count == 1 else (batch_size, count)
 
 
 def random_batches(
@@ -63,8 +76,14 @@ def random_table(
     """A table of random samples in sessions of three; the ids of feature `row` count its rows."""
     batch = random_batch(schema, num_rows, seed=seed)
     numbers = torch.arange(num_rows)
-    columns: dict[str, Any] = {schema.label: batch.labels.tolist(), **to_lists(batch.features)}
-    columns |= zip(schema.dense, batch.dense.T.tolist(), strict=True)
+    labels = batch.labels.view(num_rows, -1).T.tolist()
+    columns: dict[str, Any] = {**to_lists(batch.features)}
+    columns |= zip(schema.label_names, labels, strict=True)
+    widths = [schema.width(name) or 1 for name in schema.dense]
+    for name, part in zip(schema.dense, batch.dense.split(widths, dim=1), strict=True):
+        columns[name] = (part.squeeze(1) if schema.width(name) is None else part).tolist()
+    if schema.sample_weight is not None:
+        columns[schema.sample_weight] = (1 + numbers % 3).tolist()
     if schema.session_id is not None:
         columns[schema.session_id] = (numbers // 3).tolist()
     if schema.timestamp is not None:

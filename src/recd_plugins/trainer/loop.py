@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 from collections import deque
@@ -22,7 +21,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
-from recd_plugins.trainer.measure.metrics import MetricsWindow
+from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
 from recd_plugins.trainer.retiering import Retiering
@@ -85,10 +84,11 @@ class Loop:
             world_size=dist.get_world_size(),
             run=settings.run,
             step=start,
+            labels=stack.schema.targets,
         )
         self._batches: Iterator[Batch] = map(self._read, positions)
         self._ahead: deque[Batch] = deque()
-        self._window = MetricsWindow(job.device)
+        self._window = LabelMetrics(job.device, stack.schema.targets)
         self._inputs = FiniteInputs()
 
     def _meter(self, start: int) -> CostMeter:
@@ -210,14 +210,13 @@ class Loop:
 
     def _report_metrics(self) -> None:
         step = self._training.step
-        metrics = self._window.metrics()
-        values = dataclasses.asdict(metrics)
+        values = self._window.metrics()
         self._call("on_metrics", values)
         self._training.metrics = values
         self._metrics_steps = (self._metrics_steps[1], step)
         self._report.metrics("train", step, values)
         self._report_lines()
-        if not math.isfinite(metrics.loss):
+        if not math.isfinite(values["loss"]):
             culprit = self._inputs.culprit(self._stack.schema.dense)
             reason = (
                 f"{culprit}. `recd data check` lists all such columns: give them a value "
@@ -226,7 +225,7 @@ class Loop:
                 else "training diverged. Lower train.optimizer.tables_lr or dense_lr"
             )
             raise RecdError(
-                f"the loss is {metrics.loss} by step {step}: {reason}; checkpoints before it are "
+                f"the loss is {values['loss']} by step {step}: {reason}; checkpoints before it are "
                 "whole."
             )
         self._inputs.clear()
@@ -249,7 +248,7 @@ class Loop:
         if not len(loader):
             self._report.say("the test split is empty: nothing to evaluate")
             return None
-        window = MetricsWindow(device, auc_samples=None)
+        window = LabelMetrics(device, self._stack.schema.targets, auc_samples=None)
         pipeline.detach()
         model.eval()
         with torch.no_grad(), closing(loader):
@@ -261,7 +260,7 @@ class Loop:
                 self._call("after_evaluation_step")
         model.train()
         pipeline.attach(sparse_dist=False)  # the ids of the batches in flight are exchanged already
-        values = dataclasses.asdict(window.metrics())
+        values = window.metrics()
         self._call("on_evaluation", values)
         self._report.metrics("test", training.step, values)
         self._report_lines()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.dataset import Split
+    from recd_plugins.data.schema import Label
 
 __all__ = ["Callbacks", "Training"]
 
@@ -56,6 +57,8 @@ class Training:
     """The steps that are trained; in `before_step` of a new run 0."""
     batch: Batch | None = None
     """The batch of the latest step, as it was read; none before the first."""
+    labels: tuple[Label, ...] = ()
+    """What the model is trained on: outputs and labels are [B], or [B, T] of T labels."""
     outputs: tuple[Tensor, ...] = ()
     """Loss, logits, labels and weights of the latest batch, without a graph."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -86,12 +86,12 @@ def check_label(array: pa.Array, label: Label, place: Place) -> None:
     values = array.to_numpy()
     if label.nulls == "empty":
         values = np.nan_to_num(values, nan=0.0)
-    if values.min() >= 0 and values.max() <= label.most:
+    if values.min() >= 0 and values.max() <= label.scale:
         return
-    bad = (values < 0) | (values > label.most)
+    bad = (values < 0) | (values > label.scale)
     raise place.error_at(
         bad,
-        f"is a {label.kind} label and holds {values[bad][0]:g}, outside [0, {label.most:g}],",
+        f"is a {label.kind} label and holds {values[bad][0]:g}, outside [0, {label.scale:g}],",
         "Map its values where the table is made, or name it under `labels` with `kind: "
         "regression`, or with `kind: graded` and its `grades`.",
     )

@@ -114,15 +114,18 @@ def _check_rows(subject: Subject, rows: pa.Table, schema: Schema, split: Split) 
             f"{ends['max']}, outside [0, {feature.num_ids})",
             "Raise num_ids in its schema, or map the ids.",
         )
-    labels = pc.unique(rows.column(schema.label)).to_pylist()
-    subject.hold(
-        set(labels) <= {0.0, 1.0},
-        f"split {split!r}: labels must be 0 or 1, but there is {labels[:5]}",
-        "Threshold them where the rows are made.",
-    )
-    for name in schema.dense:
+    for label in schema.targets:
+        labels = pc.unique(rows.column(label.name)).to_pylist()
         subject.hold(
-            bool(pc.all(pc.is_finite(rows.column(name))).as_py()),
+            label.kind != "click" or set(labels) <= {0.0, 1.0},
+            f"split {split!r}: labels must be 0 or 1, but there is {labels[:5]}",
+            "Threshold them where the rows are made, or say their kind in the schema.",
+        )
+    for name in schema.dense:
+        column = rows.column(name)
+        numbers = column if schema.width(name) is None else pc.list_flatten(column)
+        subject.hold(
+            bool(pc.all(pc.is_finite(numbers)).as_py()),
             f"split {split!r}: dense column {name!r} holds a NaN or an infinity",
             "Replace it where the rows are made.",
         )

@@ -136,7 +136,7 @@ def _batch(schema: Schema, seed: int) -> Batch:
     samples = [*samples, *_nearly_equal(schema)] * 2
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
     return Batch(
-        dense=torch.zeros(len(samples), len(schema.dense)),
+        dense=torch.zeros(len(samples), schema.dense_width),
         features=from_lists({key: [samples[at][key] for at in order] for key in drawn}),
         labels=torch.zeros(len(samples)),
         weights=torch.ones(len(samples)),

@@ -101,9 +101,11 @@ def _forward(subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
         "Reduce it over the batch.",
     )
     subject.hold(
-        logits.shape == (len(batch),) and not logits.requires_grad and not detached.requires_grad,
-        f"logits must be [{len(batch)}] and detached, as the loss beside them, but are "
-        f"{list(logits.shape)}",
+        logits.shape == batch.labels.shape
+        and not logits.requires_grad
+        and not detached.requires_grad,
+        f"logits must be {list(batch.labels.shape)}, as the labels, and detached, as the loss "
+        f"beside them, but are {list(logits.shape)}",
         fix,
     )
     subject.hold(

@@ -10,7 +10,7 @@ from recd_plugins.data.dataset import Split
 from recd_plugins.data.schema import SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.slots import Loader
-from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.batches import random_table, shape_of_labels
 from recd_plugins.testing.contracts.subject import Subject
 from recd_plugins.testing.resume import check_resume
 
@@ -82,8 +82,9 @@ def _check_batch(subject: Subject, batch: Batch, table: Table, where: str) -> No
         isinstance(batch, Batch)
         and batch.features.keys() == list(schema.sparse_names)
         and batch.features.stride() == size
-        and batch.dense.shape == (size, len(schema.dense))
-        and batch.labels.shape == batch.weights.shape == (size,)
+        and batch.dense.shape == (size, schema.dense_width)
+        and batch.labels.shape == shape_of_labels(schema, size)
+        and batch.weights.shape == (size,)
         and 0 < size <= BATCH_SIZE,
         f"{where}: a batch must have up to {BATCH_SIZE} samples of the schema's columns in their "
         "order",

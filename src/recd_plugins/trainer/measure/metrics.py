@@ -1,15 +1,18 @@
-"""Loss, normalised entropy and AUC over a stretch of steps, by TorchRec's formulas."""
+"""Loss, normalised entropy, AUC, squared error over a stretch of steps, by TorchRec's formulas."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Metrics", "MetricsWindow"]
+from recd_plugins.data.schema import Label
+
+__all__ = ["LabelMetrics", "Metrics", "MetricsWindow"]
 
 ETA = 1e-12
 """Predictions are kept this far from 0 and 1, as TorchRec does."""
@@ -91,6 +94,79 @@ class MetricsWindow:
         )
         self._reset()
         return result
+
+
+class LabelMetrics:
+    """The metrics of all labels, by name; with several, those of each are `auc/click` and so on."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        labels: Sequence[Label],
+        *,
+        auc_samples: int | None = AUC_SAMPLES,
+    ) -> None:
+        self._device = device
+        self._labels = tuple(labels)
+        self._windows = [MetricsWindow(device, auc_samples=auc_samples) for _ in labels]
+        self._reset()
+
+    def _reset(self) -> None:
+        self._errors = torch.zeros(len(self._labels), 2, dtype=torch.float64, device=self._device)
+        self._samples = torch.zeros(1, dtype=torch.float64, device=self._device)
+
+    def add(self, loss: Tensor, outputs: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """One step's outputs of this rank: a scalar, two [B] or [B, T], and [B]."""
+        self._samples += (weights > 0).double().sum()
+        columns = zip(
+            self._labels,
+            self._windows,
+            outputs.reshape(len(weights), -1).unbind(1),
+            labels.reshape(len(weights), -1).unbind(1),
+            strict=True,
+        )
+        for task, (label, window, output, target) in enumerate(columns):
+            counted = weights
+            if label.nulls == "empty":
+                lacking = target.isnan()
+                target = target.masked_fill(lacking, 0.0)
+                counted = weights.masked_fill(lacking, 0.0)
+            if label.kind == "regression":
+                error = counted.double() * (output.double() - target.double()).square()
+                self._errors[task] += torch.stack([error.sum(), counted.double().sum()])
+                target = torch.zeros_like(target)
+            window.add(loss, output, target / label.scale, counted)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of all ranks; every rank must call it, after the same steps.
+
+        `ne` and `auc` are those of the first label that is no regression; not a number without.
+        """
+        found = [window.metrics() for window in self._windows]
+        sums = torch.cat([self._errors.flatten(), self._samples])
+        dist.all_reduce(sums)
+        errors = sums[:-1].view(-1, 2).tolist()
+        values: dict[str, float] = {
+            "loss": found[0].loss,
+            "ne": math.nan,
+            "auc": math.nan,
+            "samples": int(sums[-1]),
+        }
+        ranked = [one for one, label in zip(found, self._labels, strict=True) if ranks(label)]
+        if ranked:
+            values |= {"ne": ranked[0].ne, "auc": ranked[0].auc}
+        for label, one, (error, weight) in zip(self._labels, found, errors, strict=True):
+            if not ranks(label):
+                values[f"mse/{label.name}"] = error / weight if weight else math.nan
+            elif len(self._labels) > 1:
+                values |= {f"ne/{label.name}": one.ne, f"auc/{label.name}": one.auc}
+        self._reset()
+        return values
+
+
+def ranks(label: Label) -> bool:
+    """Whether a label's output is a logit, by which samples are ranked."""
+    return label.kind != "regression"
 
 
 def _gather(mine: Tensor) -> Tensor:
