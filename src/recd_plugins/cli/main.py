@@ -6,6 +6,7 @@ import typer
 
 from recd_plugins.cli.data import data
 from recd_plugins.cli.doctor import doctor
+from recd_plugins.cli.init import init
 from recd_plugins.cli.plan import explain, plan
 from recd_plugins.cli.plugin_commands import WithPlugins
 from recd_plugins.cli.plugins import plugins
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(init)
 app.command()(train)
 app.command()(plan)
 app.command()(explain)

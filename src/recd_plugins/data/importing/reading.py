@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +20,18 @@ import pyarrow.parquet as pq
 from recd_plugins.data.importing.formats import ForeignFile
 from recd_plugins.errors import DataError
 
-__all__ = ["Block", "ColumnTypes", "Misfit", "Position", "blocks", "num_bytes", "split_texts"]
+__all__ = [
+    "Block",
+    "ColumnTypes",
+    "Misfit",
+    "Position",
+    "blocks",
+    "mapped",
+    "num_bytes",
+    "split_texts",
+]
+
+R = TypeVar("R")
 
 BLOCK_BYTES = 8 << 20
 """Text of one block, unpacked."""
@@ -112,6 +128,35 @@ def blocks(
         read = _parquet_blocks if file.format == "parquet" else _line_blocks
         yield from read(file, position, before, columns)
         before += file.path.stat().st_size
+
+
+def mapped(
+    make: Callable[[Block], R],
+    files: Sequence[ForeignFile],
+    columns: Sequence[str],
+    *,
+    start: Position | None = None,
+    workers: int | None = None,
+    progress: Callable[[str, int, int | None], None],
+    what: str,
+) -> Iterator[tuple[Block, R]]:
+    """Each block with what is made of it, in order: made on all cores, some blocks ahead."""
+    total, workers = num_bytes(files), workers or max(1, os.cpu_count() or 1)
+    progress(what, 0, total)
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        waiting: deque[tuple[Block, Future[R]]] = deque()
+        stack.callback(lambda: [future.cancel() for _, future in waiting])
+        for block in blocks(files, columns, start):
+            waiting.append((block, pool.submit(make, block)))
+            if len(waiting) > workers:
+                first, future = waiting.popleft()
+                yield first, future.result()
+                progress(what, first.done, total)
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    progress(what, total, total)
 
 
 def _check_there(file: ForeignFile, columns: Sequence[str]) -> None:

@@ -10,10 +10,8 @@ import dataclasses
 import json
 import os
 import shutil
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -41,8 +39,7 @@ from recd_plugins.data.importing.reading import (
     ColumnTypes,
     Misfit,
     Position,
-    blocks,
-    num_bytes,
+    mapped,
 )
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
@@ -107,7 +104,7 @@ class TableImport:
         self._split = split
         self._negatives = negatives
         self._progress = progress
-        self._workers = workers or max(1, os.cpu_count() or 1)
+        self._workers = workers
         self._notes: list[str] = []
         self._cut: int | None = None
         self._catalogue: Catalogue | None = None
@@ -467,23 +464,15 @@ class TableImport:
     def _mapped(
         self, make: Callable[[Block], R], columns: Sequence[str], start: Position, what: str
     ) -> Iterator[tuple[Block, R]]:
-        """Each block with what is made of it, in order; made on all cores, some blocks ahead."""
-        total = num_bytes(self._files)
-        self._progress(what, 0, total)
-        with ExitStack() as stack:
-            pool = stack.enter_context(ThreadPoolExecutor(self._workers))
-            waiting: deque[tuple[Block, Future[R]]] = deque()
-            stack.callback(lambda: [future.cancel() for _, future in waiting])
-            for block in blocks(self._files, columns, start):
-                waiting.append((block, pool.submit(make, block)))
-                if len(waiting) > self._workers:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-                    self._progress(what, first.done, total)
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        self._progress(what, total, total)
+        return mapped(
+            make,
+            self._files,
+            columns,
+            start=start,
+            workers=self._workers,
+            progress=self._progress,
+            what=what,
+        )
 
     # The end
 

@@ -1,0 +1,172 @@
+"""`recd init`: a registry.yaml for a table, which `recd train` runs as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.written import check_writable
+
+if TYPE_CHECKING:
+    from recd_plugins.data.foreign import ForeignSchema
+    from recd_plugins.data.schema import Schema, SparseFeature
+
+__all__ = ["init"]
+
+TableFolder = Annotated[
+    Path,
+    typer.Argument(
+        help="What `recd data import` made: a folder with train/ and test/, or one table.",
+        metavar="TABLE",
+    ),
+]
+Test = Annotated[
+    Path | None,
+    typer.Option("--test", help="The table to test on, where TABLE has no test/.", metavar="TABLE"),
+]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option("--schema", help="What the columns mean, for Parquet files that somebody else "
+                 "wrote, to be read where they are.", metavar="FILE"),
+]  # fmt: skip
+Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write.", metavar="FILE")]
+Replace = Annotated[bool, typer.Option("--force", help="Replace the file where it is there.")]
+
+MOST_STEPS = 5_000
+LARGEST_BATCH = 2_048
+
+
+def init(
+    table: TableFolder,
+    test: Test = None,
+    schema: SchemaFile = None,
+    out: Out = Path("registry.yaml"),
+    force: Replace = False,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a registry.yaml for a table: its dataset, a model that fits, and how to train.
+
+    Every line may be changed; `recd train -r FILE` runs it as it is.
+    """
+    with reported(debug):
+        from recd_plugins.data.importing.schema_file import load_schema
+        from recd_plugins.data.table import Table
+        from recd_plugins.errors import DataError
+        from recd_plugins.registry import Registry
+
+        check_writable(out, "--out", (".yaml", ".yml"))
+        if out.exists() and not force:
+            raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
+        train = table / "train" if (table / "train").is_dir() else table
+        held_out = test or (table / "test" if (table / "test").is_dir() else None)
+        if held_out is None:
+            raise DataError(
+                f"{table}: has no test split. `recd data import --split-by time` makes one; or "
+                "name a table of its own with --test."
+            )
+        foreign = None if schema is None else load_schema(schema)
+        opened = Table.open(train, foreign)
+        Table.open(held_out, foreign or opened.schema)
+        text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
+        out.write_text(text, encoding="utf-8")
+        chosen = Registry.load(out)
+    model = chosen.one("model").record.name
+    if as_json:
+        print(json.dumps({"registry": str(out), "model": model, "rows": opened.num_rows}))
+    else:
+        print(f"{out}: {model} on {opened.num_rows:,} rows; next: recd train -r {out}")
+
+
+def registry_text(
+    train: Path, test: Path, schema: Schema, rows: int, foreign: ForeignSchema | None = None
+) -> str:
+    """The registry, with a word to each choice."""
+    import yaml
+
+    sequences = asked_sequences(schema)
+    sessions = schema.session_id is not None and any(one.sequence for one in schema.sparse)
+    plugins = ["recd_dlrm", *(["recd_dedup"] if sessions else [])]
+    ranks, batch, steps = sizes(rows)
+    lines = [
+        "# Written by `recd init`; `recd plugins` lists what else each line may say.",
+        f"plugins: [{', '.join(plugins)}]",
+        "",
+        "dataset:",
+        "  use: parquet",
+        f"  train: {_quoted(train)}",
+        f"  test: {_quoted(test)}",
+    ]
+    if foreign is not None:
+        from recd_plugins.data.importing.schema_file import options_of_schema
+
+        options = yaml.safe_dump(
+            {"schema": options_of_schema(foreign)}, sort_keys=False, default_flow_style=None
+        )
+        lines += [f"  {line}" for line in options.splitlines()]
+    if sessions:
+        lines += [
+            "# Samples of a session lie together; what they share is kept once where that pays.",
+            "etl: [cluster_by_session]",
+            "dedup: {use: exact, groups: auto}",
+        ]
+    if sequences:
+        lines += ["", "model: {use: sequence_dlrm, embedding_dim: 16}", "pooling:"]
+        lines += [
+            f"  {_quoted(one.name)}: {{use: attention}}  # its items are weighed by {query}"
+            for one, query in sequences
+        ]
+    else:
+        lines += ["", "model: {use: dlrm, embedding_dim: 16}"]
+    lines += [
+        "sharding: torchrec",
+        "",
+        "train:",
+        f"  ranks: {ranks}",
+        f"  batch_size: {batch}  # of each rank; `recd tune batch` finds the largest that fits",
+        f"  steps: {steps}  # {_epochs(steps * ranks * batch / max(rows, 1))} of {rows:,} rows",
+        "  optimizer: {tables: rowwise_adagrad, tables_lr: 0.05, dense: adam, dense_lr: 0.001}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def asked_sequences(schema: Schema) -> list[tuple[SparseFeature, str]]:
+    """The sequences that share a table with a feature that is none, and the first such feature."""
+    found = []
+    for sequence in (one for one in schema.sparse if one.sequence):
+        query = next(
+            (
+                one.name
+                for one in schema.sparse
+                if not one.sequence and one.table_name == sequence.table_name
+            ),
+            None,
+        )
+        if query is not None:
+            found.append((sequence, query))
+    return found
+
+
+def sizes(rows: int) -> tuple[int, int, int]:
+    """Ranks, batch size and steps: some hundred steps an epoch, and an epoch at least."""
+    ranks = 2 if rows >= 256 else 1
+    batch = 2 ** int(math.log2(max(rows / (ranks * 200), 16)))
+    batch = min(batch, LARGEST_BATCH, max(1, rows // ranks))
+    steps = max(1, min(math.ceil(rows / (ranks * batch)), MOST_STEPS))
+    return ranks, batch, steps
+
+
+def _epochs(share: float) -> str:
+    return "one epoch" if 0.95 < share < 1.2 else f"{share:.2f} epochs"
+
+
+def _quoted(value: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(str(value), default_flow_style=True, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,434 @@
+"""All that is wrong with a table or with foreign files, found in one reading, each with its cure."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recd_plugins.data.conform.rows import column_problems, conform, roles_of
+from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.importing.formats import ForeignFile, foreign_file
+from recd_plugins.data.importing.reading import Block, ColumnTypes, Misfit, mapped
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.schema import METADATA_KEY, Schema, SparseFeature
+from recd_plugins.data.table import Progress, silent
+from recd_plugins.errors import DataError
+
+__all__ = ["Checked", "TableProblem", "as_foreign", "check_files", "schema_in_footer"]
+
+EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
+AHEAD = datetime.timedelta(days=366)
+UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+"""Milliseconds of each."""
+MANY_UNKNOWN = 0.2
+"""The share of values outside of a vocabulary from which on it is an old one, or another's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableProblem:
+    """Something that is wrong, where, and what to do."""
+
+    where: str
+    column: str | None
+    what: str
+    cure: str
+
+    def __str__(self) -> str:
+        column = "" if self.column is None else f"column {self.column!r} "
+        return f"{self.where}: {column}{self.what}. {self.cure}".strip()
+
+
+@dataclass(kw_only=True)
+class Checked:
+    """What was looked at and what was found."""
+
+    rows: int = 0
+    problems: list[TableProblem] = field(default_factory=list)
+
+    def add(self, where: object, column: str | None, what: str, cure: str) -> None:
+        self.problems.append(TableProblem(where=str(where), column=column, what=what, cure=cure))
+
+
+def schema_in_footer(path: Path) -> Schema | None:
+    """The schema that a table carries; none where somebody else wrote it."""
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    for file in files[:1]:
+        try:
+            text = (pq.read_metadata(file).metadata or {}).get(METADATA_KEY)
+        except (pa.ArrowException, OSError):
+            return None
+        return None if text is None else Schema.from_json(text, str(file))
+    return None
+
+
+def as_foreign(schema: Schema) -> ForeignSchema:
+    """A table's own schema, as one of files whose columns are such already."""
+    names = [one.name for one in dataclasses.fields(SparseFeature)]
+    return ForeignSchema(
+        label=schema.label,
+        labels=schema.labels,
+        sample_weight=schema.sample_weight,
+        session_id=schema.session_id,
+        timestamp=schema.timestamp,
+        dense=tuple(
+            DenseColumn(name=name, width=schema.widths[name]) if name in schema.widths else name
+            for name in schema.dense
+        ),
+        sparse=tuple(
+            ForeignFeature(
+                **{name: getattr(one, name) for name in names if name != "scored"}, nulls="error"
+            )
+            for one in schema.sparse
+        ),
+    )
+
+
+def check_files(
+    paths: Sequence[Path],
+    schema: ForeignSchema | None,
+    *,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    progress: Progress = silent,
+) -> Checked:
+    """Read the files once, and say all that is wrong with them under this schema.
+
+    Without a schema only what the files themselves show is checked: whether they can be read, and
+    are alike.
+    """
+    found = Checked()
+    files = []
+    for path in paths:
+        try:
+            files.append(foreign_file(path, delimiter, header))
+        except DataError as error:
+            where, _, what = str(error).partition(": ")
+            found.add(where, None, what.removesuffix("."), "")
+    if not paths:
+        found.add("the table", None, "has no files", "Name a file, or a folder that holds some.")
+    if not files:
+        return found
+    _check_alike(files, found)
+    read_as = _read_as(files, found)
+    reading = _Reading(found, schema, read_as)
+    for file in files:
+        reading.check_types(file)
+    columns = reading.columns(files)
+    alike = [file for file in files if not set(columns) - set(file.names)]
+    try:
+        for block, one in mapped(
+            reading.look_at, alike, columns, progress=progress, what="checking rows"
+        ):
+            reading.add(block, one)
+    except DataError as error:
+        where, _, what = str(error).partition(": ")
+        found.add(where, None, what.removesuffix("."), "")
+    reading.conclude(paths[0])
+    return found
+
+
+def _check_alike(files: Sequence[ForeignFile], found: Checked) -> None:
+    first = files[0]
+    for file in files:
+        for name in file.renamed:
+            found.add(
+                file.path,
+                name,
+                "is there more than once",
+                "Give each column a name of its own where the file is made.",
+            )
+    for file in files[1:]:
+        if file.format != first.format:
+            found.add(
+                file.path, None, f"is {file}, and {first.path} is {first}", "Write them alike."
+            )
+            continue
+        gone = [name for name in first.names if name not in file.names]
+        more = [name for name in file.names if name not in first.names]
+        if file.format != "jsonl" and (gone or more):
+            differs = " and ".join(
+                f"{word} {', '.join(map(repr, names))}"
+                for word, names in (("lacks", gone), ("has", more))
+                if names
+            )
+            found.add(
+                file.path,
+                None,
+                f"{differs}, other than {first.path}",
+                "Files of one table have the same columns: write it again, or take it out.",
+            )
+    if first.format == "parquet":
+        _check_types_alike([one for one in files if one.format == "parquet"], found)
+
+
+def _check_types_alike(files: Sequence[ForeignFile], found: Checked) -> None:
+    first = _types(files[0])
+    for file in files[1:]:
+        for name, kind in _types(file).items():
+            if name in first and kind != first[name]:
+                found.add(
+                    file.path,
+                    name,
+                    f"is {kind}, and {first[name]} in {files[0].path}",
+                    "Write both alike.",
+                )
+
+
+def _types(file: ForeignFile) -> dict[str, pa.DataType]:
+    return dict(zip(file.names, pq.read_schema(file.path).types, strict=True))
+
+
+def _read_as(files: Sequence[ForeignFile], found: Checked) -> ColumnTypes:
+    alike = [one for one in files if one.alike == files[0].alike]
+    if files[0].format == "parquet":
+        return ColumnTypes(types=_types(files[0]))
+    try:
+        return survey(alike).read_as
+    except DataError as error:
+        where, _, what = str(error).partition(": ")
+        found.add(where, None, what.removesuffix("."), "")
+        return ColumnTypes()
+
+
+@dataclass
+class _Column:
+    """What all blocks have shown of a column."""
+
+    nulls: int = 0
+    first_null: str = ""
+    error: str = ""
+    """The first value that does not conform, as `conform` says it."""
+    errors: int = 0
+    """Blocks that have one."""
+    low: float = np.inf
+    high: float = -np.inf
+    values: int = 0
+    unknown: int = 0
+    """Values outside of the vocabulary."""
+
+    def merge(self, other: _Column) -> None:
+        self.first_null = self.first_null or other.first_null
+        self.error = self.error or other.error
+        self.nulls += other.nulls
+        self.errors += other.errors
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.values += other.values
+        self.unknown += other.unknown
+
+
+@dataclass
+class _Look:
+    """What one block has shown."""
+
+    rows: int
+    columns: dict[str, _Column]
+    misfits: list[Misfit]
+    equal: frozenset[tuple[str, str]]
+    """Columns that are equal in all of its rows."""
+
+
+class _Reading:
+    """One reading of the files' rows."""
+
+    def __init__(self, found: Checked, schema: ForeignSchema | None, read_as: ColumnTypes) -> None:
+        self._found = found
+        self._schema = schema
+        self._read_as = read_as
+        self._columns: dict[str, _Column] = {}
+        self._misfits: set[str] = set()
+        self._equal: frozenset[tuple[str, str]] | None = None
+        self._wrong: set[str] = set()
+        """The columns of the files that no row can conform in: they are missing, or of a type."""
+
+    def check_types(self, file: ForeignFile) -> None:
+        if self._schema is None or file.format == "jsonl":
+            return
+        kinds = _types(file) if file.format == "parquet" else self._read_as.types
+        arrow = pa.schema([(name, kinds.get(name, pa.string())) for name in file.names])
+        for name, what, cure in column_problems(arrow, self._schema):
+            if name not in self._wrong:
+                self._found.add(file.path, name, what, cure)
+            self._wrong.add(name)
+
+    def columns(self, files: Sequence[ForeignFile]) -> list[str]:
+        """The columns to read."""
+        if self._schema is None:
+            return list(files[0].names)
+        return [name for name in self._schema.columns if name not in self._wrong]
+
+    def look_at(self, block: Block) -> _Look:
+        """In any thread."""
+        names = list(block.file.names if self._schema is None else self.columns([block.file]))
+        read_as, misfits = self._read_as, list[Misfit]()
+        while True:
+            try:
+                rows = block.rows(names, read_as)
+                break
+            except Misfit as error:
+                if error.column in {one.column for one in misfits}:
+                    raise
+                misfits.append(error)
+                read_as = read_as.as_text(error.column)
+        skip = {one.column for one in misfits}
+        columns = {} if self._schema is None else self._look_at_columns(rows, block, skip)
+        equal = frozenset(
+            pair
+            for pair in combinations(names, 2)
+            if rows.schema.field(pair[0]).type == rows.schema.field(pair[1]).type
+            and rows[pair[0]].equals(rows[pair[1]])
+        )
+        return _Look(rows.num_rows, columns, misfits, equal)
+
+    def _look_at_columns(
+        self, rows: pa.Table, block: Block, skip: Collection[str]
+    ) -> dict[str, _Column]:
+        assert self._schema is not None
+        found = {}
+        for name, role in roles_of(self._schema).items():
+            if self._wrong & set(role.sources) or skip & set(role.sources):
+                continue
+            one = found[name] = _Column()
+            there = np.ones(rows.num_rows, np.bool_)
+            for source, nulls in zip(role.sources, role.nulls, strict=True):
+                parts = [np.zeros(0, np.bool_)]
+                parts += [role.missing(chunk) for chunk in rows[source].chunks]
+                missing = np.concatenate(parts)
+                if nulls == "error" and missing.any():
+                    there &= ~missing
+                    one.nulls += int(missing.sum())
+                    row = block.first + int(missing.argmax())
+                    one.first_null = one.first_null or f"{block.file.path}, row {row:,}"
+            whole = bool(there.all())
+            chunk = rows if whole else rows.filter(pa.array(there))
+            if not chunk.num_rows:
+                continue
+            numbers = block.first + np.flatnonzero(there)
+            try:
+                made = conform(
+                    chunk,
+                    self._schema,
+                    str(block.file.path),
+                    columns=[name],
+                    first_row=block.first if whole else int(numbers[0]),
+                )[name]
+            except DataError as error:
+                one.error, one.errors = str(error), 1
+                continue
+            self._measure(name, made, one)
+        return found
+
+    def _measure(self, name: str, made: pa.ChunkedArray, one: _Column) -> None:
+        assert self._schema is not None
+        whole = self._schema.canonical
+        if name in (whole.timestamp, *whole.label_names):
+            bounds = pc.min_max(made).as_py()
+            if bounds["min"] is not None:
+                one.low, one.high = bounds["min"], bounds["max"]
+        feature = next((each for each in self._schema.sparse if each.name == name), None)
+        if feature is not None and feature.vocabulary is not None:
+            from recd_plugins.data.conform.vocabulary import load_vocabulary
+
+            ids = pc.list_flatten(made).to_numpy()
+            one.values = ids.size
+            one.unknown = int((ids < load_vocabulary(feature.vocabulary).others).sum())
+
+    def add(self, block: Block, look: _Look) -> None:
+        self._found.rows += look.rows
+        for name, one in look.columns.items():
+            self._columns.setdefault(name, _Column()).merge(one)
+        self._equal = look.equal if self._equal is None else self._equal & look.equal
+        for misfit in look.misfits:
+            if misfit.column not in self._misfits:
+                self._misfits.add(misfit.column)
+                where, _, what = str(misfit).partition(": ")
+                self._found.add(where, None, what.removesuffix("."), "")
+
+    def conclude(self, where: Path) -> None:
+        """What all of the rows show together."""
+        if not self._found.rows and not self._found.problems:
+            self._found.add(where, None, "holds no rows", "Take it out, or write it again.")
+        for name, one in self._columns.items():
+            self._conclude_column(name, one, where)
+        for first, second in sorted(self._equal or ()) if self._found.rows > 1 else ():
+            self._found.add(
+                where,
+                second,
+                f"equals column {first!r} in every row",
+                "One of them says nothing more: take it out of the schema.",
+            )
+
+    def _conclude_column(self, name: str, one: _Column, where: Path) -> None:
+        assert self._schema is not None
+        whole = self._schema.canonical
+        if one.nulls:
+            share = f"{one.nulls:,} of {self._found.rows:,} rows"
+            self._found.add(
+                one.first_null,
+                name,
+                f"is null, or not a finite number, in {share}",
+                "Say what stands for it: `nulls: {value: 0}` or `nulls: drop` in its entry of the "
+                f"schema, or `nulls: {{{name}: drop}}` beside a plain one.",
+            )
+        if one.error:
+            place, _, what = one.error.partition(": ")
+            more = f" (and in {one.errors - 1:,} other blocks)" if one.errors > 1 else ""
+            self._found.add(place, None, what.removesuffix("."), more.strip())
+        if name == whole.timestamp and one.low <= one.high:
+            self._check_times(name, one, where)
+        if name in whole.label_names and one.low == one.high:
+            self._found.add(
+                where,
+                name,
+                f"is {one.low:g} in every row",
+                "There is nothing to learn from it: name another label; for data of clicks alone "
+                "`recd data import --negatives` makes the other class.",
+            )
+        if one.values and one.unknown > MANY_UNKNOWN * one.values:
+            self._found.add(
+                where,
+                name,
+                f"has {one.unknown / one.values:.0%} values that its vocabulary does not know",
+                "Is it of other data, or of texts for integers? Have `recd data import` make one.",
+            )
+
+    def _check_times(self, name: str, one: _Column, where: Path) -> None:
+        assert self._schema is not None
+        latest = (datetime.datetime.now(datetime.UTC) + AHEAD).timestamp() * 1e3
+        earliest = EARLIEST.timestamp() * 1e3
+        if earliest <= one.low and one.high <= latest:
+            return
+        stated = UNITS[self._schema.timestamp_unit]
+        fits = [
+            unit
+            for unit, ms in UNITS.items()
+            if earliest <= one.low / stated * ms and one.high / stated * ms <= latest
+        ]
+        cure = (
+            f"In {fits[0]} they are of our time: say `timestamp_unit: {fits[0]}`."
+            if fits
+            else "Mend the rows, or leave them out, if their time counts."
+        )
+        self._found.add(
+            where, name, f"holds times from {_shown(one.low)} to {_shown(one.high)}", cure
+        )
+
+
+def _shown(ms: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(ms / 1e3, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms:g} ms since 1970"
+
+
+def of_splits(checked: Mapping[str, Checked]) -> list[TableProblem]:
+    """The problems of all splits."""
+    return [problem for one in checked.values() for problem in one.problems]
