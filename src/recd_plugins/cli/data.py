@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from recd_plugins.cli.data_check import check
 from recd_plugins.cli.data_import import import_
 from recd_plugins.cli.data_schema import schema
 from recd_plugins.cli.options import (
@@ -26,6 +27,7 @@ __all__ = ["data"]
 
 data = typer.Typer(help="Prepare and look at tables.", no_args_is_help=True)
 data.command()(schema)
+data.command()(check)
 data.command("import")(import_)
 data.command()(stats)
 data.command()(profile)

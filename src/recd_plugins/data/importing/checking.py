@@ -1,13 +1,14 @@
-"""All that is wrong with a table or with foreign files, found in one reading, each with its cure."""
+"""All that is wrong with a table or with foreign files, found in one reading, with the cures."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +18,15 @@ import pyarrow.parquet as pq
 from recd_plugins.data.conform.rows import column_problems, conform, roles_of
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.formats import ForeignFile, foreign_file
-from recd_plugins.data.importing.reading import Block, ColumnTypes, Misfit, mapped
+from recd_plugins.data.importing.reading import Block, ColumnTypes, Misfit, mapped, num_bytes
 from recd_plugins.data.importing.survey import survey
-from recd_plugins.data.schema import METADATA_KEY, Schema, SparseFeature
+from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError
 
 __all__ = ["Checked", "TableProblem", "as_foreign", "check_files", "schema_in_footer"]
+
+E = TypeVar("E", Label, DenseColumn, ForeignFeature)
 
 EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
 AHEAD = datetime.timedelta(days=366)
@@ -80,7 +83,7 @@ def as_foreign(schema: Schema) -> ForeignSchema:
         session_id=schema.session_id,
         timestamp=schema.timestamp,
         dense=tuple(
-            DenseColumn(name=name, width=schema.widths[name]) if name in schema.widths else name
+            DenseColumn(name=name, width=width) if (width := schema.width(name)) else name
             for name in schema.dense
         ),
         sparse=tuple(
@@ -89,6 +92,37 @@ def as_foreign(schema: Schema) -> ForeignSchema:
             )
             for one in schema.sparse
         ),
+    )
+
+
+def _dropping(schema: ForeignSchema) -> ForeignSchema:
+    """The same, but that rows are left out where a null is an error: nulls are counted apart."""
+    mended: dict[str, Nulls] = {
+        name: "drop"
+        for role in roles_of(schema).values()
+        for name, nulls in zip(role.sources, role.nulls, strict=True)
+        if nulls == "error"
+    }
+    entries = {
+        one.name
+        for one in (*schema.labels, *schema.dense, *schema.sparse)
+        if not isinstance(one, str)
+    }
+
+    def entry(one: E) -> E:
+        return dataclasses.replace(one, nulls="drop") if one.name in mended else one
+
+    def feature(one: ForeignFeature) -> ForeignFeature:
+        """An import would make the vocabulary that is not there yet: of any values."""
+        bare = one.ids == "vocabulary" and one.vocabulary is None
+        return entry(dataclasses.replace(one, ids="hash") if bare else one)
+
+    return dataclasses.replace(
+        schema,
+        labels=tuple(map(entry, schema.labels)),
+        dense=tuple(one if isinstance(one, str) else entry(one) for one in schema.dense),
+        sparse=tuple(map(feature, schema.sparse)),
+        nulls={**schema.nulls, **{n: w for n, w in mended.items() if n not in entries}},
     )
 
 
@@ -124,14 +158,20 @@ def check_files(
         reading.check_types(file)
     columns = reading.columns(files)
     alike = [file for file in files if not set(columns) - set(file.names)]
-    try:
-        for block, one in mapped(
-            reading.look_at, alike, columns, progress=progress, what="checking rows"
-        ):
-            reading.add(block, one)
-    except DataError as error:
-        where, _, what = str(error).partition(": ")
-        found.add(where, None, what.removesuffix("."), "")
+    total, before = num_bytes(alike), 0
+    for file in alike:
+
+        def shown(what: str, done: int, of: int | None, before: int = before) -> None:
+            progress(what, before + done, total)
+
+        try:
+            looks = mapped(reading.look_at, [file], columns, progress=shown, what="checking rows")
+            for block, one in looks:
+                reading.add(block, one)
+        except DataError as error:
+            where, _, what = str(error).partition(": ")
+            found.add(where, None, what.removesuffix("."), "")
+        before += num_bytes([file])
     reading.conclude(paths[0])
     return found
 
@@ -242,6 +282,7 @@ class _Reading:
     def __init__(self, found: Checked, schema: ForeignSchema | None, read_as: ColumnTypes) -> None:
         self._found = found
         self._schema = schema
+        self._dropping = schema and _dropping(schema)
         self._read_as = read_as
         self._columns: dict[str, _Column] = {}
         self._misfits: set[str] = set()
@@ -288,37 +329,29 @@ class _Reading:
         )
         return _Look(rows.num_rows, columns, misfits, equal)
 
-    def _look_at_columns(
-        self, rows: pa.Table, block: Block, skip: Collection[str]
-    ) -> dict[str, _Column]:
+    def _look_at_columns(self, rows: pa.Table, block: Block, skip: set[str]) -> dict[str, _Column]:
         assert self._schema is not None
+        assert self._dropping is not None
         found = {}
         for name, role in roles_of(self._schema).items():
             if self._wrong & set(role.sources) or skip & set(role.sources):
                 continue
             one = found[name] = _Column()
-            there = np.ones(rows.num_rows, np.bool_)
             for source, nulls in zip(role.sources, role.nulls, strict=True):
                 parts = [np.zeros(0, np.bool_)]
                 parts += [role.missing(chunk) for chunk in rows[source].chunks]
                 missing = np.concatenate(parts)
                 if nulls == "error" and missing.any():
-                    there &= ~missing
                     one.nulls += int(missing.sum())
                     row = block.first + int(missing.argmax())
                     one.first_null = one.first_null or f"{block.file.path}, row {row:,}"
-            whole = bool(there.all())
-            chunk = rows if whole else rows.filter(pa.array(there))
-            if not chunk.num_rows:
-                continue
-            numbers = block.first + np.flatnonzero(there)
             try:
                 made = conform(
-                    chunk,
-                    self._schema,
+                    rows,
+                    self._dropping,
                     str(block.file.path),
                     columns=[name],
-                    first_row=block.first if whole else int(numbers[0]),
+                    first_row=block.first,
                 )[name]
             except DataError as error:
                 one.error, one.errors = str(error), 1
@@ -427,8 +460,3 @@ def _shown(ms: float) -> str:
         return datetime.datetime.fromtimestamp(ms / 1e3, datetime.UTC).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):
         return f"{ms:g} ms since 1970"
-
-
-def of_splits(checked: Mapping[str, Checked]) -> list[TableProblem]:
-    """The problems of all splits."""
-    return [problem for one in checked.values() for problem in one.problems]

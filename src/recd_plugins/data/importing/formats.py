@@ -98,7 +98,7 @@ def foreign_files(
     What a file is follows from its content, unless `delimiter` and `header` say it. `DataError`
     names a file that is not there, empty, or nothing that can be read, and files that differ.
     """
-    files = [foreign_file(path, delimiter, header) for path in _files(paths)]
+    files = [foreign_file(path, delimiter, header) for path in files_of(paths)]
     first = files[0]
     for file in files[1:]:
         if first.format == "text" and file.format == "text" and file.names != first.names:
@@ -113,7 +113,7 @@ def foreign_files(
     return tuple(files)
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
+def files_of(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():

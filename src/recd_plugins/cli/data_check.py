@@ -1,0 +1,134 @@
+"""`recd data check`: all that is wrong with a table, at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, Delimiter, Header, progress, reported
+
+if TYPE_CHECKING:
+    from recd_plugins.data.foreign import ForeignSchema
+    from recd_plugins.data.importing.checking import Checked
+    from recd_plugins.data.table import Progress
+
+__all__ = ["check"]
+
+Checkables = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Tables, foreign files or folders of them; or a registry.yaml, for its dataset.",
+        metavar="PATH...",
+    ),
+]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema",
+        help="What the columns mean, as `recd data schema` writes it; by default what the table's "
+        "footers say.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+
+
+def check(
+    paths: Checkables,
+    schema: SchemaFile = None,
+    delimiter: Delimiter = None,
+    header: Header = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read all rows once and name all that is wrong, each with its cure; exit code 1 if anything.
+
+    Checked are files that cannot be read or differ, columns that are missing, double or of another
+    type, nulls and NaN, labels, times, ids out of range and vocabularies of other data.
+    """
+    with reported(debug):
+        from recd_plugins.data.importing.schema_file import load_schema
+
+        given = None if schema is None else load_schema(schema)
+        with progress() as show:
+            if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
+                checked = _registry(paths[0], given, show)
+            else:
+                checked = _tables(paths, given, delimiter, header, show)
+    problems = {name: one.problems for name, one in checked.items()}
+    if as_json:
+        values: dict[str, Any] = {
+            name: {
+                "rows": one.rows,
+                "problems": [dataclasses.asdict(problem) for problem in one.problems],
+            }
+            for name, one in checked.items()
+        }
+        print(json.dumps(values))
+    else:
+        for name, one in checked.items():
+            print(f"{name}: {one.rows:,} rows, {_counted(len(one.problems))}")
+            for number, problem in enumerate(one.problems, 1):
+                print(f"  {number}. {problem}")
+    if any(problems.values()):
+        raise typer.Exit(1)
+
+
+def _counted(problems: int) -> str:
+    return "no problem" if not problems else f"{problems} problem{'s' if problems > 1 else ''}"
+
+
+def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[str, Checked]:
+    """Each split of a registry's dataset: where it lies, or once it is prepared."""
+    from recd_plugins.data.dataset import SPLITS
+    from recd_plugins.data.files import table_files
+    from recd_plugins.data.importing.checking import as_foreign, check_files
+    from recd_plugins.data.parquet import ParquetConfig
+    from recd_plugins.stack import load
+
+    stack = load(path)
+    config = stack.registry.one("dataset").config
+    found: dict[str, Checked] = {}
+    for split in SPLITS:
+        if isinstance(config, ParquetConfig):
+            named = config.train if split == "train" else config.test
+            files = table_files(named)
+            schema = given or config.schema or _of_footer(files[0])
+        else:
+            table = stack.prepare(show)[split]
+            files, schema = table.files, as_foreign(table.schema)
+        found[split] = check_files(files, schema, progress=show)
+    return found
+
+
+def _tables(
+    paths: list[Path],
+    given: ForeignSchema | None,
+    delimiter: str | None,
+    header: bool | None,
+    show: Progress,
+) -> dict[str, Checked]:
+    """The files of the paths as one table; of a folder with splits each by itself."""
+    from recd_plugins.data.dataset import SPLITS
+    from recd_plugins.data.importing.checking import check_files
+    from recd_plugins.data.importing.formats import files_of
+
+    def checked(named: list[Path]) -> Checked:
+        files = files_of(named)
+        schema = given or _of_footer(files[0])
+        return check_files(files, schema, delimiter=delimiter, header=header, progress=show)
+
+    if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):
+        return {split: checked([paths[0] / split]) for split in SPLITS}
+    return {", ".join(map(str, paths)): checked(paths)}
+
+
+def _of_footer(file: Path) -> ForeignSchema | None:
+    from recd_plugins.data.importing.checking import as_foreign, schema_in_footer
+
+    own = schema_in_footer(file)
+    return None if own is None else as_foreign(own)

@@ -1,0 +1,144 @@
+"""Value tests: `recd data check` names all that is wrong in one run, each with its cure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from strangers_files import clicks, text, write
+from typer.testing import CliRunner, Result
+
+from recd_plugins.cli.main import app
+from recd_plugins.data.importing import reading
+from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.probe import SCHEMA
+
+SCHEMA_YAML = """
+session_id: visit
+timestamp: at
+timestamp_unit: ms
+label: clicked
+dense: [price, cost]
+sparse:
+  - {name: item_id, num_ids: 40}
+  - {name: brand, num_ids: 50, ids: vocabulary}
+"""
+
+
+def checked(folder: Path, *paths: Path, schema: str | None = SCHEMA_YAML) -> Result:
+    arguments = ["data", "check", *map(str, paths)]
+    if schema is not None:
+        (folder / "schema.yaml").write_text(schema)
+        arguments += ["--schema", str(folder / "schema.yaml")]
+    return CliRunner().invoke(app, arguments)
+
+
+def spoilt() -> pa.Table:
+    """Seconds for milliseconds, labels of 2, items beyond their range, NaN, a column twice."""
+    table = clicks()
+    labels = table["clicked"].to_numpy().copy()
+    labels[[17, 350]] = 2
+    items = table["item_id"].to_numpy() - 1_000_000
+    prices = table["price"].to_numpy(zero_copy_only=False).copy()
+    prices[3] = np.inf
+    table = table.set_column(2, "clicked", pa.array(labels))
+    table = table.set_column(3, "price", pa.array(prices, mask=np.isnan(prices)))
+    table = table.set_column(4, "item_id", pa.array(items))
+    return table.append_column("cost", table["price"])
+
+
+@pytest.mark.parametrize("name", ["c.csv", "c.parquet"])
+def test_all_problems_are_named_in_one_run(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 90)
+    table = spoilt()
+    path = write(tmp_path / name, table)
+    result = checked(tmp_path, path)
+    assert result.exit_code == 1, result.output
+    nulls = table["price"].null_count + 1
+    highest = table["item_id"].to_numpy().max()
+    first = 17 + (2 if name == "c.csv" else 1)
+    for says in (
+        "400 rows, 6 problems",
+        f"column 'price' is null, or not a finite number, in {nulls} of 400 rows. Say what stands",
+        f"column 'cost' is null, or not a finite number, in {nulls} of 400 rows",
+        "holds times from 1970-01-20 16:13 to 1970-01-20 16:13. In s they are of our time: say "
+        "`timestamp_unit: s`",
+        f"column 'clicked' is a click label and holds 2, outside [0, 1], in row {first}",
+        f"holds id {highest}" if highest == 59 else "holds id",
+        "outside [0, 40)",
+        "column 'cost' equals column 'price' in every row",
+    ):
+        assert says in result.stdout, (says, result.stdout)
+
+
+def test_files_that_differ_are_named_with_their_columns(tmp_path: Path) -> None:
+    """Whole files, cut ones, others' ones: each is told, and the rest is read."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    write(folder / "a.parquet", clicks())
+    write(folder / "b.parquet", clicks().drop_columns(["brand"]))
+    kinds = clicks().set_column(4, "item_id", clicks()["item_id"].cast(pa.string()))
+    write(folder / "c.parquet", kinds)
+    cut = (folder / "a.parquet").read_bytes()[:-300]
+    text(folder / "d.parquet", cut)
+    text(folder / "e.parquet", "")
+    result = checked(tmp_path, folder, schema=None)
+    assert result.exit_code == 1
+    for says in (
+        "b.parquet: lacks 'brand', other than",
+        "c.parquet: column 'item_id' is string, and int64 in",
+        "d.parquet: not a whole Parquet file",
+        "e.parquet: the file is empty",
+    ):
+        assert says in result.stdout, (says, result.stdout)
+
+
+def test_lines_that_cannot_be_read_and_columns_that_are_not_there(tmp_path: Path) -> None:
+    lines = [f"{one},{one % 2},{'x' if one == 90 else one}" for one in range(300)]
+    path = text(tmp_path / "c.csv", "item_id,clicked,cost\n" + "\n".join(lines))
+    schema = "{session_id: null, timestamp: null, label: clicked, dense: [cost, price], " + (
+        "sparse: [{name: item_id, num_ids: 300}]}"
+    )
+    result = checked(tmp_path, path, schema=schema)
+    assert result.exit_code == 1
+    assert "column 'price' is not there, but the schema names it. did you mean" in result.stdout
+    assert "column 'cost' is string, but must be a number" in result.stdout
+    assert checked(tmp_path, tmp_path / "none", schema=None).exit_code == 2
+
+
+def test_a_table_is_checked_by_its_own_schema(tmp_path: Path) -> None:
+    random_table(tmp_path / "t" / "train", SCHEMA, 200, rows_per_stripe=50)
+    random_table(tmp_path / "t" / "test", SCHEMA, 50)
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "t"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert {name: one["rows"] for name, one in json.loads(result.stdout).items()} == {
+        "train": 200,
+        "test": 50,
+    }
+    # A file of it that another program wrote over, with an id out of range.
+    (file,) = (tmp_path / "t" / "train").glob("*.parquet")
+    table = pq.read_table(file)
+    shops = table["shop"].to_pylist()
+    shops[120] = [99]
+    place, kind = table.schema.names.index("shop"), table.schema.field("shop")
+    pq.write_table(table.set_column(place, kind, pa.array(shops, kind.type)), file)
+    registry: dict[str, Any] = {
+        "dataset": {
+            "use": "parquet",
+            **{one: str(tmp_path / "t" / one) for one in ("train", "test")},
+        }
+    }
+    (tmp_path / "registry.yaml").write_text(json.dumps(registry))
+    wrong = CliRunner().invoke(app, ["data", "check", str(tmp_path / "registry.yaml")])
+    assert wrong.exit_code == 1, wrong.output
+    assert "train: 200 rows, 1 problem\n" in wrong.stdout
+    assert "'shop' holds id 99 in row 121, outside [0, 7)" in wrong.stdout
+    assert "test: 50 rows, no problem" in wrong.stdout

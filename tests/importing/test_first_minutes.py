@@ -1,0 +1,126 @@
+"""From a CSV to a trained model without a line of Python: the four commands, one after another."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from strangers_files import write
+from typer.testing import CliRunner
+
+from recd_plugins.cli.init import registry_text, sizes
+from recd_plugins.cli.main import app
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.registry import Registry
+from recd_plugins.testing.gloo import GlooPool
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def visits(rows: int = 6_000) -> pa.Table:
+    """Visits to a shop: what was seen before is a list in a text, and tells what is clicked."""
+    draw = np.random.default_rng(3)
+    tastes = draw.integers(0, 5, rows // 6).repeat(6)
+    items = draw.integers(0, 60, rows)
+    odds = np.where(items % 5 == tastes, 0.8, 0.1)
+    seen = [" ".join(map(str, draw.integers(0, 12, 4) * 5 + taste)) for taste in tastes[::6]]
+    return pa.table(
+        {
+            "session": np.arange(rows // 6).repeat(6),
+            "time": 1_700_000_000 + np.arange(rows) * 5,
+            "click": (draw.random(rows) < odds).astype(np.int64),
+            "price": np.round(draw.gamma(2, 3, rows), 2),
+            "seen": np.array(seen).repeat(6),
+            "item": items,
+            "shop": [f"shop {one % 7}" for one in items],
+        }
+    )
+
+
+def train_on_a_rank(registry: str) -> dict[str, float]:
+    import torch
+
+    from recd_plugins.stack import load
+    from recd_plugins.trainer.run import train
+
+    found = train(load(registry), torch.device("cpu"))
+    return found["test"]
+
+
+def test_from_a_csv_to_a_trained_model(
+    tmp_path: Path, gloo_pool: GlooPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "visits.csv.gz", visits(), "gzip")
+    run("data", "schema", "visits.csv.gz", "--out", "schema.yaml")
+    schema = yaml.safe_load((tmp_path / "schema.yaml").read_text())
+    # A person settles a doubt: what was seen are items.
+    for feature in schema["sparse"]:
+        if feature["name"] == "item":
+            feature |= {"table": "items"}
+        if feature["name"] == "seen":
+            feature |= {"table": "items", "kind": "user"}
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump(schema))
+    assert run("data", "check", "visits.csv.gz", "--schema", "schema.yaml").endswith("no problem\n")
+    said = run(
+        "data", "import", "visits.csv.gz", "table", "--schema", "schema.yaml", "--split-by", "time"
+    )
+    assert said.startswith("train: 5,400 rows in table/train\ntest: 600 rows in table/test\n")
+    said = run("init", "table")
+    assert "registry.yaml: sequence_dlrm on 5,400 rows; next: recd train -r registry.yaml" in said
+    registry = yaml.safe_load((tmp_path / "registry.yaml").read_text())
+    assert registry["pooling"] == {"seen": {"use": "attention"}}
+    registry["train"] |= {"run": str(tmp_path / "run"), "steps": 150, "batch_size": 64}
+    registry["train"] |= {"device": "cpu", "checkpoint_every": 0}
+    registry["folder"] = str(tmp_path / "data")
+    registry["sharding"] = {"use": "torchrec", "search": "greedy"}
+    for split in ("train", "test"):
+        registry["dataset"][split] = str(tmp_path / registry["dataset"][split])
+    (tmp_path / "registry.yaml").write_text(json.dumps(registry))
+    for found in gloo_pool.run(train_on_a_rank, str(tmp_path / "registry.yaml")):
+        assert found["auc"] > 0.7  # a click depends on item and history together
+
+
+def test_a_registry_is_written_for_what_the_table_has(tmp_path: Path) -> None:
+    """It loads as it is, whatever the table; steps make an epoch."""
+    features = (SparseFeature(name="item", num_ids=9), SparseFeature(name="3: no", num_ids=5))
+    alone = SparseFeature(name="seen", num_ids=9, sequence=True, kind="user")
+    plain = Schema(session_id=None, timestamp=None, sparse=features)
+    lonely = Schema(sparse=(*features, alone))
+    for schema, model in ((plain, "dlrm"), (lonely, "dlrm")):
+        text = registry_text(tmp_path / "a: b", tmp_path, schema, 10_000)
+        (tmp_path / "r.yaml").write_text(text)
+        registry = Registry.load(tmp_path / "r.yaml")
+        assert registry.one("model").record.name == model
+        assert bool(registry.chosen("dedup")) == (schema is lonely)
+        assert re.search(r"steps: \d+  # one epoch of 10,000 rows", text)
+    for rows in (1, 100, 1_000, 50_000, 10**9):
+        ranks, batch, steps = sizes(rows)
+        assert ranks * batch <= max(rows, 1)
+        assert steps >= 1
+
+
+def test_what_init_cannot_do_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "visits.csv", visits(60))
+    run("data", "import", "visits.csv", "table")
+    for arguments, says in (
+        (["init", "table"], "table: has no test split. `recd data import --split-by time` makes"),
+        (["init", "none", "--test", "none"], "there is no such table"),
+        (["init", "table", "--test", "table", "--out", "x.txt"], "must end in one of .yaml"),
+    ):
+        result = CliRunner().invoke(app, arguments)
+        assert (result.exit_code, says in result.stderr) == (2, True), result.output
+    run("init", "table", "--test", "table")
+    again = CliRunner().invoke(app, ["init", "table", "--test", "table"])
+    assert "registry.yaml: is there already. Name another with --out" in again.stderr
+    run("init", "table", "--test", "table", "--force")
