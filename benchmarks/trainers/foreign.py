@@ -223,7 +223,7 @@ TRAINERS = (
             f"--power_law_alpha={ZIPF}",
             "--pin_memory=false",
             "--num_unweighted_features=6",
-            "--num_weighted_features=0",
+            "--num_weighted_features=1",
             "--embedding_feature_dim=32",
             "--base_row_size=20000",
             "--device_group=cpu",
@@ -247,6 +247,21 @@ TRAINERS = (
             Edit('backend="cpu:gloo,cuda:nccl"', 'backend="gloo"'),
             Edit("fwd_event = torch.cuda.Event(enable_timing=True)", "fwd_event = None"),
             Edit("if isinstance(output, torch.Tensor):", "if output is None:"),
+            # TorchRec's planner wants as many buckets for each rank, of which this asks for one in
+            # all; and on CPUs it knows no row-wise bags.
+            Edit(
+                "        # Create a planner for sharding based on the specified type\n",
+                "        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder\n"
+                "        EmbeddingBagCollectionSharder.sharding_types = lambda *_: ['row_wise']\n"
+                "        for part in unsharded_model.modules():\n"
+                '            if hasattr(part, "_buckets"):\n'
+                "                part._buckets = world_size\n",
+            ),
+            Edit(
+                "        result = benchmark_func(\n",
+                "        _func_to_benchmark(bench_inputs, sharded_model, pipeline)\n"
+                "        result = benchmark_func(\n",
+            ),
             Edit(
                 "benchmark_res_per_rank = run_multi_process_func(\n        func=runner,\n",
                 'benchmark_res_per_rank = runner(\n        rank=int(os.environ["RANK"]),\n',
@@ -261,7 +276,8 @@ TRAINERS = (
                 "        sharded_model, optimizer = "
                 "sharding_config.generate_sharded_model_and_optimizer(\n",
                 '        stack = rp.load("registry.yaml")\n'
-                "        plan = stack.plan(unsharded_model, batches=bench_inputs)\n"
+                "        ids = lambda batch: [batch.idlist_features, batch.idscore_features]\n"
+                "        plan = stack.plan(unsharded_model, batches=bench_inputs, features=ids)\n"
                 "        sharding_config._plan_and_sharders = lambda *_: (stack.sharders(), plan)\n"
                 "        sharded_model, optimizer = "
                 "sharding_config.generate_sharded_model_and_optimizer(\n",

@@ -114,10 +114,15 @@ def tensors(output: Any) -> Iterator[Tensor]:
             yield from tensors(one)
 
 
+def is_table(value: Any) -> bool:
+    """Whether it has rows; what a table knows beside of its ids, one by one, has not."""
+    return hasattr(value, "local_shards") and len(value.size()) == 2
+
+
 def shards(state: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, int]]:
     """Each part of a table that lies here, with its first row and column."""
     for name, value in state.items():
-        if hasattr(value, "local_shards"):
+        if is_table(value):
             for shard in value.local_shards():
                 row, column = shard.metadata.shard_offsets
                 yield name, shard.tensor, row, column
@@ -153,16 +158,16 @@ def weights(model: DistributedModelParallel) -> dict[str, Tensor]:
     state = model.state_dict()
     found = {}
     for name, value in state.items():
-        if hasattr(value, "local_shards"):
+        if is_table(value):
             rows, columns = value.size()
             found[name] = torch.zeros(min(rows, KEPT), columns)
-        elif isinstance(value, Tensor):
+        elif isinstance(value, Tensor) and not hasattr(value, "local_shards"):
             found[name] = value.detach().clone()
     for name, tensor, row, column in shards(state):
         part = tensor[: max(KEPT - row, 0)].detach()
         found[name][row : row + part.shape[0], column : column + part.shape[1]] = part
     for name in sorted(found):
-        if hasattr(state[name], "local_shards"):
+        if is_table(state[name]):
             dist.all_reduce(found[name])
     return found
 
