@@ -251,8 +251,9 @@ TRAINERS = (
             # all; and on CPUs it knows no row-wise bags.
             Edit(
                 "        # Create a planner for sharding based on the specified type\n",
-                "        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder\n"
-                "        EmbeddingBagCollectionSharder.sharding_types = lambda *_: ['row_wise']\n"
+                "        from torchrec.distributed import embeddingbag as bags\n"
+                "        bags.EmbeddingBagCollectionSharder.sharding_types = "
+                "lambda *_: ['row_wise']\n"
                 "        for part in unsharded_model.modules():\n"
                 '            if hasattr(part, "_buckets"):\n'
                 "                part._buckets = world_size\n",

@@ -34,8 +34,10 @@ MOSTLY_BYTES = 16
 BETWEEN = 1 << 14
 """Rows that a rank looks up before each call that is measured. A call of ranks that come from
 work of their own waits for the slowest: by itself it would be two or three times as fast."""
-AT_LENGTH = 64
-"""How often `BETWEEN` rows are looked up beside an exchange that takes as long."""
+AT_LENGTH = 16
+"""How often `BETWEEN` rows are looked up beside an exchange that takes as long: work of the length
+that a step has at a time. Of longer work more gets done beside an exchange, of shorter none, where
+ranks share processors."""
 
 
 def measure_topology(
@@ -77,7 +79,7 @@ def measure_topology(
         found["a2a_intra"] = found["a2a_global"]
     if "a2a_global" in found:
         found["beside"] = _beside(timer, found["a2a_global"], largest, work)
-    found |= own_work(timer)
+    found |= own_work(timer, work)
     found |= _links(found, world, w)
     stated = {name: value for name, value in vars(known).items() if value is not None}
     return Topology(**{**stated, **found, "device": device.type, "ranks_per_node": w})
@@ -173,7 +175,8 @@ def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
 
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 """A table of 64 MB, which no processor's cache holds."""
-SMALL_OPERATIONS = 400
+OPERATIONS, OPERANDS = 40, 1 << 12
+"""Operations in a row, and the ids that each is of."""
 
 
 def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callable[[], object]:
@@ -187,23 +190,26 @@ def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callab
     return lambda: torch.index_select(table, 0, rows, out=out)
 
 
-def own_work(timer: Timer) -> dict[str, float]:
-    """Rows gathered; ids made unique, each there four times; small operations.
+def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
+    """Rows gathered; ids made unique, each there four times; small operations, to which a rank
+    comes from the work `before` them, as it does in a step: over and over, with all that they need
+    at hand, they would take a tenth of the time.
 
     Often enough in a row that all ranks are at it together."""
     ids = _draw(timer.group, LOOKUPS, LOOKUPS // 4).to(timer.device)
-    gathered, unique, small = (
+    few = ids[:OPERANDS]
+    gathered, unique = (
         timer.seconds(work, IN_A_ROW)
         for work in (
             gathering(timer.group, timer.device, LOOKUPS),
             lambda: torch.unique(ids, return_inverse=True),
-            lambda: _small_operations(ids[:64]),
         )
     )
+    small = timer.after(before, lambda: _small_operations(few), IN_A_ROW)
     return {
         "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathered / GB,
         "unique_ns": unique / LOOKUPS * 1e9,
-        "op_us": small / SMALL_OPERATIONS * 1e6,
+        "op_us": small / OPERATIONS * 1e6,
     }
 
 
@@ -213,8 +219,8 @@ def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tens
 
 
 def _small_operations(ids: Tensor) -> None:
-    """`SMALL_OPERATIONS`, of the kinds that tiers consist of."""
-    for _ in range(SMALL_OPERATIONS // 4):
+    """`OPERATIONS`, of the kinds that tiers consist of."""
+    for _ in range(OPERATIONS // 4):
         kept = ids[ids >= 0]
         torch.cat([kept, ids]).cumsum(0)
 

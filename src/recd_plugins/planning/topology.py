@@ -70,8 +70,8 @@ class Topology(Config):
     unique_ns: Annotated[float, Range(ge=0)] | None = None
     """Nanoseconds to coalesce one id; by default not counted."""
     op_us: Annotated[float, Range(ge=0)] | None = None
-    """Microseconds of an operation on a small tensor, with the Python around it: tiers take some
-    hundred of them a step; by default not counted."""
+    """Microseconds of an operation on some thousand ids, the Python around it included: tiers take
+    hundreds of them a step; by default not counted."""
     beside: Annotated[float, Range(ge=0, le=1)] | None = None
     """How much of a rank's own work gets done during an exchange, as a share of what could; by
     default half."""
