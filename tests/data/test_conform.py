@@ -138,3 +138,48 @@ def test_rows_are_dropped_and_counted_and_those_that_are_left_keep_their_numbers
     wrong = chunk.set_column(2, "tag", pa.array([0, 0, 9, 9, 7]))
     with pytest.raises(DataError, match=r"here: feature 'tag' holds id 7 in row 104, outside"):
         conform(wrong, mine, "here", first_row=100)
+
+
+PAIRS = [[(7, 0.5), (3, 2.0)], None, [], [(1, None), None, (2, 1.0)], [(None, 4.0)]]
+
+
+@pytest.mark.parametrize("form", ["structs", "map", "large", "sliced"])
+@pytest.mark.parametrize(
+    ("nulls", "ids", "weights"),
+    [
+        ("empty", [[7, 3], [], [], [2], []], [[0.5, 2], [], [], [1], []]),
+        ({"value": 9}, [[7, 3], [9], [], [1, 9, 2], [9]], [[0.5, 2], [1], [], [1, 1, 1], [4]]),
+        ("drop", [[7, 3], []], [[0.5, 2], []]),
+    ],
+    ids=["empty", "value", "drop"],
+)
+def test_scored_ids_are_ids_and_weights(
+    form: str, nulls: Any, ids: list[list[int]], weights: list[list[float]]
+) -> None:
+    pair = pa.struct([("item", pa.uint16()), ("score", pa.float64())])
+    structs = [
+        row and [pair and {"item": pair[0], "score": pair[1]} for pair in row] for row in PAIRS
+    ]
+    column = pa.array(structs, pa.list_(pair))
+    if form == "large":
+        column = column.cast(pa.large_list(pair))
+    elif form == "sliced":
+        column = pa.array([structs[0], *structs, structs[3]], pa.list_(pair)).slice(1, 5)
+    elif form == "map":  # which has no null pair and no null id
+        rows = [[(1, None), (2, 1.0)] if row and None in row else row for row in PAIRS]
+        rows[4] = [(9, 4.0)] if nulls == {"value": 9} else None
+        column = pa.array(rows, pa.map_(pa.uint16(), pa.float64()))
+        if nulls == {"value": 9}:
+            ids, weights = [*ids[:3], [1, 2], [9]], [*weights[:3], [1, 1], [4]]
+    mine = schema(sparse=[{"name": "cart", "num_ids": 10, "scored": True, "nulls": nulls}])
+    chunk = pa.table({"label": [0] * 5, "cart": column})
+    found = conform(chunk, mine, "here")
+    assert found.column_names == ["label", "cart", "cart_weights"]
+    assert found["cart"].to_pylist() == ids
+    assert found["cart_weights"].to_pylist() == weights
+
+
+def test_a_scored_feature_needs_pairs() -> None:
+    mine = schema(sparse=[{"name": "cart", "num_ids": 10, "scored": True}])
+    with pytest.raises(DataError, match=r"column 'cart' is list<item: int64>, but scored ids are"):
+        conform(pa.table({"label": [0], "cart": [[1]]}), mine, "here")

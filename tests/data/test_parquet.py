@@ -147,6 +147,7 @@ FOREIGN = ForeignSchema(
     sparse=(
         ForeignFeature(name="user", num_ids=50, ids="hash", kind="user"),
         ForeignFeature(name="tags", num_ids=9),
+        ForeignFeature(name="cart", num_ids=99, scored=True),
     ),
 )
 
@@ -162,6 +163,10 @@ def foreign_rows(rows: range) -> pa.Table:
             "vector": pa.array([[row, -row] for row in rows], pa.list_(pa.float64(), 2)),
             "price": pa.array([row / 4 for row in rows]).cast(pa.decimal128(9, 2)),
             "tags": pa.array([[row % 9] * (row % 3) or None for row in rows]),
+            "cart": pa.array(
+                [[(row, 0.5), (3, row / 2)][: row % 3] for row in rows],
+                pa.map_(pa.int16(), pa.float32()),
+            ),
         }
     )
 
@@ -194,6 +199,10 @@ def test_foreign_rows_reach_batches_as_they_are(tmp_path: Path) -> None:
             assert batch.dense.tolist() == [[row, -row, row / 4] for row in rows]
             lists = to_lists(batch.features)
             assert lists["tags"] == [[row % 9] * (row % 3) for row in rows]
+            assert lists["cart"] == [[row, 3][: row % 3] for row in rows]
+            scores = [part.tolist() for part in batch.features["cart"].to_dense_weights()]
+            assert scores == [[0.5, row / 2][: row % 3] for row in rows]
+            assert set(batch.features["tags"].weights().tolist()) == {1.0}
             assert [one for (one,) in lists["user"]][::4] == [one for (one,) in lists["user"]][3::4]
     keys = ["session_id", "time", "user"]
     one, other = (

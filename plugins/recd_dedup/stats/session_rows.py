@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from recd_dedup.etl.scan import scan
-from recd_plugins.api.data import Schema, Table
+from recd_plugins.api.data import Schema, SparseFeature, Table
 from recd_plugins.api.rows import unique_rows
 
 __all__ = ["I64", "Lists", "SessionRows", "batches", "blocks", "chunks", "without_dense"]
@@ -57,7 +57,12 @@ class SessionRows:
         whole = rows.combine_chunks()
         return cls(
             sessions=whole[schema.session_id].to_numpy(),
-            columns={name: _one(whole[name]) for name in schema.sparse_names},
+            columns={
+                feature.name: _with_weights(whole, feature)
+                if feature.scored
+                else _one(whole[feature.name])
+                for feature in schema.sparse
+            },
         )
 
     @cached_property
@@ -85,6 +90,15 @@ class SessionRows:
 
     def __len__(self) -> int:
         return len(self.sessions)
+
+
+def _with_weights(rows: pa.Table, feature: SparseFeature) -> pa.LargeListArray:
+    """Lists of ids with the bits of their weights: two are one where both are equal."""
+    ids, weights = _one(rows[feature.name]), _one(rows[feature.weights_name])
+    bits = weights.flatten().to_numpy().view(np.int32)
+    pairs = np.stack([ids.flatten().to_numpy(), bits], axis=1).reshape(-1)
+    offsets = ids.offsets.to_numpy().astype(np.int64)
+    return pa.LargeListArray.from_arrays(2 * (offsets - offsets[0]), pa.array(pairs, pa.int64()))
 
 
 def without_dense(table: Table) -> Table:

@@ -28,10 +28,11 @@ from recd_plugins.data.conform.floats import check_finite, finite
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.place import Place
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
+from recd_plugins.data.schema import SparseFeature
 from recd_plugins.data.table import Stripe, Table, id_ranges
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks, vectors_from_arrow
-from recd_plugins.sparse.jagged import Jagged, Scratch
+from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged
 from recd_plugins.sparse.rows.pool import Picked, RowBlock, gather_blocks, join_blocks
 
 __all__ = ["BatchReader", "DecodedRows", "StripeReader", "key_column"]
@@ -201,7 +202,36 @@ def _given(parts: list[WindowPart]) -> Iterator[WindowPart]:
         yield parts.pop()
 
 
-def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged]:
+def _jagged(
+    rows: pa.Table, feature: SparseFeature, stripe: Stripe
+) -> Sequence[Jagged | WeightedJagged]:
+    """The rows of a feature, in parts; of a scored one with their weights."""
+    name, weights_name = feature.name, feature.weights_name
+    parts = jagged_chunks(rows[name], f"{stripe}: {name!r}")
+    if not feature.scored:
+        return parts
+    weights = jagged_chunks(rows[weights_name], f"{stripe}: {weights_name!r}", weights=True)
+    one, other = (
+        [part.lengths.numpy() for part in each if len(part.lengths)] for each in (parts, weights)
+    )
+    if not np.array_equal(np.concatenate([[], *one]), np.concatenate([[], *other])):
+        raise DataError(
+            f"{stripe}: column {weights_name!r} has not as many weights in each row as {name!r} "
+            "has ids. Write the table again."
+        )
+    numbers = torch.from_numpy(
+        np.concatenate([np.empty(0, np.float32), *(part.values.numpy() for part in weights)])
+    )
+    if not finite(numbers.numpy()):
+        raise DataError(
+            f"{stripe}: column {weights_name!r} holds a weight that is not finite. Write the table "
+            "again with others."
+        )
+    cut = numbers.split([len(part.values) for part in parts])
+    return [WeightedJagged(*part, some) for part, some in zip(parts, cut, strict=True)]
+
+
+def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | WeightedJagged]:
     return [part for piece in pieces for part in piece.features[name]]
 
 
@@ -226,8 +256,8 @@ class DecodedRows:
     """[N] float32; [N, T] of T labels."""
     weights: Tensor
     """[N] float32."""
-    features: Mapping[str, Sequence[Jagged]]
-    """Per sparse feature its rows, in parts."""
+    features: Mapping[str, Sequence[Jagged | WeightedJagged]]
+    """Per sparse feature its rows, in parts; those of a scored one with weights."""
     keys: Mapping[str, pa.ChunkedArray]
     """[N] of each column of sessions or times that is asked for."""
 
@@ -245,7 +275,12 @@ class StripeReader:
         self._threads = threads
         self._keys = keys
         schema = table.schema
-        self._columns = [*schema.float_columns, *schema.sparse_names, *keys]
+        self._columns = [
+            *schema.float_columns,
+            *schema.sparse_names,
+            *schema.weights_names,
+            *keys,
+        ]
         self._file_columns = list(table.file_columns(self._columns))
         self._files: dict[Path, pq.ParquetFile] = {}
 
@@ -260,10 +295,7 @@ class StripeReader:
             dense=self._floats(rows, schema.dense, stripe, piece),
             labels=self._floats(rows, schema.label_names, stripe, piece),
             weights=self._weights(rows, stripe, piece),
-            features={
-                name: jagged_chunks(rows[name], f"{stripe}: {name!r}")
-                for name in schema.sparse_names
-            },
+            features={feature.name: _jagged(rows, feature, stripe) for feature in schema.sparse},
             keys={name: rows[name] for name in self._keys},
         )
         if len(schema.targets) == 1:
@@ -321,8 +353,8 @@ class StripeReader:
     def _check_ids(self, stripe: Stripe, decoded: DecodedRows, known: Collection[str]) -> None:
         """What `Table.open` has done for the columns that have statistics."""
         for feature in self._table.schema.sparse:
-            for values, _ in () if feature.name in known else decoded.features[feature.name]:
-                low, high = values.aminmax() if len(values) else (0, 0)
+            for part in () if feature.name in known else decoded.features[feature.name]:
+                low, high = part.values.aminmax() if len(part.values) else (0, 0)
                 worst = int(low if low < 0 else high)
                 if not 0 <= worst < feature.num_ids:
                     raise id_error(stripe, feature.name, worst, feature.num_ids)

@@ -5,6 +5,8 @@ A null is an error, since a tensor has no place for one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,18 +25,24 @@ __all__ = [
 ]
 
 
-def jagged_chunks(column: pa.Array | pa.ChunkedArray, name: str) -> list[Jagged]:
+def jagged_chunks(
+    column: pa.Array | pa.ChunkedArray, name: str, *, weights: bool = False
+) -> list[Jagged]:
     """Each chunk of a list column as (values, lengths), its values shared with Arrow.
 
     Slices and offsets that begin anywhere are taken as they are. Values are int32 or int64;
-    lists of other integers are converted to int64. `name` opens error messages.
+    lists of other integers are converted to int64; `weights` are float32 in their place. `name`
+    opens error messages.
     """
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not (lists and pa.types.is_integer(kind.value_type)):
-        raise DataError(f"{name}: is {kind}, but must be a list of integers.")
+    number = pa.types.is_floating if weights else pa.types.is_integer
+    if not (lists and number(kind.value_type)):
+        what = "floats" if weights else "integers"
+        raise DataError(f"{name}: is {kind}, but must be a list of {what}.")
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return [_jagged(chunk, name) for chunk in chunks]
+    types = (pa.float32(),) if weights else (pa.int64(), pa.int32())
+    return [_jagged(chunk, name, types) for chunk in chunks]
 
 
 def jagged_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Jagged:
@@ -85,7 +93,9 @@ def vectors_from_arrow(column: pa.Array | pa.ChunkedArray, width: int, name: str
     return floats_from_arrow(whole, name).view(-1, width)
 
 
-def _jagged(chunk: pa.ListArray | pa.LargeListArray, name: str) -> Jagged:
+def _jagged(
+    chunk: pa.ListArray | pa.LargeListArray, name: str, types: Sequence[pa.DataType]
+) -> Jagged:
     if chunk.null_count:
         raise DataError(
             f"{name}: {chunk.null_count} of its rows are null. Write a missing list as an empty "
@@ -97,6 +107,6 @@ def _jagged(chunk: pa.ListArray | pa.LargeListArray, name: str) -> Jagged:
             f"{name}: its lists hold {values.null_count} nulls. Leave them out, or give them an "
             "id of their own, where the table is made."
         )
-    if values.type not in (pa.int32(), pa.int64()):
-        values = values.cast(pa.int64())
+    if values.type not in types:
+        values = values.cast(types[0])
     return Jagged(torch.from_dlpack(values), torch.from_dlpack(chunk.offsets).diff())

@@ -22,6 +22,7 @@ __all__ = [
     "floats_of",
     "not_finite",
     "not_finite_rows",
+    "numbers_of",
     "vectors_of",
 ]
 
@@ -38,7 +39,7 @@ def floats_of(array: pa.Array, nulls: Nulls, place: Place) -> pa.Array:
     """Numbers of any type, one a row, as float32: the same memory where they are that already."""
     if array.type == pa.float32() and not array.null_count and finite(array.to_numpy()):
         return array
-    return pa.array(_filled(_numbers(array), nulls, place), pa.float32())
+    return pa.array(_filled(numbers_of(array), nulls, place), pa.float32())
 
 
 def vectors_of(array: pa.Array, width: int, nulls: Nulls, place: Place) -> pa.Array:
@@ -60,7 +61,7 @@ def vectors_of(array: pa.Array, width: int, nulls: Nulls, place: Place) -> pa.Ar
             "Mend its width in the schema, or the lists where the table is made.",
         )
     numbers = np.full((len(array), width), np.nan, np.float32)
-    numbers[there] = _numbers(array.flatten()).reshape(-1, width)
+    numbers[there] = numbers_of(array.flatten()).reshape(-1, width)
     each = place._replace(lengths=np.full(len(array), width))
     values = pa.array(_filled(numbers.reshape(-1), nulls, each), pa.float32())
     return pa.FixedSizeListArray.from_arrays(values, type=made)
@@ -70,12 +71,12 @@ def not_finite_rows(array: pa.Array, width: int | None) -> Mask:
     """[N] which rows are null or hold what is not a finite number."""
     array = plain(array)
     if width is None:
-        return not_finite(_numbers(array))
+        return not_finite(numbers_of(array))
     rows: Mask = array.is_null().to_numpy(zero_copy_only=False).copy()
     there = array.drop_null()
     lengths = pc.list_value_length(there).to_numpy().astype(np.int64)
     owners = np.repeat(np.flatnonzero(~rows), lengths)
-    rows[owners[not_finite(_numbers(there.flatten()))]] = True
+    rows[owners[not_finite(numbers_of(there.flatten()))]] = True
     return rows
 
 
@@ -116,7 +117,7 @@ def check_finite(column: pa.ChunkedArray, place: Place) -> None:
         if is_list(values.type):
             lengths = pc.list_value_length(values).to_numpy().astype(np.int64)
             at, values = at._replace(lengths=lengths), values.flatten()
-        numbers = _numbers(values)
+        numbers = numbers_of(values)
         if not finite(numbers):
             raise at.error_at(
                 not_finite(numbers),
@@ -164,7 +165,7 @@ def not_finite(numbers: npt.NDArray[np.floating]) -> Mask:
     return mask
 
 
-def _numbers(array: pa.Array) -> F32:
+def numbers_of(array: pa.Array) -> F32:
     """[N] float32; what is null is not a number."""
     array = plain(array)
     kind = array.type

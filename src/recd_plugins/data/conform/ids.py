@@ -9,8 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recd_plugins.data.conform.floats import finite, not_finite, numbers_of
 from recd_plugins.data.conform.place import Place
 from recd_plugins.data.conform.values import (
+    are_integers,
     are_texts,
     has_missing,
     hashes,
@@ -23,13 +25,13 @@ from recd_plugins.data.conform.values import (
     text_error,
 )
 from recd_plugins.data.foreign import ForeignFeature
-from recd_plugins.data.schema import IDS, Fill
+from recd_plugins.data.schema import IDS, WEIGHTS, Fill
 from recd_plugins.errors import DataError
 
-__all__ = ["feature_type_problem", "id_error", "ids_of", "missing_rows", "to_ids"]
+__all__ = ["feature_type_problem", "id_error", "ids_of", "missing_rows", "to_ids", "weights_of"]
 
 I64 = npt.NDArray[np.int64]
-LARGE_IDS = pa.large_list(IDS.value_field)
+F32 = npt.NDArray[np.float32]
 MOST_OFFSET = 2**31 - 1
 
 
@@ -42,6 +44,17 @@ class Elements(NamedTuple):
     """[N]; of a null row 0."""
     null_rows: npt.NDArray[np.bool_] | None
     """[N] which rows are null; None where none is. A scalar's null is one of its values."""
+    weights: F32 | None = None
+    """[lengths.sum()] of a scored feature; one that is null is not a number."""
+
+    @property
+    def absent(self) -> npt.NDArray[np.bool_] | None:
+        """Which elements are null, or have no finite weight; None where none is."""
+        ids = missing(self.values) if has_missing(self.values) else None
+        if self.weights is None or finite(self.weights):
+            return ids
+        lacking = not_finite(self.weights)
+        return lacking if ids is None else ids | lacking
 
     def per_row(self, marked: npt.NDArray[np.bool_]) -> I64:
         """[N] how many of the elements that are marked each row has."""
@@ -59,12 +72,18 @@ def ids_of(
     """The rows as lists of ids. `in_range`: they are known to be so."""
     whole = _as_they_are(array, feature)
     if whole is None:
-        whole = _converted(array, feature, place)
+        whole, _ = _converted(array, feature, place)
     elif in_range:
         return whole
     if feature.ids == "as_is":
         _check_range(whole, feature, place)
     return whole
+
+
+def weights_of(array: pa.Array, feature: ForeignFeature, place: Place) -> pa.Array:
+    """The rows as lists of weights, as long as those of `ids_of`."""
+    _, weights = _converted(array, feature, place)
+    return weights
 
 
 def to_ids(values: pa.Array, feature: ForeignFeature, place: Place) -> npt.NDArray[np.int64]:
@@ -108,23 +127,48 @@ def _by_vocabulary(
     return found.encode(hashes(values, place))
 
 
-def missing_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
+def missing_rows(array: pa.Array, scored: bool = False) -> npt.NDArray[np.bool_]:
     """[N] which rows are null, or have a null within their list."""
-    elements = _elements(array)
-    rows = elements.row_of(missing(elements.values))
-    return rows if elements.null_rows is None else rows | elements.null_rows
+    elements = _elements(array, scored)
+    absent, null_rows = elements.absent, elements.null_rows
+    rows = np.zeros(len(array), np.bool_) if absent is None else elements.row_of(absent)
+    return rows if null_rows is None else rows | null_rows
 
 
 def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:
     """What is wrong with a column of such a type as this feature, and the cure."""
     inner = plain_type(kind)
     name = feature.name
+    if feature.scored:
+        return _pairs_problem(inner, feature)
     if pa.types.is_map(inner) or (is_list(inner) and pa.types.is_struct(inner.value_type)):
         return (
             f"is {kind}",
             f"Ids with weights are a feature with `scored: true`: say so of {name}.",
         )
     element = plain_type(inner.value_type) if is_list(inner) else inner
+    return _element_problem(kind, element, feature)
+
+
+def _pairs_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:
+    cure = (
+        "Make it a list<struct<id, weight>> or a map<id, weight> where the table is made, or take "
+        "`scored` out of its entry of the schema."
+    )
+    if pa.types.is_map(kind):
+        parts = [kind.key_type, kind.item_type]
+    elif is_list(kind) and pa.types.is_struct(kind.value_type):
+        parts = [field.type for field in kind.value_type]
+    else:
+        return (f"is {kind}, but scored ids are pairs of an id and a weight", cure)
+    if len(parts) != 2 or not are_integers(parts[1]):
+        return (f"is {kind}, but scored ids are pairs of an id and then a weight", cure)
+    return _element_problem(kind, parts[0], feature)
+
+
+def _element_problem(
+    kind: pa.DataType, element: pa.DataType, feature: ForeignFeature
+) -> tuple[str, str] | None:
     if not identifies(element):
         return (
             f"is {kind}, but ids are integers or texts, one a row or a list of them",
@@ -159,18 +203,24 @@ def _as_they_are(array: pa.Array, feature: ForeignFeature) -> pa.Array | None:
     return _lists(array.offsets, array.values)
 
 
-def _converted(array: pa.Array, feature: ForeignFeature, place: Place) -> pa.Array:
-    elements = _elements(array)
-    values, lengths, null_rows = elements
-    absent = missing(values) if has_missing(values) else None
+def _converted(
+    array: pa.Array, feature: ForeignFeature, place: Place
+) -> tuple[pa.Array, pa.Array | None]:
+    """Lists of ids, and of a scored feature lists of their weights."""
+    elements = _elements(array, feature.scored)
+    if elements.weights is not None and isinstance(feature.nulls, Fill):
+        weighed = np.nan_to_num(elements.weights, nan=1, posinf=1, neginf=1)
+        elements = elements._replace(weights=weighed)
+    values, lengths, null_rows, weights = elements
+    absent = elements.absent
     if absent is None and null_rows is None:
         ids = to_ids(values, feature, place._replace(lengths=lengths))
-        return _lists(_offsets(lengths), ids)
+        return _both(lengths, ids, weights)
     if feature.nulls in ("error", "drop"):
         rows = np.zeros(len(lengths), np.bool_) if null_rows is None else null_rows
         raise place.error_at(
             rows if absent is None else rows | elements.row_of(absent),
-            "holds a null",
+            "holds a null" if weights is None else "holds a null, or a weight that is not finite,",
             "Say what stands for nulls in its entry of the schema, as `nulls: empty` (no id) or "
             "`nulls: {value: ...}`.",
         )
@@ -178,29 +228,48 @@ def _converted(array: pa.Array, feature: ForeignFeature, place: Place) -> pa.Arr
     left = lengths if absent is None else lengths - elements.per_row(absent)
     ids = to_ids(kept, feature, place._replace(lengths=left))
     if not isinstance(feature.nulls, Fill):
-        return _lists(_offsets(left), ids)
+        return _both(left, ids, weights if weights is None or absent is None else weights[~absent])
     one = to_ids(pa.array([feature.nulls.value]), feature, place)
     if absent is not None:
         filled = np.repeat(one, len(values))
         filled[~absent] = ids
         ids = filled
     if null_rows is not None:
-        ids = np.insert(ids, (lengths.cumsum() - lengths)[null_rows], one)
+        starts = (lengths.cumsum() - lengths)[null_rows]
+        ids = np.insert(ids, starts, one)
+        weights = None if weights is None else np.insert(weights, starts, np.float32(1))
         lengths = lengths + null_rows
-    return _lists(_offsets(lengths), ids)
+    return _both(lengths, ids, weights)
 
 
-def _elements(array: pa.Array) -> Elements:
+def _both(lengths: I64, ids: I64, weights: F32 | None) -> tuple[pa.Array, pa.Array | None]:
+    offsets = _offsets(lengths)
+    return _lists(offsets, ids), None if weights is None else _lists(offsets, weights, WEIGHTS)
+
+
+def _elements(array: pa.Array, scored: bool = False) -> Elements:
     array = plain(array) if not isinstance(array, pa.DictionaryArray) else array
     if isinstance(array, pa.DictionaryArray) and is_list(array.type.value_type):
         array = array.dictionary_decode()
-    if not is_list(array.type):
+    if not (is_list(array.type) or pa.types.is_map(array.type)):
         return Elements(array, np.ones(len(array), np.int64), None)
     null_rows = None
     if array.null_count:
         null_rows = array.is_null().to_numpy(zero_copy_only=False)
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
-    return Elements(array.flatten(), lengths, null_rows)
+    if not scored:
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
+        return Elements(array.flatten(), lengths, null_rows)
+    there = array if null_rows is None else array.drop_null()
+    lengths = np.zeros(len(array), np.int64)
+    if isinstance(there, pa.MapArray):
+        offsets = there.offsets.to_numpy()
+        counts, first, count = np.diff(offsets), offsets[0], offsets[-1] - offsets[0]
+        ids, weights = there.keys.slice(first, count), there.items.slice(first, count)
+    else:
+        counts = pc.list_value_length(there).to_numpy()
+        ids, weights = there.flatten().flatten()  # a null pair makes both null
+    lengths[slice(None) if null_rows is None else ~null_rows] = counts
+    return Elements(ids, lengths, null_rows, numbers_of(weights))
 
 
 def _offsets(lengths: I64) -> I64:
@@ -209,14 +278,16 @@ def _offsets(lengths: I64) -> I64:
     return offsets
 
 
-def _lists(offsets: pa.Array | I64, values: pa.Array | I64) -> pa.Array:
+def _lists(
+    offsets: pa.Array | I64, values: pa.Array | I64 | F32, kind: pa.ListType = IDS
+) -> pa.Array:
     """Lists on the same values; large ones beyond 2^31 - 1 of them."""
-    values = pa.array(values, pa.int64())
+    values = pa.array(values, kind.value_type)
     if isinstance(offsets, np.ndarray):
         offsets = pa.array(offsets if len(values) > MOST_OFFSET else offsets.astype(np.int32))
     if offsets.type == pa.int64():
-        return pa.LargeListArray.from_arrays(offsets, values, type=LARGE_IDS)
-    return pa.ListArray.from_arrays(offsets, values, type=IDS)
+        return pa.LargeListArray.from_arrays(offsets, values, type=pa.large_list(kind.value_field))
+    return pa.ListArray.from_arrays(offsets, values, type=kind)
 
 
 def _check_range(lists: pa.Array, feature: ForeignFeature, place: Place) -> None:

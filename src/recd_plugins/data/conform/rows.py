@@ -18,7 +18,7 @@ from recd_plugins.data.conform.floats import (
     not_finite_rows,
     vectors_of,
 )
-from recd_plugins.data.conform.ids import feature_type_problem, ids_of, missing_rows
+from recd_plugins.data.conform.ids import feature_type_problem, ids_of, missing_rows, weights_of
 from recd_plugins.data.conform.keys import (
     session_type_problem,
     sessions_of,
@@ -226,10 +226,23 @@ class FeatureRole(Role):
         return feature_type_problem(kind, self.feature)
 
     def missing(self, array: pa.Array) -> Mask:
-        return missing_rows(array)
+        return missing_rows(array, self.feature.scored)
 
     def array(self, array: pa.Array, place: Place) -> pa.Array:
         return ids_of(array, self.feature, place, in_range=self.in_range)
+
+
+@dataclass(frozen=True)
+class ScoreRole(Role):
+    """The weights of a scored feature, whose ids are a `FeatureRole` of the same source."""
+
+    feature: ForeignFeature
+
+    def type_problem(self, kind: pa.DataType) -> Problem | None:
+        return feature_type_problem(kind, self.feature)
+
+    def array(self, array: pa.Array, place: Place) -> pa.Array:
+        return weights_of(array, self.feature, place)
 
 
 def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[str, Role]:
@@ -252,6 +265,9 @@ def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[s
     for feature in schema.sparse:
         known = feature.name in in_range
         roles[feature.name] = FeatureRole((feature.name,), (feature.nulls,), feature, known)
+    for feature in schema.sparse:
+        if feature.scored:
+            roles[feature.weights_name] = ScoreRole((feature.name,), ("error",), feature)
     return roles
 
 
