@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import recd_plugins as rp
 from recd_plugins.errors import RecdError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.access_profile import Counted, profile_batches
+from recd_plugins.planning.planner_bases import from_rank_0
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.tier_planner import TierPlanner
 
@@ -257,3 +259,55 @@ def state_after_a_failure() -> bool:
     with pytest.raises(RecdError, match=r"train\.batch_size is 1"):
         stack.plan(Pages(), batches=Noisy())
     return torch.equal(before, torch.get_rng_state())
+
+
+def collectives_of_a_step(registry: dict[str, Any]) -> Counter[str]:
+    """The calls of collectives in a step of one rank, by name, once all has warmed up."""
+    stack = rp.load(registry)
+    batches = stack.peek(visits(0))
+    model = Pages()
+    plan = stack.plan(model, batches=batches, features=pages)
+    cpu = torch.device("cpu")
+    sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=stack.sharders())
+    for _ in range(2):
+        sharded(next(batches).pages).backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        sharded(next(batches).pages).backward()
+    return Counter(event.name for event in profile.events() if event.name.startswith("c10d::"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sharding": {**REGISTRY["sharding"], "coalesce": "rank"}},
+        {"plugins": ["recd_scars"], "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 0.5}, "sharding": None},
+    ],
+    ids=["flexshard", "scars"],
+)
+@pytest.mark.filterwarnings("ignore::recd_plugins.notices.NoticeWarning")
+def test_one_rank_calls_no_collective_that_plain_torchrec_does_not(
+    gloo_pool: GlooPool, changed: dict[str, Any]
+) -> None:
+    (plain,) = gloo_pool.run(collectives_of_a_step, {}, world_size=1)
+    (ours,) = gloo_pool.run(collectives_of_a_step, {**REGISTRY, **changed}, world_size=1)
+    assert not ours - plain
+
+
+def a_strangers_error() -> tuple[str, str]:
+    def make() -> int:
+        raise KeyError("a table of its own")
+
+    group = dist.GroupMember.WORLD
+    assert group is not None
+    try:
+        from_rank_0(group, make)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_an_error_of_others_code_on_rank_0_is_known_to_every_rank(gloo_pool: GlooPool) -> None:
+    first, second = gloo_pool.run(a_strangers_error)
+    assert first == ("KeyError", "'a table of its own'")
+    assert second[0] == "RecdError"
+    assert "rank 0 ended with KeyError: 'a table of its own'" in second[1]
