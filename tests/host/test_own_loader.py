@@ -280,7 +280,11 @@ def collectives_of_a_step(registry: dict[str, Any]) -> Counter[str]:
     "changed",
     [
         {"sharding": {**REGISTRY["sharding"], "coalesce": "rank"}},
-        {"plugins": ["recd_scars"], "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 0.5}, "sharding": None},
+        {
+            "plugins": ["recd_scars"],
+            "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 0.5},
+            "sharding": None,
+        },
     ],
     ids=["flexshard", "scars"],
 )
