@@ -9,6 +9,7 @@ import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -77,8 +78,13 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return text if len(text) <= 48 else "..."
 
 
-def type_hints(config: type) -> dict[str, Any]:
+def type_hints(config: type) -> Mapping[str, Any]:
     """The type of each field of a config class, bounds included."""
+    return _type_hints(config)
+
+
+@cache
+def _type_hints(config: type) -> Mapping[str, Any]:
     hints = get_type_hints(config, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 

@@ -21,8 +21,8 @@ from recd_plugins.errors import DataError
 from recd_plugins.slots import Context, EtlRecord
 from recd_plugins.testing.conformance import check_record
 
-TINY = 2e-5
-"""GB: a run of 5 kB, so that a thousand rows take many spills, buckets and parts."""
+TINY = 4e-5
+"""GB: a run of 10 kB, so that a thousand rows take many spills, buckets and parts."""
 
 
 def cluster(table, folder, memory_gb=TINY, progress=silent):
@@ -75,7 +75,7 @@ def test_any_keys_under_any_memory(tmp_path_factory, keys, memory_gb):
 
 def test_no_session_is_cut_across_files(tmp_path):
     source = table_of(tmp_path / "source", mixed_rows())
-    files = cluster(source, tmp_path / "clustered").files
+    files = cluster(source, tmp_path / "clustered", TINY / 2).files
     assert len(files) > 1
     seen: set[int] = set()
     for file in files:
@@ -120,7 +120,7 @@ def test_foreign_types_are_read_and_nulls_are_reported(tmp_path):
 def test_progress_is_reported_in_rows(tmp_path):
     calls = []
     source = table_of(tmp_path / "source", mixed_rows())
-    cluster(source, tmp_path / "c", progress=lambda *step: calls.append(step))
+    cluster(source, tmp_path / "c", TINY / 2, progress=lambda *step: calls.append(step))
     for what in ("bucketing c", "sorting c"):
         steps = [done for name, done, total in calls if name == what and total == 1_000]
         assert steps[0] == 0

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
@@ -155,7 +156,7 @@ class Schema(Config):
         weight = () if self.sample_weight is None else (self.sample_weight,)
         return (*self.label_names, *weight, *self.dense)
 
-    @property
+    @cached_property
     def targets(self) -> tuple[Label, ...]:
         """The labels, be there one or several."""
         return self.labels or (Label(name=self.label),)
@@ -226,6 +227,10 @@ class Schema(Config):
 
     def arrow(self) -> pa.Schema:
         """The Arrow schema of a table, this schema in its metadata."""
+        return self._arrow
+
+    @cached_property
+    def _arrow(self) -> pa.Schema:
         fields = [
             pa.field(name, pa.int64(), nullable=False)
             for name in (self.session_id, self.timestamp)
