@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Report, main
+from benchmarks.honesty import imports
 from benchmarks.honesty.coverage import figures, judge
 from benchmarks.honesty.tables import generated_tables, real_tables
 
@@ -38,7 +39,8 @@ def measure(quick: bool, data: Path = DATA) -> Report:
             )
             print(f"{table.name}: {errors}", file=sys.stderr, flush=True)
     settings = {"tables": [table.name for table in tables]}
-    return Report(figures=list(figures(judged)), settings=settings)
+    both = [*figures(judged), *imports.figures(quick)]
+    return Report(figures=both, settings=settings)
 
 
 if __name__ == "__main__":

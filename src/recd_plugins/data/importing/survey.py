@@ -178,7 +178,9 @@ def _line_sample(file: ForeignFile) -> tuple[pa.Table, float]:
         else:
             spots = list(_spots(packed, file.start, size))
     for number, spot in enumerate(spots):
-        block = Block(file=file, content=spot, first=1 + file.header, after=None, done=0)
+        block = Block(
+            file=file, content=pa.py_buffer(spot), first=1 + file.header, after=None, done=0
+        )
         try:
             rows = _sampled_rows(block)
         except DataError:
@@ -214,11 +216,10 @@ def _spots(file: pa.NativeFile, start: int, size: int) -> Iterator[bytes]:
 def _sampled_rows(block: Block) -> pa.Table:
     if block.file.format == "text":
         return block.rows(block.file.names, ColumnTypes())
-    assert isinstance(block.content, bytes)
     try:
         return pa.json.read_json(
             pa.BufferReader(block.content),
-            pa.json.ReadOptions(block_size=len(block.content) + 1, use_threads=False),
+            pa.json.ReadOptions(block_size=block.content.size + 1, use_threads=False),
         )
     except pa.ArrowInvalid as error:
         raise DataError(
