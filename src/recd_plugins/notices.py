@@ -16,6 +16,7 @@ from recd_plugins.errors import CapabilityError
 
 __all__ = [
     "GivesNotices",
+    "Missed",
     "Notice",
     "NoticeWarning",
     "Notices",
@@ -66,6 +67,13 @@ class Slower(Notice):
     """It is used as it was forced to be, though steps take longer by the prices than without it."""
 
     verdict = "makes steps slower"
+    refused = False
+
+
+class Missed(Notice):
+    """It is used, and gains far less than it could of the same data."""
+
+    verdict = "gains less than it could"
     refused = False
 
 

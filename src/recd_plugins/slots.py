@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.columns import Columns
     from recd_plugins.planning.access.access_profile import Profile
-    from recd_plugins.planning.topology import Topology
+    from recd_plugins.planning.topology import Cluster, Topology
+    from recd_plugins.registry.delivered import Delivered
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.trainer.training import Training
@@ -362,6 +363,16 @@ class Context:
     looked_at: tuple[KeyedJaggedTensor, ...] = ()
     """The features of some of the trainer's own batches, alike on all ranks; there for `dedup`,
     where the trainer handed batches over."""
+    delivered: Delivered | None = None
+    """Batches of the train split as the reader hands them to `dedup`, from all over the epoch;
+    there for `dedup`, where registry.yaml says what is read."""
+    model: Callable[[], nn.Module | None] | None = None
+    """The model before it takes unique samples, its tables on the meta device: the trainer's own,
+    or the registry's; none where nobody knows. There for `dedup`."""
+    preprocessed: Callable[[KeyedJaggedTensor], KeyedJaggedTensor] | None = None
+    """What `preprocess` makes of a batch's features; there for `dedup`."""
+    cluster: Cluster | None = None
+    """Ranks and links, as prices count with them; there for `dedup`."""
     batches: Callable[[], Iterable[Any]] | None = None
     """This rank's batches, as its model gets them: the train split's, or a trainer's
     own of any type; there for `sharding` and `cache`, once a plan is asked for."""

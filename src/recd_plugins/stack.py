@@ -93,7 +93,7 @@ class Stack:
 
     @cached_property
     def _features(self) -> FeatureSteps:
-        return FeatureSteps(self.registry, self._contexts, self.prepare)
+        return FeatureSteps(self.registry, self._contexts, self.prepare, self._usage.found)
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -251,6 +251,7 @@ class Stack:
         nothing yields plain KJTs, and the model stays as it is.
         """
         steps = self._features
+        steps.take_model(model)
         if batches is not None:
             steps.look_at(batches, features)
         if not steps.groups:

@@ -149,12 +149,12 @@ def test_it_says_why_for_each_feature(advice: Advice) -> None:
     for name, start in {
         "fresh": "left as it is, factor {:.2f} < 1.5 (l ",
         "topics": "deduplicated with brands, factor {:.2f}, alone ",
-        "user": "deduplicated alone, factor {:.2f}; saves {:.1f} bytes a sample, its lookup",
+        "user": "deduplicated alone, factor {:.2f}; saves {:.1f} bytes a sample, costs 2.0 bytes",
     }.items():
         assert reasons[name].startswith(start.format(measured[name].factor, measured[name].saved))
     assert "; changes most like " in reasons["user"]
     assert ", in 0% of cases where 90% are asked for (l 1.0, d 1.00, by the " in reasons["user"]
-    assert "bytes a sample, one lookup for all costs 2 (l 6.0" in reasons["topics"]
+    assert "bytes a sample, and all of them cost 2.0 bytes a sample (l 6.0" in reasons["topics"]
 
 
 def test_few_samples_of_a_session_in_a_batch_are_not_worth_it(tables) -> None:
@@ -187,14 +187,13 @@ def test_bytes_of_ids_are_weighed_against_those_of_the_lookup(tables) -> None:
         factor = feature.group_factor or feature.factor
         assert feature.saved == pytest.approx(8 * feature.length * (1 - 1 / factor))
         unique = 512 if feature.factor < 2 else 512 / feature.factor
-        assert feature.lookup == (4 if unique > 256 else 2)
+        assert feature.cost == (4 if unique > 256 else 2)
     assert by_name(found)["fresh"].group == ("fresh",)
     item = by_name(found)["item"]
     assert item.group == ()
-    assert item.saved < item.lookup
+    assert item.saved < item.cost
     assert reasons["item"].startswith(
-        f"left as it is, factor {item.factor:.2f}: saves {item.saved:.1f} bytes a sample, and a "
-        "lookup of its own costs 4"
+        f"left as it is, factor {item.factor:.2f} saves {item.saved:.1f} bytes a sample, costs 4.0"
     )
 
 
@@ -217,7 +216,7 @@ def test_a_group_shares_one_lookup(tmp_path) -> None:
     found = advise(table, batch_size=600)
     assert found.groups == (("a", "b"),)
     assert [feature.saved for feature in found.features] == [4, 4]
-    assert found.features[0].lookup == 4
+    assert found.features[0].cost == 4
 
 
 def test_same_table_and_seed_same_advice(tables) -> None:

@@ -18,6 +18,7 @@ from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, write_table
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context, DedupConverter
 from recd_plugins.testing.batches import random_batch, to_lists
 from recd_plugins.testing.conformance import check_record
@@ -127,18 +128,20 @@ def test_auto_without_a_table_says_so():
 @pytest.mark.parametrize(
     ("groups", "workers"), [("auto", 0), ([["item"], ["bought", "seen"]], 1)], ids=["auto", "given"]
 )
-def test_a_loader_yields_deduplicated_batches(table, groups, workers):
+def test_a_loader_yields_deduplicated_batches(table, tmp_path, groups, workers):
     def loaded(dedup):
         registry = {
             "plugins": [str(Path(__file__).with_name("dedup_plugin.py"))],
             "dataset": {"use": "parquet", "train": str(table.path), "test": str(table.path)},
-            "reader": {"use": "local", "workers": workers},
+            "reader": {"use": "local", "workers": workers, "sessions": "whole"},
+            "folder": str(tmp_path),
             "train": {"batch_size": 64, "device": "cpu"},
             **dedup,
         }
         return list(recd_plugins.load(registry).loader(rank=0, world_size=1))
 
-    found, plain = loaded({"dedup": {"use": "exact", "groups": groups}}), loaded({})
+    dedup = {"use": "exact", "groups": groups, "weigh": "bytes"}
+    found, plain = loaded({"dedup": dedup}), loaded({})
     assert len(found) == len(plain) > 1
     for batch, whole in zip(found, plain, strict=True):
         back = to_lists(batch.features) | to_lists(batch.dedup.validate().to_kjt())
@@ -146,13 +149,16 @@ def test_a_loader_yields_deduplicated_batches(table, groups, workers):
         assert torch.equal(batch.labels, whole.labels)
 
 
-def test_the_stack_says_why(table):
+def test_the_stack_says_why(table, tmp_path):
     registry = {
         "plugins": [str(Path(__file__).with_name("dedup_plugin.py"))],
         "dataset": {"use": "parquet", "train": str(table.path), "test": str(table.path)},
+        "folder": str(tmp_path),
         "train": {"batch_size": 64, "device": "cpu"},
     }
-    why = recd_plugins.load({**registry, "dedup": {"use": "exact", "groups": "auto"}}).explain()
+    auto = {"use": "exact", "groups": "auto", "weigh": "bytes"}
+    with pytest.warns(NoticeWarning, match=r"is clustered, but its rows are shuffled.*whole"):
+        why = recd_plugins.load({**registry, "dedup": auto}).explain()
     assert why.startswith("dedup: ")
     assert "\n  item: " in why
     assert why.splitlines()[-1] == "No plan has been made yet."

@@ -275,7 +275,7 @@ def sessions(seed: int, weighted: bool = False) -> KeyedJaggedTensor:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
-    stack = stack_of(dedup={"use": "exact", "groups": "auto"})
+    stack = stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"})
     taken = []
 
     def loader() -> Iterator[Pair]:
@@ -302,7 +302,7 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
 
 def test_what_cannot_be_looked_at() -> None:
     def auto() -> recd_plugins.Stack:
-        return stack_of(dedup={"use": "exact", "groups": "auto"})
+        return stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"})
 
     model = looks_up()
     with pytest.raises(DataError, match="batches: is an iterator"):

@@ -187,7 +187,9 @@ def groups_of_ranks() -> tuple[Any, Any]:
                 keys=keys, values=ids, lengths=torch.tensor([2] * 64 + [1] * 64)
             )
 
-    stack = load({"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": "auto"}})
+    stack = load(
+        {"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": "auto", "weigh": "bytes"}}
+    )
     stack.adapt(bags_of(keys), batches=list(batches()))
     return stack.convert(next(batches())).dedup.groups, stack._features.unique_shares
 

@@ -1,28 +1,24 @@
 """Which features to deduplicate, and which in one group: measured on a sample, with reasons.
 
-A feature is worth it from a DedupeFactor F of about 1.5 (RecD, section 4.2); features that
-change together form a group, unless one of them would lose by it. Then bytes decide, of a
-sample on its way from reader to trainer. A group g saves
+A feature is considered from a DedupeFactor F of about 1.5 (RecD, section 4.2); features that
+change together form a group, unless one of them would lose by it. Then it is weighed what a group
+saves of a step and what it costs, in seconds, or in bytes (`worth`). A feature joins a group only
+where the joined group saves as much, net, as the two by themselves; and what is left alone is
+deduplicated only where it saves more than it costs.
 
-    Σ_f 8 · l(f) · (1 - 1 / F(f, g))    of the ids of its features f, and costs
-    2 · w(U)                            for its inverse lookup: w = 1, 2, 4 or 8 bytes a sample
-                                        number U unique samples, and to find and to follow them
-                                        is counted as if they were sent twice.
-
-A feature joins a group only where the joined group saves as much, net, as the two by themselves;
-and what is left alone is deduplicated only where it saves more than it costs.
+Groups are chosen by some batches and judged by others: what comes out is a forecast.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch, sample_batches
+from recd_dedup.dedup.worth import Bytes, Worth
+from recd_dedup.stats.session_rows import SessionRows
 from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
 
@@ -34,14 +30,15 @@ __all__ = [
     "FeatureAdvice",
     "Limits",
     "Neighbour",
+    "WorthOf",
     "advise",
     "advise_batches",
+    "advise_rows",
     "decide",
 ]
 
-ID_BYTES = 8
-LOOKUPS = 2
-"""What a lookup costs beside its bytes: as much again."""
+WorthOf = Callable[[SampledBatches, int, Sequence[str]], Worth]
+"""What weighs groups: of sampled batches, their size, and the features that repeat enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +84,13 @@ class FeatureAdvice:
     group_factor: float | None = None
     """DedupeFactor measured, in its group."""
     saved: float = 0.0
-    """Bytes of its ids that are saved of a sample: in its group, or alone if it has none."""
-    lookup: float = 0.0
-    """Bytes that the lookup of its group costs a sample; of its own, if it has none."""
+    """What is saved of it: in its group, or alone if it has none."""
+    cost: float = 0.0
+    """What its group costs; it alone, if it has none."""
+    saves: str = ""
+    """The former in words, by kind."""
+    costs: str = ""
+    """The latter in words, by kind."""
     neighbour: Neighbour | None = None
     """The other group that changes most like it."""
 
@@ -109,6 +110,8 @@ class Advice:
     """How many were measured."""
     samples_per_session: float | None
     """S: samples of a session in a batch; none where nobody knows the sessions."""
+    all_left: str = ""
+    """Why nothing is deduplicated, though some groups save more than they cost."""
 
     def lines(self) -> Iterator[str]:
         """The advice in words: what was measured, then each feature with its reason."""
@@ -124,25 +127,25 @@ class Advice:
             if self.samples_per_session is not None:
                 measures = _measures(feature)
             yield f"{feature.name}: {self._verdict(feature)} {measures}"
+        if self.all_left:
+            yield self.all_left
 
     def _verdict(self, feature: FeatureAdvice) -> str:
         others = ", ".join(name for name in feature.group if name != feature.name)
-        saved, lookup = f"saves {feature.saved:.1f} bytes a sample", f"{feature.lookup:.0f}"
+        weighed = f"saves {feature.saves}, costs {feature.costs}"
         if feature.factor < self.limits.min_factor:
             return f"left as it is, factor {feature.factor:.2f} < {self.limits.min_factor:g}"
+        if not feature.saves:
+            return f"left as it is, factor {feature.factor:.2f}: no model is known to look it up"
         if not feature.group:
-            return (
-                f"left as it is, factor {feature.factor:.2f}: {saved}, and a lookup of its own "
-                f"costs {lookup}"
-            )
+            return f"left as it is, factor {feature.factor:.2f} {weighed}"
         if others:
             return (
                 f"deduplicated with {others}, factor {feature.group_factor:.2f}, alone "
-                f"{feature.factor:.2f}; {saved}, one lookup for all costs {lookup}"
+                f"{feature.factor:.2f}; saves {feature.saves}, and all of them cost {feature.costs}"
             )
         return (
-            f"deduplicated alone, factor {feature.factor:.2f}; {saved}, its lookup costs {lookup}"
-            f"{self._why_alone(feature)}"
+            f"deduplicated alone, factor {feature.factor:.2f}; {weighed}{self._why_alone(feature)}"
         )
 
     def _why_alone(self, feature: FeatureAdvice) -> str:
@@ -168,15 +171,15 @@ def advise(
     sample_rows: int = 65_536,
     seed: int = 0,
 ) -> Advice:
-    """Advise on a table as it lies: clustered by session, its batches repeat more.
+    """Advise on a table as it lies, by bytes: clustered by session, its batches repeat more.
 
     The limits are those of `Limits`. About `sample_rows` rows are read. Same table and options,
-    same advice: ranks need not ask each other.
+    same advice. What training reads may come in another order: see `advise_rows`.
     """
     limits = Limits(min_factor=min_factor, together=together, tolerance=tolerance)
     parts = sample_batches(table, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
     sample = SampledBatches(table.schema.sparse_names, parts)
-    return decide(sample, min(batch_size, table.num_rows), limits)
+    return decide(sample, min(batch_size, table.num_rows), limits, Bytes(sample))
 
 
 def advise_batches(
@@ -185,6 +188,7 @@ def advise_batches(
     min_factor: float = 1.5,
     together: float = 0.9,
     tolerance: float = 0.05,
+    worth_of: WorthOf | None = None,
 ) -> Advice:
     """Advise on the batches of a trainer's own reader, by the features of some of them.
 
@@ -193,17 +197,36 @@ def advise_batches(
     """
     keys = features[0].keys()
     limits = Limits(min_factor=min_factor, together=together, tolerance=tolerance)
-    sample = SampledBatches(keys, (rows_of_batch(batch, keys) for batch in features))
-    advice = decide(sample, features[0].stride(), limits)
+    rows = [rows_of_batch(batch, keys) for batch in features]
+    advice = advise_rows(rows, keys, features[0].stride(), limits, worth_of)
     return dataclasses.replace(advice, samples_per_session=None)
 
 
-def decide(sample: SampledBatches, batch_size: int, limits: Limits) -> Advice:
-    """Decide on groups from sampled batches.
+def advise_rows(
+    batches: Sequence[SessionRows],
+    features: Sequence[str],
+    batch_size: int,
+    limits: Limits,
+    worth_of: WorthOf | None = None,
+) -> Advice:
+    """Advise on batches as training will read them: every second chooses, the others judge."""
+    chosen_by = SampledBatches(features, batches[::2])
+    judged_by = SampledBatches(features, batches[1::2]) if len(batches) > 1 else chosen_by
+    repeating = [name for name in features if chosen_by.alone[name] >= limits.min_factor]
+    make = worth_of or (lambda sample, size, names: Bytes(sample))
+    groups = _found(chosen_by, limits, make(chosen_by, batch_size, repeating))
+    advice = _judged(judged_by, batch_size, limits, make(judged_by, batch_size, repeating), groups)
+    return dataclasses.replace(advice, batches=len(batches))
 
-    Features worth it are taken in order; each joins the group that changes most like it among
-    those that the limits and the bytes allow, or starts its own.
-    """
+
+def decide(sample: SampledBatches, batch_size: int, limits: Limits, worth: Worth) -> Advice:
+    """Decide on groups from sampled batches, which judge them too."""
+    return _judged(sample, batch_size, limits, worth, _found(sample, limits, worth))
+
+
+def _found(sample: SampledBatches, limits: Limits, worth: Worth) -> list[tuple[str, ...]]:
+    """Features worth it are taken in order; each joins the group that changes most like it among
+    those that the limits and what is weighed allow, or starts its own."""
     found: list[tuple[str, ...]] = []
     for name in sample.features:
         if sample.alone[name] < limits.min_factor:
@@ -212,30 +235,57 @@ def decide(sample: SampledBatches, batch_size: int, limits: Limits) -> Advice:
             if sample.agreement(name, found[index]) < limits.together:
                 continue
             joined = (*found[index], name)
-            separate = max(0, _net(sample, found[index])) + max(0, _net(sample, (name,)))
-            if sample.loss(joined) <= limits.tolerance and _net(sample, joined) >= separate:
+            separate = max(0, worth.net(found[index])) + max(0, worth.net((name,)))
+            if sample.loss(joined) <= limits.tolerance and worth.net(joined) >= separate:
                 found[index] = joined
                 break
         else:
             found.append((name,))
-    groups = [group for group in found if _net(sample, group) > 0]
+    return found
+
+
+def _judged(
+    sample: SampledBatches,
+    batch_size: int,
+    limits: Limits,
+    worth: Worth,
+    found: Sequence[tuple[str, ...]],
+) -> Advice:
+    """What these batches say of groups that were found: those that do not pay are left out."""
+    groups = [group for group in found if worth.net(group) > 0]
+    all_left, gain = "", sum(worth.net(group) for group in groups)
+    if gain <= worth.fixed:
+        if groups:
+            spared, paid = worth.words({"": gain}), worth.words({"": worth.fixed})
+            all_left = (
+                f"all are left as they are: together they would save {spared} a step, and a step "
+                f"that deduplicates anything pays {paid}"
+            )
+        groups = []
     counts = sample.repeats
     return Advice(
         groups=tuple(groups),
         unique_shares=tuple(sample.unique_share(group) for group in groups),
-        features=tuple(_advice(sample, name, groups) for name in sample.features),
+        features=tuple(_advice(sample, name, groups, limits, worth) for name in sample.features),
         limits=limits,
         batch_size=batch_size,
         batches=counts.batches,
         samples_per_session=counts.sizes.mean,
+        all_left=all_left,
     )
 
 
-def _advice(sample: SampledBatches, name: str, groups: list[tuple[str, ...]]) -> FeatureAdvice:
+def _advice(
+    sample: SampledBatches,
+    name: str,
+    groups: list[tuple[str, ...]],
+    limits: Limits,
+    worth: Worth,
+) -> FeatureAdvice:
     counts = sample.repeats
     of_it = counts.features[name]
     group = next((group for group in groups if name in group), ())
-    return FeatureAdvice(
+    advice = FeatureAdvice(
         name=name,
         length=sample.length(name),
         stay=of_it.unchanged / max(1, of_it.pairs),
@@ -243,26 +293,18 @@ def _advice(sample: SampledBatches, name: str, groups: list[tuple[str, ...]]) ->
         factor=sample.alone[name],
         group=group,
         group_factor=sample.factors(group)[name] if group else None,
-        saved=_saved(sample, name, group or (name,)),
-        lookup=_lookup(sample, group or (name,)),
         neighbour=_neighbour(sample, name, groups) if group else None,
     )
-
-
-def _saved(sample: SampledBatches, name: str, group: tuple[str, ...]) -> float:
-    """Bytes of the feature's ids that its group saves of a sample."""
-    return ID_BYTES * sample.length(name) * (1 - 1 / sample.factors(group)[name])
-
-
-def _lookup(sample: SampledBatches, group: tuple[str, ...]) -> float:
-    """What its inverse lookup costs a sample, in bytes."""
-    largest = max(0, sample.most_unique(group) - 1)
-    return LOOKUPS * np.min_scalar_type(largest).itemsize
-
-
-def _net(sample: SampledBatches, group: tuple[str, ...]) -> float:
-    """Bytes that a group saves of a sample, less what its lookup costs."""
-    return sum(_saved(sample, name, group) for name in group) - _lookup(sample, group)
+    if not worth.knows(name):
+        return advice
+    saved, cost = worth.saved(name, group or (name,)), worth.cost(group or (name,))
+    return dataclasses.replace(
+        advice,
+        saved=sum(saved.values()),
+        cost=sum(cost.values()),
+        saves=worth.words(saved),
+        costs=worth.words(cost),
+    )
 
 
 def _likest(sample: SampledBatches, name: str, groups: list[tuple[str, ...]]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Batches sampled from a table, and what they show of each feature and of each group."""
+"""Batches sampled from a table or from a reader, and what they show of features and groups."""
 
 from __future__ import annotations
 
@@ -174,8 +174,10 @@ def measured_shares(
     return tuple(sample.unique_share(group) for group in groups)
 
 
-def rows_of_batch(features: KeyedJaggedTensor, keys: Sequence[str]) -> SessionRows:
-    """A trainer's own batch, whose sessions nobody knows: its samples are as those of one.
+def rows_of_batch(
+    features: KeyedJaggedTensor, keys: Sequence[str], sessions: Tensor | None = None
+) -> SessionRows:
+    """A batch as it is. Where nobody knows its sessions, its samples are as those of one.
 
     A weight is what an id is, for samples whose weights differ stay two: it counts as another id.
     """
@@ -190,7 +192,8 @@ def rows_of_batch(features: KeyedJaggedTensor, keys: Sequence[str]) -> SessionRo
         offsets = pa.array(np.concatenate([[0], lengths.numpy().cumsum()]), pa.int64())
         ids = pa.LargeListArray.from_arrays(offsets, pa.array(values.numpy(), pa.int64()))
         columns[key] = ids
-    return SessionRows(sessions=np.zeros(here.stride(), np.int64), columns=columns)
+    known = np.zeros(here.stride(), np.int64) if sessions is None else sessions.numpy()
+    return SessionRows(sessions=known, columns=columns)
 
 
 def shares_of_batches(

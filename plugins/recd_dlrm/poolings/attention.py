@@ -72,7 +72,8 @@ class Attention(nn.Module):
             raise RegistryError(
                 "pooling attention needs a query: the feature whose vector weighs the values."
             )
-        return self._attend(values, values @ self._parts().key.T, lengths, query)
+        parts = self._parts()
+        return self._attend(values, values @ parts.key.T, lengths, query, parts)
 
     def pool_unique(
         self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
@@ -84,13 +85,18 @@ class Attention(nn.Module):
         Where that takes longer than it spares, as for short histories, or on CUDA, only
         (Wk - Wd) k is shared; and of few values, or for few samples a history, nothing.
         """
-        parts = self._parts()
-        if values.device.type != "cpu" or not self._spares(values, lengths, inverse_lookup):
+        samples, unique = inverse_lookup.numel(), lengths.numel()
+        lengths_of_all = lengths.index_select(0, inverse_lookup)
+        pairs = int(lengths_of_all.sum())
+        if not self._spares(values, pairs, unique, samples):
             cells = cells_of(lengths, inverse_lookup)
-            keys, rows = expand_rows(values, cells), lengths[inverse_lookup]
-            few = len(cells) < LEAST_PAIRS or inverse_lookup.numel() < LEAST_FACTOR * len(lengths)
-            of_key = keys @ parts.key.T if few else expand_rows(values @ parts.key.T, cells)
-            return self._attend(keys, of_key, rows, query)
+            keys = expand_rows(values, cells)
+            if pairs < LEAST_PAIRS or samples < LEAST_FACTOR * unique:
+                return self.forward(keys, lengths_of_all, query)
+            parts = self._parts()
+            of_key = expand_rows(values @ parts.key.T, cells)
+            return self._attend(keys, of_key, lengths_of_all, query, parts)
+        parts = self._parts()
         by_history = inverse_lookup.argsort(stable=True)
         counts = inverse_lookup.bincount(minlength=lengths.numel())
         histories = Histories(lengths.tolist(), counts.tolist())
@@ -103,21 +109,22 @@ class Attention(nn.Module):
         pooled = weighted_sums(values, weights.unsqueeze(1), histories).squeeze(1)
         return expand_rows(pooled, by_history.argsort())
 
-    def _spares(self, values: Tensor, lengths: Tensor, inverse_lookup: Tensor) -> bool:
+    def _spares(self, values: Tensor, pairs: int, histories: int, samples: int) -> bool:
         """Whether matrices of samples and matmuls of histories cost less than copies of keys."""
+        if values.device.type != "cpu":
+            return False
         dim, hidden = values.shape[1], self.first.out_features
-        pairs = int(lengths.index_select(0, inverse_lookup).sum())
-        histories, samples = lengths.numel(), inverse_lookup.numel()
         return pairs > OF_HISTORY / dim * histories + OF_SAMPLE * hidden * samples
 
     def _parts(self) -> _FirstLayer:
         of_query, of_key, of_difference, of_product = self.first.weight.chunk(4, dim=1)
         return _FirstLayer(of_query + of_difference, of_key - of_difference, of_product)
 
-    def _attend(self, keys: Tensor, of_key: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    def _attend(
+        self, keys: Tensor, of_key: Tensor, lengths: Tensor, query: Tensor, parts: _FirstLayer
+    ) -> Tensor:
         """[B, D] of keys [N, D] and their part of the first layer [N, H]."""
         rows = rows_of(lengths, keys.shape[0])
-        parts = self._parts()
         of_query = F.linear(query, parts.query, self.first.bias)
         hidden = of_query.index_select(0, rows) + of_key
         hidden = hidden + (query.index_select(0, rows) * keys) @ parts.product.T

@@ -17,7 +17,7 @@ from recd_plugins.errors import (
 )
 from recd_plugins.hooks.markers import hookimpl
 from recd_plugins.naming.patterns import check_patterns, fitting, matching
-from recd_plugins.notices import GivesNotices, Notice, NoticeWarning, Slower, Unused
+from recd_plugins.notices import GivesNotices, Missed, Notice, NoticeWarning, Slower, Unused
 from recd_plugins.planning.topology import Topology
 from recd_plugins.slots import (
     CacheRecord,
@@ -68,6 +68,7 @@ __all__ = [
     "Loader",
     "LogRecord",
     "LogStore",
+    "Missed",
     "ModelRecord",
     "Notice",
     "NoticeWarning",

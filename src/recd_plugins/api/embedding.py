@@ -1,15 +1,29 @@
 """What poolings and models are made with, on the unique samples of a feature group."""
 
 from recd_plugins.compat.pytorch import flash_attention_on_cpu, flash_attention_on_cpu_backward
+from recd_plugins.embedding.adapt import poolings_by_feature
 from recd_plugins.embedding.expand import cells_of, expand_rows
 from recd_plugins.embedding.pooling import PoolsUnique
+from recd_plugins.embedding.timing import (
+    OfPooling,
+    seconds_of,
+    seconds_of_copies,
+    seconds_of_lookups,
+    seconds_of_pooling,
+)
 from recd_plugins.tiers.home.mapped import mapped
 
 __all__ = [
+    "OfPooling",
     "PoolsUnique",
     "cells_of",
     "expand_rows",
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",
     "mapped",
+    "poolings_by_feature",
+    "seconds_of",
+    "seconds_of_copies",
+    "seconds_of_lookups",
+    "seconds_of_pooling",
 ]

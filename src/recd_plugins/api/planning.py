@@ -27,6 +27,7 @@ from recd_plugins.planning.planner_bases import (
     Retiers,
     TakesContext,
     Tiered,
+    agreed,
     from_rank_0,
 )
 from recd_plugins.planning.row_wise_cost import home_load
@@ -81,6 +82,7 @@ __all__ = [
     "TierPlanner",
     "Tiered",
     "TorchRecPlannerConfig",
+    "agreed",
     "aligned",
     "appears",
     "build_torchrec_planner",

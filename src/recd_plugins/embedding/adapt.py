@@ -27,7 +27,14 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.naming.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups
 
-__all__ = ["BatchView", "adapt", "explain", "not_looked_up", "seeing_all_features"]
+__all__ = [
+    "BatchView",
+    "adapt",
+    "explain",
+    "not_looked_up",
+    "poolings_by_feature",
+    "seeing_all_features",
+]
 
 OURS = (DedupEmbeddingCollection, DedupEmbeddingBagCollection)
 
@@ -78,6 +85,23 @@ def explain(model: nn.Module) -> str:
         elif isinstance(module, DedupPooling):
             lines.append(f"  {where}: {explain_pooling(module)}")
     return "\n".join(["adapted to unique samples:", *lines])
+
+
+def poolings_by_feature(model: nn.Module, features: Sequence[str]) -> dict[str, nn.Module]:
+    """The module that pools each of these sequences, of those that `adapt` would have pool unique
+    samples; of those where it is known.
+
+    A module says so by `features` and `poolings`, as many of the one as of the other. Without,
+    poolings that are all alike tell nothing else of any feature.
+    """
+    for part in model.modules():
+        names, poolings = getattr(part, "features", None), getattr(part, "poolings", None)
+        if isinstance(poolings, nn.ModuleList) and len(names or ()) == len(poolings):
+            found = dict(zip(names or (), poolings, strict=True))
+            return {name: found[name] for name in features if name in found}
+    poolings = [part for path, part in model.named_modules() if _is_pooling(path, part, ())]
+    alike = len({(type(one), repr(one)) for one in poolings}) == 1
+    return dict.fromkeys(features, poolings[0]) if alike else {}
 
 
 def not_looked_up(model: nn.Module, groups: Groups) -> str:

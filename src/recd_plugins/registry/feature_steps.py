@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError
 from recd_plugins.naming.patterns import check_patterns
+from recd_plugins.notices import GivesNotices, Notice
 from recd_plugins.planning.access.look import Look
+from recd_plugins.planning.topology import Cluster
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
-from recd_plugins.slots import DedupConverter, Explains
+from recd_plugins.slots import DedupConverter, Explains, Loader, Reader
 
 if TYPE_CHECKING:
+    from torch import nn
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.transform import Conversion
+    from recd_plugins.registry.delivered import Delivered
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf
 
 __all__ = ["FeatureSteps"]
+
+DELIVERY = ("dataset", "etl", "reader", "dedup", "preprocess", "model", "pooling", "topology")
+"""The keys of registry.yaml that decide about batches and about what they are for."""
 
 
 class FeatureSteps:
@@ -33,14 +43,26 @@ class FeatureSteps:
     of a trainer's own."""
 
     def __init__(
-        self, registry: Registry, contexts: Contexts, prepare: Callable[[], Tables]
+        self,
+        registry: Registry,
+        contexts: Contexts,
+        prepare: Callable[[], Tables],
+        found: Callable[[Sequence[Notice]], None],
     ) -> None:
+        """`found` is handed the notices of the converter."""
+        self._found = found
         self._registry = registry
         self._contexts = contexts
         self._prepare = prepare
         self._looked_at: tuple[KeyedJaggedTensor, ...] = ()
         """The features of some of the trainer's own batches."""
+        self._model: ReferenceType[nn.Module] | None = None
+        """The trainer's, before it is adapted."""
         self._converts = False
+
+    def take_model(self, model: nn.Module) -> None:
+        """The trainer is about to adapt this one."""
+        self._model = ref(model)
 
     def look_at(self, batches: Iterable[Any], features: FeaturesOf | None) -> None:
         """Have the converter choose by some of the trainer's batches: those of rank 0."""
@@ -123,9 +145,70 @@ class FeatureSteps:
         tables = self._prepare() if reads else None
         schema = self.read if reads or self._looked_at else None
         context = self._contexts.of("dedup", schema, tables)
-        context = dataclasses.replace(context, looked_at=self._looked_at)
+        context = dataclasses.replace(
+            context,
+            looked_at=self._looked_at,
+            delivered=None if tables is None or self._looked_at else self._delivered(tables),
+            model=self._model_as_it_is,
+            preprocessed=self._preprocessed,
+            cluster=Cluster.of(self._registry.topology, self._world_size),
+        )
         converter: DedupConverter = self._registry.one("dedup").build(context)
+        if isinstance(converter, GivesNotices):
+            self._found(converter.notices())
         return converter
+
+    def _delivered(self, tables: Tables) -> Delivered:
+        from recd_plugins.registry.delivered import Delivered
+
+        reader: Reader = self._registry.one("reader").build(self._contexts.of("reader"))
+        train, world_size = self._registry.train, self._world_size
+
+        def open_loader(rank: int, transform: Callable[[Batch], Batch]) -> Loader:
+            return reader.loader(
+                tables.train,
+                rank=rank,
+                world_size=world_size,
+                batch_size=train.batch_size,
+                split="train",
+                transform=transform,
+            )
+
+        values = self._registry.source.values
+        decides = {slot: values.get(slot) for slot in DELIVERY}
+        stripes = [(one.file.name, one.group, one.num_rows) for one in tables.train.stripes]
+        settings = [train.batch_size, train.seed, train.threads, world_size, train.device]
+        text = json.dumps([decides, stripes, settings], sort_keys=True, default=str)
+        return Delivered(
+            open_loader,
+            world_size=world_size,
+            batch_size=train.batch_size,
+            digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+        )
+
+    def _model_as_it_is(self) -> nn.Module | None:
+        """The trainer's, or else the registry's; what is drawn after it stays as it was."""
+        model = None if self._model is None else self._model()
+        if model is None and self._registry.has_dataset and self._registry.chosen("model"):
+            import torch
+
+            with torch.random.fork_rng(devices=[]):
+                context = self._contexts.of("model", self.schema)
+                model = self._registry.one("model").build(context)
+        return model
+
+    def _preprocessed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        from recd_plugins.data.transform import BatchTransform, row_wise
+
+        made, _ = BatchTransform(row_wise(self.steps)).of(features)
+        return made
+
+    @property
+    def _world_size(self) -> int:
+        import torch.distributed as dist
+
+        joined = dist.is_available() and dist.is_initialized()
+        return dist.get_world_size() if joined else self._registry.train.ranks
 
     @cached_property
     def groups(self) -> Groups:

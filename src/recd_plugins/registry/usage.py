@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.notices import GivesNotices, Notice, Notices, Unused
@@ -48,6 +48,10 @@ class Usage:
     def unused(self, choice: Choice, why: str, cure: str) -> None:
         """A choice does nothing, as all ranks find alike."""
         self._give(_unused(choice, why, cure))
+
+    def found(self, notices: Iterable[Notice]) -> None:
+        """What all ranks found alike of something that was built."""
+        self._give(*notices)
 
     def planned(self, planner: Planner, group: ProcessGroup | None = None) -> None:
         """What rank 0 found in planning; where it is an error, all ranks of the group learn it."""

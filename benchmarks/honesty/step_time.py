@@ -1,0 +1,278 @@
+"""Steps as `dedup: {groups: auto}` chose them, against plain steps and the best of a search.
+
+    python -m benchmarks.honesty.step_time [--quick] [--json]
+
+Twenty tables, from sessions of one sample to sessions of thirty, clustered or in the order of time,
+their rows shuffled one by one or by session; on each a small model, whose history is weighed by
+target attention, and one like RM1. All sides train on the same table, read in the same way, on two
+gloo ranks that take turns of some steps, reading included. Nothing that is chosen may be slower
+than nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from benchmarks import models
+from benchmarks.harness import Figure, Report, main, spread
+from recd_dlrm.datasets.sessions.dataset import default_features
+from recd_plugins.slots import Loader
+from recd_plugins.stack import load
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.assemble import assemble
+
+__all__ = ["MODELS", "TABLES", "Case", "OddTable", "measure", "registry"]
+
+RANKS = 2
+NEVER_BELOW = 0.98
+WORTH_FINDING, FOUND = 1.5, 1.3
+"""Where the search finds as much, the median of what was chosen must find as much."""
+DEADLINE = 900.0
+SEED = 0
+
+Read = Literal["whole", "split", "in time"]
+"""Clustered and read by session; clustered and shuffled row by row; in the order of time, so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddTable:
+    """What differs from table to table."""
+
+    samples_per_session: float
+    read: Read
+    stay: float = 0.95
+    """How often a user feature stays as it is within a session."""
+    length: float = 1.0
+    """Times the lengths of the models' own."""
+
+    @property
+    def name(self) -> str:
+        return f"S {self.samples_per_session:g}, {self.read}, d {self.stay}, l x{self.length:g}"
+
+
+TABLES = (
+    *(OddTable(samples_per_session=s, read="whole") for s in (1.0, 2.0, 3.0, 4.0, 8.0, 16.0, 30.0)),
+    *(OddTable(samples_per_session=s, read="split") for s in (2.0, 8.0, 30.0)),
+    *(OddTable(samples_per_session=s, read="in time") for s in (1.0, 4.0, 16.0)),
+    *(OddTable(samples_per_session=s, read="whole", length=0.2) for s in (2.0, 8.0, 30.0)),
+    *(OddTable(samples_per_session=s, read="whole", stay=0.5) for s in (4.0, 16.0)),
+    *(OddTable(samples_per_session=s, read="whole", length=2.0) for s in (2.0, 8.0)),
+)
+MODELS = ("small", "RM1-like")
+RM1_SCALE = 1 / 8
+SIDES = ("plain", "auto", "all", "sequences")
+"""auto chooses; all user features, or sequences alone, are what a search tries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model on a table."""
+
+    table: OddTable
+    model: str
+    folder: Path
+    samples: int
+
+
+def registry(case: Case, side: str) -> dict[str, Any]:
+    """What differs from side to side is `dedup` alone."""
+    values = _small() if case.model == "small" else models.registry("rm1", RM1_SCALE)
+    dataset = values["dataset"]
+    dataset |= {"samples": case.samples, "test_fraction": 1e-3, "seed": SEED}
+    dataset |= {"samples_per_session": case.table.samples_per_session, "session_sigma": 0.8}
+    dataset |= {"max_samples_per_session": 500, "concurrent_sessions": 2_000}
+    dataset["features"] = [_feature(one, case.table) for one in dataset["features"]]
+    sequences = [one["name"] for one in dataset["features"] if one.get("sequence")]
+    groups = models.groups(values)
+    values["folder"] = str(case.folder)
+    values |= {"etl": ["cluster_by_session"], "reader": {"use": "local", "sessions": "whole"}}
+    if case.table.read != "whole":
+        values["reader"] = "local"
+    if case.table.read == "in time":
+        del values["etl"]
+    chosen = {
+        "auto": "auto",
+        "all": groups,
+        "sequences": [group for group in groups if set(group) & set(sequences)],
+    }
+    values.pop("dedup", None)
+    if side != "plain":
+        values["dedup"] = {"use": "exact", "groups": chosen[side]}
+    values["train"] = {**values["train"], "ranks": RANKS, "device": "cpu", "threads": 1}
+    return values
+
+
+def _small() -> dict[str, Any]:
+    features = [
+        {"name": one.name, "kind": one.kind, "num_ids": one.num_ids, "stay": one.stay}
+        | {"length": one.length, "sequence": one.sequence, "shift": one.shift}
+        | ({"group": one.group} if one.group else {})
+        | ({"table": one.table} if one.table else {})
+        for one in default_features()
+    ]
+    return {
+        "plugins": ["recd_dlrm", "recd_dedup"],
+        "dataset": {"use": "sessions", "dense": 8, "features": features},
+        "model": {"use": "sequence_dlrm", "embedding_dim": 32, "bottom": [64], "top": [64]},
+        "pooling": {"history": "attention", "history_category": "attention"},
+        "train": {"batch_size": 512},
+    }
+
+
+def _feature(feature: Mapping[str, Any], table: OddTable) -> dict[str, Any]:
+    """A feature of a user, as the table has it."""
+    changed = dict(feature)
+    if feature["kind"] == "user":
+        changed["stay"] = min(float(feature["stay"]), table.stay)
+        if feature.get("length", 1) > 1:
+            changed["length"] = max(1.0, feature["length"] * table.length)
+            if "max_length" in feature:
+                changed["max_length"] = max(2, round(feature["max_length"] * table.length))
+    return changed
+
+
+def on_rank(case: Case, sides: tuple[str, ...], rounds: int, steps: int) -> dict[str, Any]:
+    """On a rank: seconds a step of each side in each round, and what auto chose."""
+    trainings, why = {}, ""
+    for side in sides:
+        stack = load(registry(case, side))
+        loader = stack.loader(dist.get_rank(), dist.get_world_size())
+        trainings[side] = (assemble(stack, torch.device("cpu")), _endless(loader))
+        if side == "auto":
+            why = stack.explain()
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    names = list(sides)
+    for number in range(rounds + 1):
+        for side in names:
+            job, batches = trainings[side]
+            dist.barrier()
+            begun = time.perf_counter()
+            for _ in range(steps):
+                job.pipeline.progress(batches)
+            dist.barrier()
+            if number:
+                seconds[side].append((time.perf_counter() - begun) / steps)
+        names.reverse()
+    return {"seconds": seconds, "why": why}
+
+
+def _endless(loader: Loader) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a case: how many times as fast as plain steps."""
+
+    case: Case
+    auto: float
+    best: float
+    """Of the settings that a search tries."""
+    spread: float
+    chose: bool
+    """Whether anything is deduplicated."""
+
+    @property
+    def text(self) -> str:
+        done = "" if self.chose else " (left as it is)"
+        times = f"{self.auto:.2f}{done}, best {self.best:.2f}"
+        return f"{self.case.model}, {self.case.table.name}: {times}"
+
+
+def outcome(case: Case, found: Mapping[str, Any]) -> Outcome:
+    seconds = found["seconds"]
+    ratios = {
+        side: [plain / one for plain, one in zip(seconds["plain"], seconds[side], strict=True)]
+        for side in seconds
+    }
+    medians = {side: statistics.median(each) for side, each in ratios.items()}
+    return Outcome(
+        case=case,
+        auto=medians["auto"],
+        best=max(medians.values()),
+        spread=spread(ratios["auto"]),
+        chose=": deduplicated " in found["why"],
+    )
+
+
+def figures(outcomes: list[Outcome]) -> list[Figure]:
+    worst = min(outcomes, key=lambda one: one.auto)
+    taken = [one for one in outcomes if one.chose]
+    least = min(taken, key=lambda one: one.auto, default=None)
+    rich = [one.auto for one in outcomes if one.best >= WORTH_FINDING]
+    every = "; ".join(one.text for one in outcomes)
+    made = [
+        Figure(
+            name="step time of what auto chose against plain, the least",
+            value=worst.auto,
+            unit="times as fast",
+            baseline=1.0,
+            target=NEVER_BELOW,
+            spread=worst.spread,
+            note=f"{worst.text}. Each: {every}",
+        )
+    ]
+    if least is not None:
+        made.append(
+            Figure(
+                name="the least of those where auto deduplicates anything",
+                value=least.auto,
+                unit="times as fast",
+                baseline=1.0,
+                target=NEVER_BELOW,
+                spread=least.spread,
+                note=f"{least.text}; {len(taken)} of {len(outcomes)}",
+            )
+        )
+    if rich:
+        made.append(
+            Figure(
+                name=f"the median of those where a search finds {WORTH_FINDING} times or more",
+                value=statistics.median(rich),
+                unit="times as fast",
+                baseline=1.0,
+                target=FOUND,
+                note=f"{len(rich)} of {len(outcomes)}",
+            )
+        )
+    return made
+
+
+def measure(quick: bool) -> Report:
+    tables = TABLES[1:7:2] if quick else TABLES
+    sides = SIDES
+    rounds, steps, samples = (3, 3, 8_192) if quick else (5, 4, 12_288)
+    outcomes = []
+    with tempfile.TemporaryDirectory() as folder:
+        pool = GlooPool(deadline=DEADLINE)
+        for number, table in enumerate(tables):
+            for model in MODELS:
+                where = Path(folder) / f"{number}-{model}"
+                case = Case(table=table, model=model, folder=where, samples=samples)
+                load(registry(case, "plain")).prepare()
+                found = pool.run(on_rank, case, sides, rounds, steps)[0]
+                outcomes.append(outcome(case, found))
+                print(outcomes[-1].text, flush=True, file=sys.stderr)
+    settings = {
+        "tables": f"{len(tables)} of generated sessions, {samples} samples",
+        "models": f"small: D 32, attention on two histories; RM1-like: RM1 times {RM1_SCALE:g}",
+        "ranks": f"{RANKS} gloo ranks of one thread, reading included",
+        "turns": f"{rounds} of {steps} steps",
+        "search": ", ".join(SIDES),
+    }
+    return Report(figures=figures(outcomes), settings=settings, seed=SEED)
+
+
+if __name__ == "__main__":
+    main("honesty.step_time", measure)

@@ -1,0 +1,241 @@
+"""Which groups a converter takes: as given, or as advised on what training will read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recd_plugins.api import Context, DataError, Missed, Notice, RegistryError, Unused
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_dedup.dedup.advisor import WorthOf
+    from recd_dedup.dedup.converters import GroupsConfig
+    from recd_dedup.dedup.sample import SampledBatches
+    from recd_dedup.dedup.worth import Worth
+    from recd_plugins.api.batch import Groups
+
+__all__ = ["ChosenGroups", "chosen_groups"]
+
+Deduplicated = Callable[["KeyedJaggedTensor", Sequence[Sequence[str]]], Any]
+WHAT = "dedup: groups: auto"
+
+
+class ChosenGroups(NamedTuple):
+    """The groups, and what is known of them."""
+
+    groups: Groups
+    why: str = ""
+    """The advisor's reasons, a line for each feature; empty where the groups were given."""
+    shares: Callable[[], tuple[float, ...] | None] | None = None
+    """Measures each group's unique samples over the batch size, where there are batches."""
+    notices: tuple[Notice, ...] = ()
+
+
+def chosen_groups(
+    config: GroupsConfig, context: Context, deduplicated: Deduplicated
+) -> ChosenGroups:
+    """The groups as given, or as advised for the trainer's batches or for those of the reader.
+
+    Those given are checked against the schema; where there is none, a trainer reads by itself,
+    and its batches are held to the groups.
+    """
+    if config.groups == "auto":
+        return _advised(config, context, deduplicated)
+    from recd_plugins.api.batch import check_groups
+
+    schema, named = context.schema, [name for group in config.groups for name in group]
+    try:
+        groups = check_groups(config.groups, named if schema is None else schema.sparse_names)
+    except DataError as error:
+        raise RegistryError(str(error), "dedup.groups") from None
+    return ChosenGroups(groups, shares=partial(_measured_shares, context, groups))
+
+
+def _measured_shares(context: Context, groups: Groups) -> tuple[float, ...] | None:
+    from recd_dedup.dedup.sample import measured_shares, shares_of_batches
+
+    if context.looked_at:
+        return shares_of_batches(context.looked_at, groups)
+    if context.tables is None:
+        return None
+    return measured_shares(context.tables.train, groups, batch_size=context.batch_size)
+
+
+def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> ChosenGroups:
+    """All ranks take what rank 0 finds: times differ from rank to rank."""
+    from recd_plugins.api.planning import agreed
+
+    if context.looked_at:
+        found = agreed(lambda: _by_own_batches(config, context, deduplicated))
+    elif context.delivered is not None and context.tables is not None:
+        found = _kept(config, context, lambda: _by_reader(config, context, deduplicated))
+    elif context.tables is not None:  # there is no reader: as the table lies
+        found = _by_table(config, context)
+    else:
+        raise RegistryError(
+            "auto: there is nothing to measure, neither a dataset in registry.yaml nor batches. "
+            "Hand over your own: `stack.adapt(model, batches=loader, features=lambda batch: "
+            "batch.sparse_features)`, before any batch is converted. Or name the groups.",
+            "dedup.groups",
+        )
+    return ChosenGroups(found.groups, found.why, partial(tuple, found.shares), found.notices)
+
+
+class Advised(NamedTuple):
+    """What was advised."""
+
+    groups: Groups
+    why: str
+    shares: tuple[float, ...]
+    notices: tuple[Missed | Unused, ...] = ()
+
+
+def _by_own_batches(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> Advised:
+    from recd_dedup.dedup.advisor import advise_batches
+
+    kjts = context.looked_at
+    weigh, notices = _weighing(config, context, kjts[:2], deduplicated)
+    advice = advise_batches(kjts, min_factor=config.min_factor, worth_of=weigh)
+    return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares, notices)
+
+
+def _by_table(config: GroupsConfig, context: Context) -> Advised:
+    from recd_dedup.dedup.advisor import advise
+
+    assert context.tables is not None
+    advice = advise(
+        context.tables.train, batch_size=context.batch_size, min_factor=config.min_factor
+    )
+    return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares)
+
+
+def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> Advised:
+    from recd_dedup.dedup.advisor import Limits, advise_rows
+    from recd_dedup.dedup.reading import read_sample
+
+    assert context.tables is not None
+    table = context.tables.train
+    sample = read_sample(context)
+    weigh, notices = _weighing(config, context, sample.features, deduplicated)
+    limits = Limits(min_factor=config.min_factor, together=0.9, tolerance=0.05)
+    names = table.schema.sparse_names
+    advice = advise_rows(sample.rows, names, sample.batch_size, limits, weigh)
+    if table.schema.session_id is None:
+        advice = dataclasses.replace(advice, samples_per_session=None)
+    every: tuple[Missed | Unused, ...] = (*notices, *sample.notices(table, WHAT))
+    return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares, every)
+
+
+def _weighing(
+    config: GroupsConfig,
+    context: Context,
+    batches: Sequence[KeyedJaggedTensor],
+    deduplicated: Deduplicated,
+) -> tuple[WorthOf | None, tuple[Unused, ...]]:
+    """By what groups are weighed; and a notice where time cannot be, so that none is taken."""
+    import torch
+
+    from recd_dedup.dedup.calibrate import measured_prices, uses_of
+    from recd_dedup.dedup.worth import Seconds
+
+    if config.weigh == "bytes" or context.cluster is None:
+        return None, ()
+    model = None if context.model is None else context.model()
+    if model is None:
+        return _nothing, (
+            Unused(
+                what=WHAT,
+                why="what it saves of a step depends on the model, which nobody knows yet",
+                cure="Call `stack.adapt(model)` before `stack.loader`, or name the groups, or "
+                "weigh them by bytes alone (`weigh: bytes`).",
+            ),
+        )
+    cluster, known = context.cluster, {}
+    uses = uses_of(model, batches[0], context.preprocessed or (lambda features: features))
+
+    def weigh(sample: SampledBatches, batch_size: int, repeating: Sequence[str]) -> Worth:
+        names = tuple(name for name in repeating if name in uses)
+        if not names:
+            return _nothing(sample, batch_size, repeating)
+        if names not in known:
+            known[names] = measured_prices(
+                batches[-1],
+                names,
+                model=model,
+                uses=uses,
+                convert=deduplicated,
+                cluster=cluster,
+                device=torch.device(context.device),
+            )
+        return Seconds(sample, batch_size, known[names], uses)
+
+    return weigh, ()
+
+
+def _nothing(sample: SampledBatches, batch_size: int, repeating: Sequence[str]) -> Worth:
+    from recd_dedup.dedup.worth import Nothing
+
+    return Nothing(sample)
+
+
+def _reasons(lines: Any) -> str:
+    head, *reasons = lines
+    return "\n".join([f"dedup: {head}", *(f"  {line}" for line in reasons)])
+
+
+def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -> Advised:
+    """What was found for this registry and table on this machine, once; then read again.
+
+    So a resumed run has the groups that it had, and processes that are no group yet agree.
+    """
+    from filelock import FileLock
+
+    from recd_plugins.api.planning import agreed
+
+    assert context.delivered is not None
+    model = None if context.model is None else context.model()
+    decides = [
+        dataclasses.asdict(config),
+        context.delivered.digest,
+        repr(context.cluster),
+        repr(model),
+        version("recd-plugins"),
+    ]
+    digest = hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()[:12]
+    path = context.folder / f"dedup-{digest}.json"
+
+    def read_or_find() -> Advised:
+        context.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(context.folder / ".dedup.lock"):
+            if not path.exists():
+                path.write_text(json.dumps(_as_json(find()), indent=1))
+            return _from_json(json.loads(path.read_text()))
+
+    import torch.distributed as dist
+
+    joined = dist.is_available() and dist.is_initialized()
+    return agreed(read_or_find) if joined else read_or_find()
+
+
+KINDS = {kind.__name__: kind for kind in (Missed, Unused)}
+
+
+def _as_json(found: Advised) -> dict[str, Any]:
+    notices = [{"kind": type(one).__name__, **dataclasses.asdict(one)} for one in found.notices]
+    return {**found._asdict(), "notices": notices}
+
+
+def _from_json(values: dict[str, Any]) -> Advised:
+    return Advised(
+        groups=tuple(map(tuple, values["groups"])),
+        why=values["why"],
+        shares=tuple(values["shares"]),
+        notices=tuple(KINDS[one.pop("kind")](**one) for one in values["notices"]),
+    )

@@ -1,0 +1,144 @@
+"""The batches that training will read, as the reader delivers them, and the sessions in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from recd_dedup.dedup.sample import rows_of_batch
+from recd_dedup.stats.session_rows import SessionRows
+from recd_plugins.api import Context, DataError, Missed, PluginError
+from recd_plugins.api.batch import Groups
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.api.batch import Columns
+    from recd_plugins.api.data import Table
+
+__all__ = ["ReadSample", "read_sample"]
+
+SAMPLES = 32_768
+"""The samples whose features are looked at, about as many at each place."""
+PLACES = 8
+AROUND = 8
+"""How many times as many are looked at for their sessions alone."""
+
+
+@dataclass
+class ReadSample:
+    """What some batches of the epoch show."""
+
+    rows: list[SessionRows] = field(default_factory=list)
+    """Batch by batch."""
+    features: list[KeyedJaggedTensor] = field(default_factory=list)
+    """A few of the batches themselves."""
+    batch_size: int = 0
+    in_batches: float = 0.0
+    """Samples of a session in a batch; 0 where nobody knows the sessions."""
+    around: float = 0.0
+    """Samples of a session among the batches of a place, or of all places."""
+
+    def notices(self, table: Table, what: str) -> list[Missed]:
+        """Whether batches hold far fewer samples of a session than lie about them."""
+        if self.around < 1.5 or self.around < 1.5 * self.in_batches:
+            return []
+        apart = f"a batch holds {self.in_batches:.2f} samples of a session, and the batches around "
+        apart += f"it {self.around:.2f}"
+        if _is_clustered(table):
+            return [
+                Missed(
+                    what=what,
+                    why=f"{apart}: the table is clustered, but its rows are shuffled one by one",
+                    cure="Keep sessions together: `reader: {use: local, sessions: whole}`.",
+                )
+            ]
+        return [
+            Missed(
+                what=what,
+                why=f"{apart}: the table is not clustered by session",
+                cure="Cluster it, which is done once, and keep sessions together: "
+                "`etl: [cluster_by_session]` and `reader: {use: local, sessions: whole}`.",
+            )
+        ]
+
+
+def read_sample(context: Context) -> ReadSample:
+    """Batches from all over the epoch of the train split."""
+    assert context.delivered is not None
+    assert context.tables is not None
+    table = context.tables.train
+    keys = table.schema.sparse_names
+    if not keys or not table.num_rows:
+        raise DataError(
+            f"{table.path}: has {table.num_rows} rows of {len(keys)} sparse features, so there is "
+            "nothing to advise on. Name `dedup.groups` by hand."
+        )
+    if table.schema.session_id is None:
+        return _read(context.delivered, keys, ())
+    try:
+        return _read(context.delivered, keys, ("session_id",))
+    except PluginError:  # a reader that hands over no sessions
+        return _read(context.delivered, keys, ())
+
+
+def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSample:
+    taking = _Taking(tuple((key,) for key in keys), asks)
+    sample, around = ReadSample(), AROUND if asks else 1
+    seen: dict[int, list[Tensor]] = {}
+    looked_at: dict[int, int] = {}
+    samples = sessions = 0
+    for place, batch in delivered.batches(taking, SAMPLES * around, PLACES):
+        columns = batch.dedup
+        if asks:
+            seen.setdefault(place, []).append(columns.session_id)
+        if looked_at.get(place, 0) >= SAMPLES // PLACES:  # for its sessions alone
+            continue
+        looked_at[place] = looked_at.get(place, 0) + len(batch)
+        features = columns.to_kjt()
+        rows = rows_of_batch(features, keys, columns.session_id if asks else None)
+        sample.rows.append(rows)
+        sample.batch_size = max(sample.batch_size, len(rows))
+        if len(sample.features) < 2:
+            sample.features.append(features)
+        samples, sessions = samples + len(rows), sessions + len(np.unique(rows.sessions))
+    if asks:
+        places = [torch.cat(found) for found in seen.values()]
+        # Of a small table the places are all of it.
+        sample.around = max(map(_a_session, [torch.cat(places), *places]))
+        sample.in_batches = samples / sessions
+    return sample
+
+
+def _a_session(sessions: Tensor) -> float:
+    return len(sessions) / max(1, len(sessions.unique()))
+
+
+class _Taking:
+    """Stands where a converter will stand, and takes all features as they come."""
+
+    def __init__(self, groups: Groups, asks: Sequence[str]) -> None:
+        self.groups = groups
+        self.asks = tuple(asks)
+
+    def convert(self, features: Columns) -> Any:
+        return features
+
+
+def _is_clustered(table: Table) -> bool:
+    """Whether the samples of a session lie side by side, in the first stripe that is large."""
+    stripe = max(table.stripes, key=lambda one: one.num_rows)
+    file = pq.ParquetFile(stripe.file)
+    if table.schema.session_id not in file.schema_arrow.names:
+        return False
+    column = file.read_row_group(stripe.group, columns=[table.schema.session_id])
+    sessions = column[0].combine_chunks().dictionary_encode()
+    codes = sessions.indices.to_numpy(zero_copy_only=False)
+    runs = 1 + np.count_nonzero(codes[1:] != codes[:-1])
+    return bool(runs <= 1.2 * max(1, len(sessions.dictionary)))

@@ -1,0 +1,230 @@
+"""What deduplication saves of a step, and what it costs: in seconds, or in bytes.
+
+Of a feature f in group g, with B samples of which U are unique, N ids of which N_u are kept, and
+rows of D floats, a step saves
+
+    lookup     (N - N_u) rows read, and updated by their gradients
+    exchange   8 (N - N_u) bytes of ids; and 2 * 4 D (N - N_u) of rows and their gradients, or
+               2 * 4 D (B - U) of sums: over the links, and through a rank's copies of them
+    pooling    its pooling on all samples, less the same on unique ones
+
+and pays for
+
+    conversion ids compared and copied, and the inverse lookup
+    expansion  B rows of D floats, whose gradients are summed again; N of them where nobody knows
+               a pooling of the feature
+    pooling    where a pooling of unique samples takes longer
+    handling   the calls of a group, and of each feature that is looked up otherwise than others.
+
+A step in which anything is deduplicated pays for some calls besides.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recd_dedup.dedup.sample import SampledBatches
+from recd_plugins.api.embedding import OfPooling
+
+__all__ = ["Bytes", "FeatureUse", "Nothing", "Seconds", "StepPrices", "Worth"]
+
+Group = Sequence[str]
+ID_BYTES = 8
+FLOAT_BYTES = 4
+
+
+class Worth(ABC):
+    """Weighs groups by what sampled batches show of them."""
+
+    def __init__(self, sample: SampledBatches) -> None:
+        self._sample = sample
+
+    @abstractmethod
+    def saved(self, name: str, group: Group) -> dict[str, float]:
+        """What the feature's group saves of it, by kind."""
+
+    @abstractmethod
+    def cost(self, group: Group) -> dict[str, float]:
+        """What the group costs, by kind."""
+
+    @abstractmethod
+    def words(self, parts: Mapping[str, float]) -> str:
+        """What is saved, or paid, as a clause."""
+
+    def knows(self, name: str) -> bool:
+        """Whether the feature was weighed at all."""
+        return True
+
+    @property
+    def fixed(self) -> float:
+        """What a step pays as soon as there is a group."""
+        return 0.0
+
+    @property
+    def sure(self) -> float:
+        """How many times its cost a group must save."""
+        return 1.0
+
+    def net(self, group: Group) -> float:
+        """What a group saves, less what it must save to be chosen."""
+        saved = sum(sum(self.saved(name, group).values()) for name in group)
+        return saved - self.sure * sum(self.cost(group).values())
+
+
+class Bytes(Worth):
+    """Bytes of a sample on its way from reader to trainer: ids, against the inverse lookup.
+
+    A group g saves Σ_f 8 · l(f) · (1 - 1 / F(f, g)) bytes of the ids of its features f, and costs
+    2 · w(U) for its inverse lookup: w = 1, 2, 4 or 8 bytes a sample number U unique samples, and to
+    find and to follow them is counted as if they were sent twice.
+    """
+
+    LOOKUPS = 2
+
+    def saved(self, name: str, group: Group) -> dict[str, float]:
+        factor = self._sample.factors(group)[name]
+        return {"ids": ID_BYTES * self._sample.length(name) * (1 - 1 / factor)}
+
+    def cost(self, group: Group) -> dict[str, float]:
+        largest = max(0, self._sample.most_unique(group) - 1)
+        return {"lookup": float(self.LOOKUPS * np.min_scalar_type(largest).itemsize)}
+
+    def words(self, parts: Mapping[str, float]) -> str:
+        return f"{sum(parts.values()):.1f} bytes a sample"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureUse:
+    """What a model does with a feature."""
+
+    sums: tuple[int, ...] = ()
+    """D of each table that yields a sum for each sample."""
+    rows: tuple[int, ...] = ()
+    """D of each table that yields embeddings one by one."""
+    kept_ids: float = 1.0
+    """The ids that `preprocess` leaves, over those that the reader delivers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPrices:
+    """Seconds on this device and over these links."""
+
+    conversion: Mapping[str, float]
+    """To convert a batch's samples of a feature."""
+    lookup: Mapping[int, float]
+    """To look up a row of D floats for a copy of a sample."""
+    copy: float
+    """To copy a float to a sample, and to sum it into its gradient."""
+    byte: float
+    """To send a byte by an all-to-all; 0 on one rank."""
+    call: float
+    """Of an operation on a small tensor, with the Python around it."""
+    pooling: Mapping[str, OfPooling]
+    """To pool a batch's sequences, by feature; those of which a pooling is known."""
+
+
+MOVES = 2.0
+"""How often a rank copies a row that it exchanges, beside the exchange, over one expansion."""
+BY_GROUP = 20
+"""Calls of a feature group, in reader, exchange and expansion."""
+HANDLING = 12
+"""Calls, forward and backward, of a feature on unique samples: stand-ins, slices, lookups."""
+BESIDE = 150
+"""Calls of a step that looks up unique samples beside others: collections in parts."""
+
+
+class Seconds(Worth):
+    """Seconds of a step of one rank."""
+
+    def __init__(
+        self,
+        sample: SampledBatches,
+        batch_size: int,
+        prices: StepPrices,
+        uses: Mapping[str, FeatureUse],
+    ) -> None:
+        super().__init__(sample)
+        self._batch_size = batch_size
+        self._prices = prices
+        self._uses = uses
+
+    def knows(self, name: str) -> bool:
+        return name in self._prices.conversion
+
+    def net(self, group: Group) -> float:
+        return super().net(group) if all(map(self.knows, group)) else -math.inf
+
+    @property
+    def fixed(self) -> float:
+        return self.sure * BESIDE * self._prices.call
+
+    @property
+    def sure(self) -> float:
+        return 1.25
+
+    def saved(self, name: str, group: Group) -> dict[str, float]:
+        prices, use = self._prices, self._uses.get(name, FeatureUse())
+        ids = self._ids(name)
+        spared = ids * (1 - 1 / self._sample.factors(group)[name])
+        samples = self._batch_size * (1 - self._sample.unique_share(group))
+        floats = sum(dim * spared for dim in use.rows) + sum(dim * samples for dim in use.sums)
+        tables = len(use.rows) + len(use.sums)
+        sent = tables * ID_BYTES * spared + 2 * FLOAT_BYTES * floats
+        found = {
+            "lookup": sum(prices.lookup[dim] * spared for dim in (*use.rows, *use.sums)),
+            "exchange": prices.byte * sent + MOVES * prices.copy * floats,
+        }
+        if name in prices.pooling and use.rows:
+            pooling = prices.pooling[name]
+            found["pooling"] = max(0.0, pooling.all - pooling.unique)
+        return found
+
+    def cost(self, group: Group) -> dict[str, float]:
+        prices, copied, tables = self._prices, 0.0, 0
+        for name in group:
+            use = self._uses.get(name, FeatureUse())
+            copied += self._batch_size * sum(use.sums)
+            tables += len(use.rows) + len(use.sums)
+            if name not in prices.pooling:
+                copied += self._ids(name) * sum(use.rows)
+        more = [one.unique - one.all for one in map(prices.pooling.get, group) if one is not None]
+        return {
+            "pooling": sum(max(0.0, seconds) for seconds in more),
+            "conversion": sum(prices.conversion[name] for name in group),
+            "expansion": prices.copy * copied,
+            "handling": prices.call * (BY_GROUP + HANDLING * tables),
+        }
+
+    def words(self, parts: Mapping[str, float]) -> str:
+        kinds = [
+            f"{1e3 * seconds:.2g} ms" + f" of {kind}" * bool(kind)
+            for kind, seconds in parts.items()
+            if seconds >= 5e-6
+        ]
+        return ", ".join(kinds[:-1]) + (" and " if len(kinds) > 1 else "") + (kinds or ["0 ms"])[-1]
+
+    def _ids(self, name: str) -> float:
+        """A batch's that are looked up."""
+        kept = self._uses.get(name, FeatureUse()).kept_ids
+        return self._batch_size * self._sample.length(name) * kept
+
+
+class Nothing(Worth):
+    """Of features that the model does not look up, or of a model that nobody knows."""
+
+    def knows(self, name: str) -> bool:
+        return False
+
+    def saved(self, name: str, group: Group) -> dict[str, float]:
+        return {}
+
+    def cost(self, group: Group) -> dict[str, float]:
+        return {}
+
+    def words(self, parts: Mapping[str, float]) -> str:
+        return "nothing"

@@ -1,0 +1,160 @@
+"""What unique samples save and cost of a step on this device: its own kernels, timed in seconds.
+
+Each time is of forward and backward, and the least of a few runs. On the CPU it is processor time
+of one thread, which a machine that is busy with others changes least; threads that wait for each
+other would count as if they worked.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recd_plugins.embedding.expand import expand_rows, expand_values
+from recd_plugins.embedding.pooling import DedupPooling
+from recd_plugins.embedding.unexpanded import Unexpanded
+
+__all__ = [
+    "OfPooling",
+    "seconds_of",
+    "seconds_of_copies",
+    "seconds_of_lookups",
+    "seconds_of_pooling",
+]
+
+FEWEST, MOST = 3, 9
+"""Runs of a call that is timed."""
+LONG_ENOUGH = 0.03
+"""Seconds of all runs after which the fewest are enough."""
+TABLE_ROWS = 1 << 16
+
+
+class OfPooling(NamedTuple):
+    """Seconds of one pooling of a batch, forward and backward."""
+
+    all: float
+    """On all samples' values."""
+    unique: float
+    """On the unique samples', with what it takes to give each sample its row."""
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call that has been made once before; on the CPU, of the thread that makes it."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    _synchronized(call, device)
+    taken: list[float] = []
+    while len(taken) < FEWEST or (len(taken) < MOST and sum(taken) < LONG_ENOUGH):
+        begun = clock()
+        _synchronized(call, device)
+        taken.append(clock() - begun)
+    return min(taken)
+
+
+def _of_kernels(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call of torch's kernels, of which each thread of the CPU has its part."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu":
+        return seconds_of(call, device)
+    torch.set_num_threads(1)
+    try:
+        return seconds_of(call, device) / threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
+    """Seconds in which a table yields the embeddings of ids, and is updated by their gradients; of
+    each of these ids. The table has fewer rows than a real one, as many as a cache may hold."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    device = ids[0].device
+    on_cpu = device.type == "cpu"
+    place = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
+    where = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
+    table = SplitTableBatchedEmbeddingBagsCodegen(
+        [(TABLE_ROWS, dim, place, where)],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        pooling_mode=PoolingMode.NONE,
+        device=device,
+    )
+    table.init_embedding_weights_uniform(-0.1, 0.1)
+
+    def seconds(some: Tensor) -> float:
+        rows, offsets = some.long() % TABLE_ROWS, torch.arange(len(some) + 1, device=device)
+        gradient = torch.ones(len(some), dim, device=device)
+        return _of_kernels(lambda: table(rows, offsets).backward(gradient), device)
+
+    return [seconds(some) for some in ids]
+
+
+def seconds_of_copies(unique: Tensor, inverse_lookup: Tensor) -> float:
+    """Seconds in which rows [U, D] become those of all samples [B, D], and their gradients sums."""
+    unique = unique.detach().requires_grad_()
+    gradient = torch.ones(inverse_lookup.numel(), unique.shape[1], device=unique.device)
+
+    def copied() -> None:
+        expand_rows(unique, inverse_lookup).backward(gradient)
+        unique.grad = None
+
+    return _of_kernels(copied, unique.device)
+
+
+def seconds_of_pooling(
+    pooling: nn.Module, dim: int, lengths: Tensor, inverse_lookup: Tensor
+) -> OfPooling:
+    """Seconds of a copy of the pooling, on unique samples in rows of `lengths` [U] and on all.
+
+    Each sample brings a query of its own. What the pooling has learned, and what it counts, stays
+    as it is.
+    """
+    device = lengths.device
+    ours = _copy_of(pooling, device)
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(int(lengths.sum()), dim, generator=draw).to(device).requires_grad_()
+    query = torch.randn(inverse_lookup.numel(), dim, generator=draw).to(device)
+    every = expand_values(values.detach(), lengths, inverse_lookup).requires_grad_()
+    lengths_of_all = lengths[inverse_lookup]
+
+    def on_all() -> None:
+        _backward(ours(every, lengths_of_all, query))
+        every.grad = None
+
+    def on_unique() -> None:
+        jagged = Unexpanded.values(values, lengths, inverse_lookup, len(every))
+        _backward(ours(jagged, Unexpanded.rows(lengths, inverse_lookup), query))
+        values.grad = None
+
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+        turns = [(_of_kernels(on_all, device), _of_kernels(on_unique, device)) for _ in range(2)]
+    return OfPooling(*map(min, zip(*turns, strict=True)))
+
+
+def _copy_of(pooling: nn.Module, device: torch.device) -> nn.Module:
+    if any(one.is_meta for one in (*pooling.parameters(), *pooling.buffers())):
+        made = copy.deepcopy(pooling).to_empty(device=device)
+        for one in (*made.parameters(), *made.buffers()):
+            one.data.zero_()  # whatever the memory held may take far longer to compute with
+    else:
+        made = copy.deepcopy(pooling).to(device)
+    return DedupPooling(made)
+
+
+def _backward(pooled: Tensor) -> None:
+    rows = pooled.expanded() if isinstance(pooled, Unexpanded) else pooled
+    rows.sum().backward()
+
+
+def _synchronized(call: Callable[[], object], device: torch.device) -> None:
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
