@@ -89,6 +89,8 @@ class Stack:
         self._known: dict[str, Any] = {}
         """What a plan is made by beside the registry, in the words of `Context`."""
         self._planned = False
+        self.ordered = False
+        """Whether the batches of the train split come in an order of the planner's."""
         self._usage = Usage(registry)
 
     @cached_property
@@ -137,6 +139,7 @@ class Stack:
         if split == "train" and isinstance(planner := self.planner(), OrdersBatches):
             self._usage.asked("order")
             ordered: Loader = planner.order(loader, rank, world_size)
+            self.ordered = ordered is not loader
             return ordered
         return loader
 

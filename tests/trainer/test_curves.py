@@ -72,6 +72,7 @@ def test_a_run_comes_back_as_it_was_logged(tmp_path: Path) -> None:
         "samples_per_second": 123.0,
         "step_ms": 12.5,
         "dedupe_factor": 3.5,
+        "collectives_mib": 4 + 7 / 2**20,
         "all_to_all_mib": 4.0,
         "peak_memory_mib": 512.0,
     }

@@ -98,6 +98,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._plan_path = plan
         self.found: Mapping[str, ModelTable] = {}
         """The model's tables that the last plan was made for."""
+        self.every: frozenset[str] = frozenset()
+        """All tables of that model, on rank 0."""
         self.fused: Mapping[str, Mapping[str, Any]] = {}
         """What updates each of the model's tables, as TorchRec's `fused_params`."""
         self._left: Mapping[str, str] = {}
@@ -170,7 +172,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
-        self.found = self._found(model)
+        self.found, self.every = self._found(model), frozenset(model_tables(model))
         self.report = self._cluster = None
         self._notices = []
         self._leave_all()

@@ -21,6 +21,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
+from recd_plugins.trainer.measure.forecasts import ForecastMeter
 from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
@@ -70,7 +71,11 @@ class Loop:
         self._parts: dict[str, float] | None = None
         self._metrics_steps = (start, start)
         """The steps that the latest metrics of training cover: after the first, to the second."""
-        callbacks: list[tuple[Callback, Choice | None]] = [(self._meter(start), None), *chosen]
+        callbacks: list[tuple[Callback, Choice | None]] = [
+            (self._meter(start), None),
+            (ForecastMeter(stack), None),
+            *chosen,
+        ]
         if settings.retier_every:
             callbacks.append((self._retiering(start), None))
         self._callbacks = Callbacks(callbacks)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import DataError
+from recd_plugins.trainer.measure.beside import Beside, why_parted
 from recd_plugins.trainer.measure.breakdown import PARTS
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ COLUMNS = {
     "samples_per_second": "samples/s",
     "step_ms": "step, ms",
     "dedupe_factor": "dedupe factor",
-    "all_to_all_mib": "all-to-all, MiB a rank and step",
+    "collectives_mib": "all collectives, MiB a rank and step",
+    "all_to_all_mib": "of them all-to-all",
     "peak_memory_mib": "peak memory, MiB",
 }
 """What `row` says of a run, in words."""
@@ -111,7 +113,9 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
 def row(run: RunLog) -> dict[str, float | None]:
     """The run in numbers: the last of each curve, and what a step costs; keys as `COLUMNS`."""
     cost = run.summary.get("cost") or {}
-    moved = (cost.get("traffic") or {}).get("all_to_all")
+    traffic = cost.get("traffic") or {}
+    moved = traffic.get("all_to_all")
+    every = [size for phases in traffic.values() for size in phases.values()]
     return {
         "steps": _last(run.curve("train", "step")),
         "loss": _last(run.curve("train", "loss")),
@@ -121,6 +125,7 @@ def row(run: RunLog) -> dict[str, float | None]:
         "samples_per_second": run.summary.get("samples_per_second"),
         "step_ms": cost.get("step_ms"),
         "dedupe_factor": cost.get("dedupe_factor"),
+        "collectives_mib": sum(every) / 2**20 if every else None,
         "all_to_all_mib": sum(moved.values()) / 2**20 if moved else None,
         "peak_memory_mib": cost.get("peak_memory_mib"),
     }
@@ -206,24 +211,46 @@ def _page(runs: Sequence[RunLog], title: str) -> Iterator[str]:
     if any(run.lines for run in runs):
         yield "<h2>Curves</h2>"
         yield _svg(lambda figure: draw_curves(runs, figure), 11, 3.4)
-    moved = {
-        run.name: (run.summary["cost"].get("traffic") or {}).get("all_to_all", {})
-        for run in runs
-        if run.summary.get("cost")
-    }
+    moved = {run.name: _moved(run) for run in runs if run.summary.get("cost")}
     if any(moved.values()):
-        phases = list(dict.fromkeys(phase for one in moved.values() for phase in one))
-        yield "<h2>All-to-all</h2><p>MiB that a rank hands over in a step, mean over the ranks.</p>"
-        scaled = {
-            name: {to: size / 2**20 for to, size in one.items()} for name, one in moved.items()
-        }
-        yield _svg(lambda figure: _bars(figure, scaled, phases), 9, 0.7 + 0.45 * len(moved))
+        ways = sorted({way for one in moved.values() for way in one})
+        yield "<h2>Collectives</h2>"
+        yield "<p>MiB that a rank hands over in a step, mean over the ranks.</p>"
+        yield _svg(lambda figure: _bars(figure, moved, ways), 9, 0.9 + 0.45 * len(moved))
+    yield from _forecasts(runs)
     parts = {run.name: run.summary["parts_ms"] for run in runs if run.summary.get("parts_ms")}
     if parts:
         yield "<h2>Where a step's time goes</h2><p>Milliseconds, under the profiler: "
         yield "; ".join(f"<b>{part}</b> {_text(PARTS[part])}" for part in PARTS) + ".</p>"
         yield _svg(lambda figure: _bars(figure, parts, tuple(PARTS)), 9, 0.7 + 0.45 * len(parts))
     yield "</body></html>"
+
+
+def _moved(run: RunLog) -> dict[str, float]:
+    """MiB by collective; all-to-alls by what they are for."""
+    found: dict[str, float] = {}
+    for to, phases in (run.summary["cost"].get("traffic") or {}).items():
+        for phase, size in phases.items():
+            way = f"all-to-all, {phase}" if to == "all_to_all" else to.replace("_", "-")
+            found[way] = found.get(way, 0.0) + size / 2**20
+    return found
+
+
+def _forecasts(runs: Sequence[RunLog]) -> Iterator[str]:
+    """What was forecast of each run, beside what came."""
+    if not any(run.summary.get("forecasts") for run in runs):
+        return
+    yield "<h2>Forecast beside fact</h2>"
+    for run in runs:
+        found = [Beside.of(one) for one in run.summary.get("forecasts") or ()]
+        if not found:
+            continue
+        yield f"<table><tr><th>{_text(run.name)}</th><th>forecast</th><th>fact</th></tr>"
+        for one in found:
+            cells = "".join(f"<td>{_text(cell)}</td>" for cell in one.words)
+            yield f"<tr>{cells}</tr>"
+        yield "</table>"
+        yield from (f"<p>{_text(line)}</p>" for line in why_parted(found))
 
 
 def _table(runs: Sequence[RunLog]) -> Iterator[str]:
