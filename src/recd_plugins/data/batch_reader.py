@@ -27,9 +27,10 @@ from recd_plugins.data.columns import Columns, PooledColumns
 from recd_plugins.data.conform.floats import check_finite, finite
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.place import Place
+from recd_plugins.data.files import opened
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
 from recd_plugins.data.schema import SparseFeature
-from recd_plugins.data.table import Stripe, Table, id_ranges
+from recd_plugins.data.table import Stripe, Table, id_ranges, read_stripe
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks, vectors_from_arrow
 from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged
@@ -281,13 +282,15 @@ class StripeReader:
             *schema.weights_names,
             *keys,
         ]
-        self._file_columns = list(table.file_columns(self._columns))
+        self._file_columns = table.file_columns(self._columns)
         self._files: dict[Path, pq.ParquetFile] = {}
 
     def decode(self, piece: Piece) -> DecodedRows:
         stripe, schema = self._table.stripes[piece.stripe], self._table.schema
-        rows = self._read(stripe).slice(piece.start, piece.num_rows)
-        known = id_ranges(self._files[stripe.file].metadata, stripe.group).keys()
+        file = self._open(stripe.file)
+        rows = read_stripe(file, stripe, self._file_columns, threads=self._threads)
+        rows = rows.slice(piece.start, piece.num_rows)
+        known = id_ranges(file.metadata, stripe.group).keys()
         rows = self._table.conform(
             rows, str(stripe), self._columns, first_row=piece.start, in_range=known
         )
@@ -324,29 +327,12 @@ class StripeReader:
             columns.append(column)
         return _columns(columns, piece.num_rows)
 
-    def _read(self, stripe: Stripe) -> pa.Table:
-        try:
-            rows = self._open(stripe.file).read_row_group(
-                stripe.group, columns=self._file_columns, use_threads=self._threads
-            )
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(
-                f"{stripe}: cannot be read ({error}). The file was damaged or cut short: write "
-                "it again, or take it out of the table."
-            ) from error
-        if rows.num_rows != stripe.num_rows:
-            raise DataError(
-                f"{stripe}: has {rows.num_rows} rows, but had {stripe.num_rows} when the table "
-                "was opened. Do not write to a table while it is read."
-            )
-        return rows
-
     def _open(self, path: Path) -> pq.ParquetFile:
         file = self._files.pop(path, None)
         if file is None:
             if len(self._files) == OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            file = pq.ParquetFile(path, page_checksum_verification=True)
+            file = opened(path)
         self._files[path] = file
         return file
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.errors import DataError
 
-__all__ = ["arrow_schema", "footer_of", "table_files"]
+__all__ = ["arrow_schema", "footer_of", "opened", "table_files"]
 
 GLOB = frozenset("*?[")
 MAGIC = b"PAR1"
@@ -49,28 +49,32 @@ def table_files(paths: Path | Sequence[Path]) -> tuple[Path, ...]:
 
 def footer_of(file: Path) -> pq.FileMetaData:
     """What the footer says; `DataError` for a file that is not a whole Parquet file."""
-    try:
-        return pq.read_metadata(file)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: {_what_is(file)} ({error}).") from error
+    with opened(file) as parquet:
+        return parquet.metadata
 
 
-def arrow_schema(footer: pq.FileMetaData, file: Path) -> pa.Schema:
-    """The types of a file's columns; `DataError` where a name of a column is not UTF-8."""
+def opened(file: Path) -> pq.ParquetFile:
+    """The file, whose pages' checksums are verified; `DataError` for what is no whole Parquet."""
     try:
-        arrow = footer.schema.to_arrow_schema()
-        _ = arrow.names
+        return pq.ParquetFile(file, page_checksum_verification=True)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file}: column {error.object!r} has a name that is not UTF-8 ({error.reason}). "
             "Rename it where the table is made."
         ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file}: {_what_is(file)} ({error}).") from error
+
+
+def arrow_schema(footer: pq.FileMetaData, file: Path) -> pa.Schema:
+    """The types of a file's columns; `DataError` where Arrow has none like them."""
+    try:
+        return footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
         raise DataError(
             f"{file}: its columns have types that Arrow does not read ({error}). Write the table "
             "with others."
         ) from error
-    return arrow
 
 
 def _files(path: Path) -> list[Path]:

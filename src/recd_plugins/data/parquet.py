@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recd_plugins.config import Config
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
-from recd_plugins.data.files import table_files
+from recd_plugins.data.files import opened, table_files
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.data.table import Progress, Table, read_stripe, silent
 from recd_plugins.notices import NoticeWarning
 
 __all__ = ["ParquetConfig", "ParquetTables", "build_parquet"]
@@ -75,8 +74,8 @@ class ParquetTables(Dataset):
         assert schema is not None  # it drops rows
         table = Table.open(self._paths(split), schema.keeping_all)
         for stripe in table.stripes:
-            with pq.ParquetFile(stripe.file) as file:
-                chunk = file.read_row_group(stripe.group, columns=list(schema.columns))
+            with opened(stripe.file) as file:
+                chunk = read_stripe(file, stripe, schema.columns)
             left = conform(chunk, schema, str(stripe), dropped=dropped)
             rows += chunk.num_rows - left.num_rows
             yield left

@@ -20,7 +20,7 @@ from recd_plugins.data.conform.floats import check_finite, float_type_problem
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.place import Place
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
-from recd_plugins.data.files import arrow_schema, footer_of, table_files
+from recd_plugins.data.files import arrow_schema, footer_of, opened, table_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.errors import DataError, nearest
@@ -31,6 +31,7 @@ __all__ = [
     "Table",
     "TableWriter",
     "carries_schema",
+    "read_stripe",
     "silent",
     "write_table",
 ]
@@ -119,8 +120,8 @@ class Table:
     def read(self, stripe: Stripe, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a stripe: all columns of the schema, or some of them."""
         wanted = self.schema.columns if columns is None else tuple(columns)
-        with pq.ParquetFile(stripe.file) as file:
-            chunk = file.read_row_group(stripe.group, columns=list(self.file_columns(wanted)))
+        with opened(stripe.file) as file:
+            chunk = read_stripe(file, stripe, self.file_columns(wanted))
         return self.conform(chunk, str(stripe), wanted)
 
     def file_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
@@ -144,6 +145,25 @@ class Table:
             chunk, self.source, where, columns=wanted, first_row=first_row, in_range=in_range
         )
         return made.select(list(wanted))
+
+
+def read_stripe(
+    file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str], *, threads: bool = True
+) -> pa.Table:
+    """Some columns of a stripe as they lie in its file; `DataError` where they do not decode."""
+    try:
+        rows = file.read_row_group(stripe.group, columns=list(columns), use_threads=threads)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{stripe}: cannot be read ({error}). The file was damaged or cut short: write "
+            "it again, or take it out of the table."
+        ) from error
+    if rows.num_rows != stripe.num_rows:
+        raise DataError(
+            f"{stripe}: has {rows.num_rows} rows, but had {stripe.num_rows} when the table "
+            "was opened. Do not write to a table while it is read."
+        )
+    return rows
 
 
 def carries_schema(path: Path | Sequence[Path]) -> bool:
