@@ -1,4 +1,4 @@
-"""Value tests: columns of somebody else's files, and the canonical ones that they become."""
+"""Value tests: columns of somebody else's files, and the conformed ones that they become."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_a_schema_becomes() -> None:
         dense=["price", {"name": "vector", "width": 3}],
         sparse=[{"name": "user", "num_ids": 5, "ids": "hash", "kind": "user"}],
     )
-    whole = mine.canonical
+    whole = mine.conformed
     assert whole.columns == (
         *("session_id", "user_key", "click", "dwell", "w", "price", "vector", "user"),
     )

@@ -186,7 +186,7 @@ def test_foreign_rows_reach_batches_as_they_are(tmp_path: Path) -> None:
     in_place = dataset.prepare(tmp_path / "nowhere")
     written = dataset.write(tmp_path / "written")
     assert not (tmp_path / "nowhere").exists()
-    assert in_place.schema == written.schema == FOREIGN.canonical
+    assert in_place.schema == written.schema == FOREIGN.conformed
     for tables in (in_place, written):
         assert tables.train.num_rows == 40
         loader = build_local_reader(LocalReaderConfig(shuffle=False), Context()).loader(

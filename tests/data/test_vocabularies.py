@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins.data.conform import vocabulary
-from recd_plugins.data.conform.place import Place
 from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import VocabularyCounts, counted, load_vocabulary
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.errors import DataError
 
-PLACE = Place("a file", "brand")
+PLACE = Spot("a file", "brand")
 
 
 def schema(path: Path | None, num_ids: int = 100) -> ForeignSchema:

@@ -40,7 +40,7 @@ __all__ = [
 
 
 CLICK = Label(name="label")
-"""What a model is made for that is not told its labels."""
+"""What a model is made for that is given no labels."""
 
 
 class ClickModel(nn.Module):

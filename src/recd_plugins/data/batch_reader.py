@@ -26,7 +26,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
 from recd_plugins.data.conform.floats import check_finite, finite
 from recd_plugins.data.conform.ids import id_error
-from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.files import opened
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
 from recd_plugins.data.schema import SparseFeature
@@ -323,7 +323,7 @@ class StripeReader:
             else:
                 column = vectors_from_arrow(rows[name], width, f"{stripe}: {name!r}")
             if name not in schema.without_target and not finite(column.numpy()):
-                check_finite(rows[name], Place(str(stripe), name, chunk=piece.start))
+                check_finite(rows[name], Spot(str(stripe), name, chunk=piece.start))
             columns.append(column)
         return _columns(columns, piece.num_rows)
 

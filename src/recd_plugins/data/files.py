@@ -1,4 +1,4 @@
-"""The Parquet files of a table, by folders, names and globs: each is whole, or said to be what."""
+"""The Parquet files of a table, by folders, names and globs; an error names what else a file is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = (
 )
 """What a file begins with that is no Parquet file, and what it is."""
 LOOK = 4096
-"""Bytes by which a file of text is told."""
+"""Bytes by which a file of text is known."""
 
 
 def table_files(paths: Path | Sequence[Path]) -> tuple[Path, ...]:

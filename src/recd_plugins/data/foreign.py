@@ -57,7 +57,7 @@ class ForeignFeature(SparseFeature):
             )
 
     @property
-    def canonical(self) -> SparseFeature:
+    def conformed(self) -> SparseFeature:
         """What it is once its ids are rows of a table."""
         names = [one.name for one in dataclasses.fields(SparseFeature)]
         return SparseFeature(**{name: getattr(self, name) for name in names})
@@ -109,7 +109,7 @@ class ForeignSchema(Config):
         check_unique(self.session_columns)
         check_unique([*self._floats, *(feature.name for feature in self.sparse)])
         self._check_nulls()
-        _ = self.canonical  # it may name a column twice
+        _ = self.conformed  # it may name a column twice
 
     @property
     def session_columns(self) -> tuple[str, ...]:
@@ -168,10 +168,10 @@ class ForeignSchema(Config):
         )
 
     @cached_property
-    def canonical(self) -> Schema:
+    def conformed(self) -> Schema:
         """The schema of the rows that these columns become."""
         weight = () if self.sample_weight is None else (self.sample_weight,)
-        features = tuple(feature.canonical for feature in self.sparse)
+        features = tuple(feature.conformed for feature in self.sparse)
         taken = {*self._floats, *weight}
         for feature in features:
             taken |= {feature.name, feature.weights_name} if feature.scored else {feature.name}

@@ -46,7 +46,7 @@ class ParquetTables(Dataset):
     @property
     def schema(self) -> Schema:
         given = self._config.schema
-        return self._open("train").schema if given is None else given.canonical
+        return self._open("train").schema if given is None else given.conformed
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         if self.in_place:

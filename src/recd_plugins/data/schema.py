@@ -244,7 +244,7 @@ class Schema(Config):
         return pa.schema(fields, metadata={METADATA_KEY: self.to_json().encode()})
 
     def to_json(self) -> str:
-        """What is not said by default: a schema of an older table is as it was."""
+        """Without what `LATER` names and is the default: an older table's schema is as it was."""
         return json.dumps(_plain(self), separators=(",", ":"))
 
     @classmethod
@@ -257,7 +257,7 @@ class Schema(Config):
 
 
 LATER = frozenset({"labels", "sample_weight", "vectors", "scored"})
-"""What a footer says only where it is not the default, as it did before there was such a thing."""
+"""Options that a footer has only where they are not the default, as older footers have none."""
 
 
 def _plain(value: Any) -> Any:
@@ -278,7 +278,7 @@ def floats(width: int | None) -> pa.DataType:
 
 
 def first_label(label: str, labels: tuple[Label, ...]) -> str:
-    """The first label's column; `RegistryError` if both are said and differ."""
+    """The first label's column; `RegistryError` if both are given and differ."""
     if not labels:
         return label
     if label not in ("label", labels[0].name):

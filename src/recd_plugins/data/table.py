@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.floats import check_finite, float_type_problem
 from recd_plugins.data.conform.ids import id_error
-from recd_plugins.data.conform.place import Place
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.files import arrow_schema, footer_of, opened, table_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import METADATA_KEY, Schema
@@ -114,7 +114,7 @@ class Table:
             ]
         assert schema is not None  # there is at least one file
         source = schema if isinstance(schema, ForeignSchema) else None
-        whole = schema if isinstance(schema, Schema) else schema.canonical
+        whole = schema if isinstance(schema, Schema) else schema.conformed
         return cls(first, whole, tuple(stripe for stripe in stripes if stripe.num_rows), source)
 
     def read(self, stripe: Stripe, columns: Sequence[str] | None = None) -> pa.Table:
@@ -318,7 +318,7 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str) -> None:
             raise DataError(f"{where}: column {name!r} is {kind}, but must be a list of {what}.")
     for name in schema.float_columns:
         if problem := float_type_problem(arrow.field(name).type, schema.width(name)):
-            raise Place(where, name).error(*problem)
+            raise Spot(where, name).error(*problem)
 
 
 def _check_values(chunk: pa.Table, schema: Schema, where: str) -> None:
@@ -339,7 +339,7 @@ def _check_values(chunk: pa.Table, schema: Schema, where: str) -> None:
             )
     for name in schema.float_columns:
         if name not in schema.without_target:
-            check_finite(chunk[name], Place(where, name))
+            check_finite(chunk[name], Spot(where, name))
 
 
 def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]:

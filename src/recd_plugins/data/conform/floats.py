@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import are_integers, is_list, plain, plain_type
 from recd_plugins.data.schema import Fill, Label, Nulls, floats
 
@@ -35,14 +35,14 @@ CURE = (
 )
 
 
-def floats_of(array: pa.Array, nulls: Nulls, place: Place) -> pa.Array:
+def floats_of(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
     """Numbers of any type, one a row, as float32: the same memory where they are that already."""
     if array.type == pa.float32() and not array.null_count and finite(array.to_numpy()):
         return array
-    return pa.array(_filled(numbers_of(array), nulls, place), pa.float32())
+    return pa.array(_filled(numbers_of(array), nulls, spot), pa.float32())
 
 
-def vectors_of(array: pa.Array, width: int, nulls: Nulls, place: Place) -> pa.Array:
+def vectors_of(array: pa.Array, width: int, nulls: Nulls, spot: Spot) -> pa.Array:
     """Lists of numbers as float32 lists of `width`; one of another length is an error."""
     array = plain(array)
     kind, made = array.type, floats(width)
@@ -55,14 +55,14 @@ def vectors_of(array: pa.Array, width: int, nulls: Nulls, place: Place) -> pa.Ar
     lengths[there] = pc.list_value_length(array.drop_null()).to_numpy()
     bad = there & (lengths != width)
     if bad.any():
-        raise place.error_at(
+        raise spot.error_at(
             bad,
             f"holds a list of {lengths[bad][0]} numbers, but its width is {width},",
             "Mend its width in the schema, or the lists where the table is made.",
         )
     numbers = np.full((len(array), width), np.nan, np.float32)
     numbers[there] = numbers_of(array.flatten()).reshape(-1, width)
-    each = place._replace(lengths=np.full(len(array), width))
+    each = spot._replace(lengths=np.full(len(array), width))
     values = pa.array(_filled(numbers.reshape(-1), nulls, each), pa.float32())
     return pa.FixedSizeListArray.from_arrays(values, type=made)
 
@@ -80,7 +80,7 @@ def not_finite_rows(array: pa.Array, width: int | None) -> Mask:
     return rows
 
 
-def check_label(array: pa.Array, label: Label, place: Place) -> None:
+def check_label(array: pa.Array, label: Label, spot: Spot) -> None:
     """`DataError` where a click or a grade is not in its range."""
     if label.kind == "regression" or not len(array):
         return
@@ -90,7 +90,7 @@ def check_label(array: pa.Array, label: Label, place: Place) -> None:
     if values.min() >= 0 and values.max() <= label.scale:
         return
     bad = (values < 0) | (values > label.scale)
-    raise place.error_at(
+    raise spot.error_at(
         bad,
         f"is a {label.kind} label and holds {values[bad][0]:g}, outside [0, {label.scale:g}],",
         "Map its values where the table is made, or name it under `labels` with `kind: "
@@ -98,22 +98,22 @@ def check_label(array: pa.Array, label: Label, place: Place) -> None:
     )
 
 
-def check_weight(array: pa.Array, place: Place) -> None:
+def check_weight(array: pa.Array, spot: Spot) -> None:
     """`DataError` where a sample weight is negative."""
     values = array.to_numpy()
     if len(values) and values.min() < 0:
-        raise place.error_at(
+        raise spot.error_at(
             values < 0,
             f"is the sample weight and holds {values[values < 0][0]:g}",
             "A sample counts 0 or more: mend the weights where the table is made.",
         )
 
 
-def check_finite(column: pa.ChunkedArray, place: Place) -> None:
+def check_finite(column: pa.ChunkedArray, spot: Spot) -> None:
     """`DataError` where numbers, or those of vectors, are not finite; none is null."""
     first = 0
     for chunk in column.chunks:
-        at, values = place._replace(first=first), plain(chunk)
+        at, values = spot._replace(first=first), plain(chunk)
         if is_list(values.type):
             lengths = pc.list_value_length(values).to_numpy().astype(np.int64)
             at, values = at._replace(lengths=lengths), values.flatten()
@@ -180,7 +180,7 @@ def numbers_of(array: pa.Array) -> F32:
         return numbers.astype(np.float32, copy=False)
 
 
-def _filled(numbers: F32, nulls: Nulls, place: Place) -> F32:
+def _filled(numbers: F32, nulls: Nulls, spot: Spot) -> F32:
     bad = not_finite(numbers)
     if not bad.any():
         return numbers
@@ -191,6 +191,6 @@ def _filled(numbers: F32, nulls: Nulls, place: Place) -> F32:
     if nulls == "empty":
         return np.where(bad, np.float32(np.nan), numbers)
     infinite = np.isinf(numbers[bad][0])
-    raise place.error_at(
+    raise spot.error_at(
         bad, "holds what is infinite as a float32" if infinite else "holds a null or NaN", CURE
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.floats import finite, not_finite, numbers_of
-from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import (
     are_integers,
     are_texts,
@@ -67,64 +67,62 @@ class Elements(NamedTuple):
 
 
 def ids_of(
-    array: pa.Array, feature: ForeignFeature, place: Place, *, in_range: bool = False
+    array: pa.Array, feature: ForeignFeature, spot: Spot, *, in_range: bool = False
 ) -> pa.Array:
     """The rows as lists of ids. `in_range`: they are known to be so."""
     whole = _as_they_are(array, feature)
     if whole is None:
-        whole, _ = _converted(array, feature, place)
+        whole, _ = _converted(array, feature, spot)
     elif in_range:
         return whole
     if feature.ids == "as_is":
-        _check_range(whole, feature, place)
+        _check_range(whole, feature, spot)
     return whole
 
 
-def weights_of(array: pa.Array, feature: ForeignFeature, place: Place) -> pa.Array:
+def weights_of(array: pa.Array, feature: ForeignFeature, spot: Spot) -> pa.Array:
     """The rows as lists of weights, as long as those of `ids_of`."""
-    _, weights = _converted(array, feature, place)
+    _, weights = _converted(array, feature, spot)
     return weights
 
 
-def to_ids(values: pa.Array, feature: ForeignFeature, place: Place) -> npt.NDArray[np.int64]:
+def to_ids(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt.NDArray[np.int64]:
     """The id of each value; none is null."""
     if feature.ids == "hash":
-        buckets = hashes(values, place, feature.hash_seed) % np.uint64(feature.num_ids)
+        buckets = hashes(values, spot, feature.hash_seed) % np.uint64(feature.num_ids)
         return buckets.view(np.int64)
     if feature.ids == "vocabulary":
-        return _by_vocabulary(values, feature, place)
+        return _by_vocabulary(values, feature, spot)
     if are_texts(values.type):
-        raise text_error(values, place)
+        raise text_error(values, spot)
     if pa.types.is_null(values.type):
         return np.empty(0, np.int64)
-    found = integers(values, place)
+    found = integers(values, spot)
     if found.dtype == np.uint64 and len(found) and found.max() > np.iinfo(np.int64).max:
-        raise place.error(
+        raise spot.error(
             f"holds {found.max()}, which is beyond int64",
             "Say `ids: hash` in its entry of the schema, which takes integers of any size.",
         )
     return found.view(np.int64)
 
 
-def _by_vocabulary(
-    values: pa.Array, feature: ForeignFeature, place: Place
-) -> npt.NDArray[np.int64]:
+def _by_vocabulary(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt.NDArray[np.int64]:
     from recd_plugins.data.conform.vocabulary import load_vocabulary  # numba
 
     if feature.vocabulary is None:
-        raise place.error(
+        raise spot.error(
             "has `ids: vocabulary` but no vocabulary yet",
             "`recd data import` makes it, with the table; or name its file in the entry of the "
             "schema, as `vocabulary: FILE`, or say `ids: hash`.",
         )
     found = load_vocabulary(feature.vocabulary)
     if found.num_ids > feature.num_ids:
-        raise place.error(
+        raise spot.error(
             f"has a vocabulary of {found.num_ids:,} ids, {feature.vocabulary}, and num_ids is "
             f"{feature.num_ids:,}",
             f"Set num_ids to {found.num_ids} in its entry of the schema.",
         )
-    return found.encode(hashes(values, place))
+    return found.encode(hashes(values, spot))
 
 
 def missing_rows(array: pa.Array, scored: bool = False) -> npt.NDArray[np.bool_]:
@@ -186,9 +184,9 @@ def id_error(
     where: object, feature: str, found: int, num_ids: int, row: int | None = None
 ) -> DataError:
     """The error for an id outside [0, num_ids)."""
-    place = "" if row is None else f" in row {row:,}"
+    in_row = "" if row is None else f" in row {row:,}"
     return DataError(
-        f"{where}: feature {feature!r} holds id {found}{place}, outside [0, {num_ids}). "
+        f"{where}: feature {feature!r} holds id {found}{in_row}, outside [0, {num_ids}). "
         "Raise its num_ids in the schema, or say `ids: hash` there, which takes any."
     )
 
@@ -204,7 +202,7 @@ def _as_they_are(array: pa.Array, feature: ForeignFeature) -> pa.Array | None:
 
 
 def _converted(
-    array: pa.Array, feature: ForeignFeature, place: Place
+    array: pa.Array, feature: ForeignFeature, spot: Spot
 ) -> tuple[pa.Array, pa.Array | None]:
     """Lists of ids, and of a scored feature lists of their weights."""
     elements = _elements(array, feature.scored)
@@ -214,11 +212,11 @@ def _converted(
     values, lengths, null_rows, weights = elements
     absent = elements.absent
     if absent is None and null_rows is None:
-        ids = to_ids(values, feature, place._replace(lengths=lengths))
+        ids = to_ids(values, feature, spot._replace(lengths=lengths))
         return _both(lengths, ids, weights)
     if feature.nulls in ("error", "drop"):
         rows = np.zeros(len(lengths), np.bool_) if null_rows is None else null_rows
-        raise place.error_at(
+        raise spot.error_at(
             rows if absent is None else rows | elements.row_of(absent),
             "holds a null" if weights is None else "holds a null, or a weight that is not finite,",
             "Say what stands for nulls in its entry of the schema, as `nulls: empty` (no id) or "
@@ -226,10 +224,10 @@ def _converted(
         )
     kept = values if absent is None else values.filter(pa.array(~absent))
     left = lengths if absent is None else lengths - elements.per_row(absent)
-    ids = to_ids(kept, feature, place._replace(lengths=left))
+    ids = to_ids(kept, feature, spot._replace(lengths=left))
     if not isinstance(feature.nulls, Fill):
         return _both(left, ids, weights if weights is None or absent is None else weights[~absent])
-    one = to_ids(pa.array([feature.nulls.value]), feature, place)
+    one = to_ids(pa.array([feature.nulls.value]), feature, spot)
     if absent is not None:
         filled = np.repeat(one, len(values))
         filled[~absent] = ids
@@ -290,7 +288,7 @@ def _lists(
     return pa.ListArray.from_arrays(offsets, values, type=kind)
 
 
-def _check_range(lists: pa.Array, feature: ForeignFeature, place: Place) -> None:
+def _check_range(lists: pa.Array, feature: ForeignFeature, spot: Spot) -> None:
     ids = lists.flatten().to_numpy()
     if not len(ids):
         return
@@ -298,6 +296,6 @@ def _check_range(lists: pa.Array, feature: ForeignFeature, place: Place) -> None
     if low >= 0 and high < feature.num_ids:
         return
     worst = low if low < 0 else high
-    within = place._replace(lengths=pc.list_value_length(lists).to_numpy().astype(np.int64))
+    within = spot._replace(lengths=pc.list_value_length(lists).to_numpy().astype(np.int64))
     row = within.row(int((ids == worst).argmax()))
-    raise id_error(place.where, place.column, worst, feature.num_ids, row)
+    raise id_error(spot.where, spot.column, worst, feature.num_ids, row)

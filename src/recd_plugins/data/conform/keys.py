@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import (
     are_texts,
     has_missing,
@@ -36,28 +36,28 @@ CURE = (
 
 
 def sessions_of(
-    arrays: Sequence[pa.Array], nulls: Sequence[Nulls], places: Sequence[Place]
+    arrays: Sequence[pa.Array], nulls: Sequence[Nulls], spots: Sequence[Spot]
 ) -> pa.Array:
     """One column of integers as it is; texts, and several columns together, by their hash."""
-    filled = [_filled(*one) for one in zip(arrays, nulls, places, strict=True)]
+    filled = [_filled(*one) for one in zip(arrays, nulls, spots, strict=True)]
     if len(filled) == 1 and not are_texts(filled[0].type):
         (array,) = filled
         if array.type == pa.int64():
             return array
         # An unsigned one by its bits: two sessions stay two.
-        return pa.array(integers(array, places[0]).view(np.int64), pa.int64())
+        return pa.array(integers(array, spots[0]).view(np.int64), pa.int64())
     from recd_plugins.data.conform.hashing import combine  # numba
 
-    whole = combine([hashes(array, place) for array, place in zip(filled, places, strict=True)])
+    whole = combine([hashes(array, spot) for array, spot in zip(filled, spots, strict=True)])
     return pa.array(whole.view(np.int64), pa.int64())
 
 
-def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, place: Place) -> pa.Array:
+def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Array:
     """ms since 1970, rounded down; numbers are of `unit`, and of a float to the nearest ms."""
     array = plain(array)
     if array.type == pa.int64() and unit == "ms" and not array.null_count:
         return array
-    array = _filled(array, nulls, place)
+    array = _filled(array, nulls, spot)
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(np.empty(0, np.int64))
@@ -65,20 +65,20 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, place: Place) -> pa.
         ms = np.rint(array.cast(pa.float64()).to_numpy() * (1_000 / PER_SECOND[unit]))
         bad = ~(np.abs(ms) < 2.0**63)
         if bad.any():
-            raise _too_far(bad, place)
+            raise _too_far(bad, spot)
         return pa.array(ms.astype(np.int64))
     if pa.types.is_timestamp(kind):
-        return _scaled(array.cast(pa.int64()).to_numpy(), kind.unit, place)
+        return _scaled(array.cast(pa.int64()).to_numpy(), kind.unit, spot)
     if pa.types.is_date32(kind):
         return pa.array(array.cast(pa.int32()).to_numpy().astype(np.int64) * DAY_MS)
     if pa.types.is_date64(kind):
         return array.cast(pa.int64())
-    counts = integers(array, place)
+    counts = integers(array, spot)
     if counts.dtype == np.uint64:
         bad = counts > np.uint64(MOST)
         if bad.any():
-            raise _too_far(bad, place)
-    return _scaled(counts.view(np.int64), unit, place)
+            raise _too_far(bad, spot)
+    return _scaled(counts.view(np.int64), unit, spot)
 
 
 def key_missing(array: pa.Array) -> npt.NDArray[np.bool_]:
@@ -116,36 +116,36 @@ def time_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
     )
 
 
-def _filled(array: pa.Array, nulls: Nulls, place: Place) -> pa.Array:
+def _filled(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
     if not has_missing(array):
         return array
     array = plain(array)
     absent = missing(array)
     if not isinstance(nulls, Fill):
-        name = place.column
-        raise place.error_at(absent, "holds a null or NaN", CURE % (name, name))
+        name = spot.column
+        raise spot.error_at(absent, "holds a null or NaN", CURE % (name, name))
     try:
         value = pa.scalar(nulls.value).cast(array.type)
     except pa.ArrowException as error:
-        raise place.error(
+        raise spot.error(
             f"is {array.type}, which its value for nulls, {nulls.value!r}, is not ({error})",
             "Mend it under `nulls` of the schema.",
         ) from error
     return pc.if_else(pa.array(absent), value, array)
 
 
-def _scaled(counts: npt.NDArray[np.int64], unit: str, place: Place) -> pa.Array:
+def _scaled(counts: npt.NDArray[np.int64], unit: str, spot: Spot) -> pa.Array:
     if unit == "s":
         bad = (counts > MOST // 1_000) | (counts < -(MOST // 1_000))
         if bad.any():
-            raise _too_far(bad, place)
+            raise _too_far(bad, spot)
         return pa.array(counts * 1_000)
     # numpy rounds down, as a time before 1970 needs it; Arrow's cast rounds towards 1970.
     return pa.array(counts // (PER_SECOND[unit] // 1_000), pa.int64())
 
 
-def _too_far(bad: npt.NDArray[np.bool_], place: Place) -> Exception:
-    return place.error_at(
+def _too_far(bad: npt.NDArray[np.bool_], spot: Spot) -> Exception:
+    return spot.error_at(
         bad,
         "holds a time that is no int64 in ms",
         "Say what it counts as `timestamp_unit`, or mend it where the table is made.",

@@ -25,7 +25,7 @@ from recd_plugins.data.conform.keys import (
     time_type_problem,
     times_of,
 )
-from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import missing
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import Label, Nulls
@@ -48,13 +48,13 @@ def conform(
     in_range: Collection[str] = (),
     dropped: Counter[str] | None = None,
 ) -> pa.Table:
-    """The rows of `chunk` as `schema.canonical` has them, in their order.
+    """The rows of `chunk` as `schema.conformed` has them, in their order.
 
     `where` names the file and row group in errors, and `first_row` is the number of the chunk's
-    first row there. `columns` are the canonical columns to make, by default all; of the chunk only
+    first row there. `columns` are the conformed columns to make, by default all; of the chunk only
     those are needed that they come from. Features `in_range` have ids that are known to be so.
     Rows with a null in a column of `nulls: drop` are left out; `dropped` counts them, by column.
-    A column that is canonical already stays on its memory.
+    A column that is conformed already stays on its memory.
     """
     roles = {
         name: role
@@ -67,14 +67,14 @@ def conform(
         chunk = chunk.take(pa.array(kept))
     found = {}
     for name, role in roles.items():
-        places = [Place(where, source, chunk=first_row, kept=kept) for source in role.sources]
-        found[name] = role.made([chunk[source] for source in role.sources], places)
+        spots = [Spot(where, source, chunk=first_row, kept=kept) for source in role.sources]
+        found[name] = role.made([chunk[source] for source in role.sources], spots)
     fields = [pa.field(name, column.type, nullable=False) for name, column in found.items()]
     return pa.table(list(found.values()), schema=pa.schema(fields))
 
 
 def source_columns(schema: ForeignSchema, columns: Collection[str]) -> tuple[str, ...]:
-    """The columns of the files that canonical columns are made of, each once."""
+    """The columns of the files that conformed columns are made of, each once."""
     roles = roles_of(schema)
     return tuple(dict.fromkeys(source for name in columns for source in roles[name].sources))
 
@@ -84,7 +84,7 @@ def check_foreign_columns(
 ) -> None:
     """Each column of `schema` is in `arrow`, once, in a type that can conform; or `DataError`."""
     for name, what, cure in column_problems(arrow, schema, columns):
-        raise Place(where, name).error(what, cure)
+        raise Spot(where, name).error(what, cure)
 
 
 def column_problems(
@@ -92,7 +92,7 @@ def column_problems(
 ) -> Iterator[tuple[str, str, str]]:
     """Each column of the files that is not what the schema takes, what is wrong, and the cure.
 
-    `columns` are the canonical columns that are wanted, by default all.
+    `columns` are the conformed columns that are wanted, by default all.
     """
     names = arrow.names
     for name, role in roles_of(schema).items():
@@ -114,7 +114,7 @@ def column_problems(
 
 @dataclass(frozen=True)
 class Role:
-    """What some columns of the files are to be: one canonical column."""
+    """What some columns of the files are to be: one conformed column."""
 
     sources: tuple[str, ...]
     nulls: tuple[Nulls, ...]
@@ -128,16 +128,16 @@ class Role:
         """[N] which rows of a source have a null, or what counts as one."""
         return missing(array)
 
-    def array(self, array: pa.Array, place: Place) -> pa.Array:
-        """The canonical rows of a stretch of the source."""
+    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+        """The conformed rows of a stretch of the source."""
         raise NotImplementedError
 
-    def made(self, columns: list[pa.ChunkedArray], places: list[Place]) -> pa.ChunkedArray:
-        """The canonical column, of whole columns of the sources."""
-        (column,), (place,) = columns, places
+    def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
+        """The conformed column, of whole columns of the sources."""
+        (column,), (spot,) = columns, spots
         parts, first = [], 0
         for chunk in column.chunks or [pa.array([], column.type)]:
-            parts.append(self.array(chunk, place._replace(first=first)))
+            parts.append(self.array(chunk, spot._replace(first=first)))
             first += len(chunk)
         return pa.chunked_array(parts)
 
@@ -147,14 +147,14 @@ class SessionRole(Role):
     def type_problem(self, kind: pa.DataType) -> Problem | None:
         return session_type_problem(kind)
 
-    def made(self, columns: list[pa.ChunkedArray], places: list[Place]) -> pa.ChunkedArray:
+    def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
         if len(columns) > 1:  # they need not be cut alike
             columns = [pa.chunked_array([one.combine_chunks()]) for one in columns]
         parts, first = [], 0
         for chunks in zip(
             *(one.chunks or [pa.array([], one.type)] for one in columns), strict=True
         ):
-            at = [place._replace(first=first) for place in places]
+            at = [spot._replace(first=first) for spot in spots]
             parts.append(sessions_of(chunks, self.nulls, at))
             first += len(chunks[0])
         return pa.chunked_array(parts)
@@ -167,8 +167,8 @@ class TimeRole(Role):
     def type_problem(self, kind: pa.DataType) -> Problem | None:
         return time_type_problem(kind)
 
-    def array(self, array: pa.Array, place: Place) -> pa.Array:
-        return times_of(array, self.schema.timestamp_unit, self.nulls[0], place)
+    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+        return times_of(array, self.schema.timestamp_unit, self.nulls[0], spot)
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ class LabelRole(Role):
     def missing(self, array: pa.Array) -> Mask:
         return not_finite_rows(array, None)
 
-    def array(self, array: pa.Array, place: Place) -> pa.Array:
-        found = floats_of(array, self.nulls[0], place)
-        check_label(found, self.label, place)
+    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+        found = floats_of(array, self.nulls[0], spot)
+        check_label(found, self.label, spot)
         return found
 
 
@@ -195,9 +195,9 @@ class WeightRole(Role):
     def missing(self, array: pa.Array) -> Mask:
         return not_finite_rows(array, None)
 
-    def array(self, array: pa.Array, place: Place) -> pa.Array:
-        found = floats_of(array, self.nulls[0], place)
-        check_weight(found, place)
+    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+        found = floats_of(array, self.nulls[0], spot)
+        check_weight(found, spot)
         return found
 
 
@@ -211,10 +211,10 @@ class DenseRole(Role):
     def missing(self, array: pa.Array) -> Mask:
         return not_finite_rows(array, self.column.width)
 
-    def array(self, array: pa.Array, place: Place) -> pa.Array:
+    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
         if self.column.width is None:
-            return floats_of(array, self.nulls[0], place)
-        return vectors_of(array, self.column.width, self.nulls[0], place)
+            return floats_of(array, self.nulls[0], spot)
+        return vectors_of(array, self.column.width, self.nulls[0], spot)
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,8 @@ class FeatureRole(Role):
     def missing(self, array: pa.Array) -> Mask:
         return missing_rows(array, self.feature.scored)
 
-    def array(self, array: pa.Array, place: Place) -> pa.Array:
-        return ids_of(array, self.feature, place, in_range=self.in_range)
+    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+        return ids_of(array, self.feature, spot, in_range=self.in_range)
 
 
 @dataclass(frozen=True)
@@ -241,13 +241,13 @@ class ScoreRole(Role):
     def type_problem(self, kind: pa.DataType) -> Problem | None:
         return feature_type_problem(kind, self.feature)
 
-    def array(self, array: pa.Array, place: Place) -> pa.Array:
-        return weights_of(array, self.feature, place)
+    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+        return weights_of(array, self.feature, spot)
 
 
 def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[str, Role]:
-    """Each canonical column and what it is made of, in their order."""
-    whole, plain = schema.canonical, schema.nulls
+    """Each conformed column and what it is made of, in their order."""
+    whole, plain = schema.conformed, schema.nulls
     roles: dict[str, Role] = {}
     if whole.session_id is not None:
         names = schema.session_columns

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.place import Place, shown
+from recd_plugins.data.conform.spot import Spot, shown
 
 __all__ = [
     "are_integers",
@@ -117,7 +117,7 @@ def has_missing(array: pa.Array) -> bool:
     )
 
 
-def integers(array: pa.Array, place: Place) -> npt.NDArray[Any]:
+def integers(array: pa.Array, spot: Spot) -> npt.NDArray[Any]:
     """Integers [N], without nulls, as int64, or uint64 where one may be as large."""
     array = plain(array)
     kind = array.type
@@ -127,7 +127,7 @@ def integers(array: pa.Array, place: Place) -> npt.NDArray[Any]:
         floats: npt.NDArray[np.float64] = array.cast(pa.float64()).to_numpy()
         bad = (np.trunc(floats) != floats) | (np.abs(floats) > MOST_EXACT)
         if bad.any():
-            raise place.error_at(
+            raise spot.error_at(
                 bad,
                 f"is {kind} and holds {floats[bad][0]}, which is no whole number,",
                 "An id is an integer or a text: bucket such numbers where the table is made, or "
@@ -138,7 +138,7 @@ def integers(array: pa.Array, place: Place) -> npt.NDArray[Any]:
         try:
             array = array.cast(pa.int64())
         except pa.ArrowInvalid as error:
-            raise place.error(
+            raise spot.error(
                 f"is {kind} and holds what is no integer of 64 bits ({error})",
                 "Store it as a text to hash it.",
             ) from error
@@ -146,19 +146,19 @@ def integers(array: pa.Array, place: Place) -> npt.NDArray[Any]:
     return found.astype(np.uint64 if kind == pa.uint64() else np.int64, copy=False)
 
 
-def hashes(array: pa.Array, place: Place, seed: int = 0) -> npt.NDArray[np.uint64]:
+def hashes(array: pa.Array, spot: Spot, seed: int = 0) -> npt.NDArray[np.uint64]:
     """The XXH64 of values [N] without nulls."""
     from recd_plugins.data.conform.hashing import hash_integers, hash_texts  # numba
 
     if isinstance(array, pa.DictionaryArray) and not pa.types.is_floating(array.type.value_type):
         if array.dictionary.null_count:
-            return hashes(array.dictionary_decode(), place, seed)
-        each: npt.NDArray[np.uint64] = hashes(array.dictionary, place, seed)
+            return hashes(array.dictionary_decode(), spot, seed)
+        each: npt.NDArray[np.uint64] = hashes(array.dictionary, spot, seed)
         found: npt.NDArray[np.uint64] = each[array.indices.to_numpy()]
         return found
     array = plain(array)
     if are_integers(array.type):
-        return hash_integers(integers(array, place), seed)
+        return hash_integers(integers(array, spot), seed)
     if pa.types.is_null(array.type):
         return np.empty(0, np.uint64)
     if pa.types.is_fixed_size_binary(array.type):
@@ -174,10 +174,10 @@ def hashes(array: pa.Array, place: Place, seed: int = 0) -> npt.NDArray[np.uint6
     )
 
 
-def text_error(array: pa.Array, place: Place) -> Exception:
+def text_error(array: pa.Array, spot: Spot) -> Exception:
     """The error for texts where integers are meant."""
     some = plain(array)[0].as_py() if len(array) else ""
-    return place.error(
+    return spot.error(
         f"holds texts, as {shown(some)}, but its ids are taken as they are",
         "Say `ids: hash`, or `ids: vocabulary`, in its entry of the schema.",
     )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import are_texts, hashes, integers, plain
 from recd_plugins.errors import DataError
 
@@ -39,7 +39,7 @@ class VocabularyIds:
         """`values` [K], the most frequent first, each once."""
         self.num_ids = others + len(values)
         self.others = others
-        keys = hashes(values, Place(where, "value"))
+        keys = hashes(values, Spot(where, "value"))
         size = 1 << max(3, int(2 * len(keys)).bit_length())
         self._keys = np.zeros(size, np.uint64)
         self._ids = np.full(size, -1, np.int64)
@@ -65,16 +65,16 @@ class VocabularyCounts:
         self._size = 0
 
     @staticmethod
-    def of(values: pa.Array, place: Place) -> tuple[U64, I64, pa.Array]:
+    def of(values: pa.Array, spot: Spot) -> tuple[U64, I64, pa.Array]:
         """The different ones of some values without nulls: hashes, counts, texts; in any thread."""
         coded = plain(values).dictionary_encode()
         counts = np.bincount(coded.indices.to_numpy(), minlength=len(coded.dictionary))
         different = coded.dictionary
-        keys = hashes(different, place)
+        keys = hashes(different, spot)
         if are_texts(different.type):
             texts = different.cast(pa.large_string())
         else:
-            texts = pa.array(integers(different, place)).cast(pa.large_string())
+            texts = pa.array(integers(different, spot)).cast(pa.large_string())
         return keys, counts.astype(np.int64), texts
 
     def add(self, part: tuple[U64, I64, pa.Array]) -> None:
@@ -169,9 +169,9 @@ def present(array: pa.Array) -> pa.Array:
     return array.drop_null()
 
 
-def counted(columns: Sequence[pa.Array], place: Place) -> tuple[U64, I64, pa.Array]:
+def counted(columns: Sequence[pa.Array], spot: Spot) -> tuple[U64, I64, pa.Array]:
     """`VocabularyCounts.of` of all values of some arrays."""
-    return VocabularyCounts.of(pa.concat_arrays([present(one) for one in columns]), place)
+    return VocabularyCounts.of(pa.concat_arrays([present(one) for one in columns]), spot)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

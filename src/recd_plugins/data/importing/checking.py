@@ -361,7 +361,7 @@ class _Reading:
 
     def _measure(self, name: str, made: pa.ChunkedArray, one: _Column) -> None:
         assert self._schema is not None
-        whole = self._schema.canonical
+        whole = self._schema.conformed
         if name in (whole.timestamp, *whole.label_names):
             bounds = pc.min_max(made).as_py()
             if bounds["min"] is not None:
@@ -401,7 +401,7 @@ class _Reading:
 
     def _conclude_column(self, name: str, one: _Column, where: Path) -> None:
         assert self._schema is not None
-        whole = self._schema.canonical
+        whole = self._schema.conformed
         if one.nulls:
             share = f"{one.nulls:,} of {self._found.rows:,} rows"
             self._found.add(

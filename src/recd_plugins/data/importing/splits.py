@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from recd_plugins.config import Config, Range
-from recd_plugins.data.conform.place import Place
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import hashes, missing
 from recd_plugins.errors import DataError, RegistryError
 
@@ -50,8 +50,8 @@ class SplitBy(Config):
         for chunk in values.chunks:
             found = np.zeros(len(chunk), np.bool_)
             there = ~missing(chunk)
-            place = Place(where, self.column)
-            found[there] = hashes(chunk.filter(pa.array(there)), place, SPLIT_SEED) < limit
+            spot = Spot(where, self.column)
+            found[there] = hashes(chunk.filter(pa.array(there)), spot, SPLIT_SEED) < limit
             parts.append(found)
         return np.concatenate(parts)
 

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from recd_plugins.data.conform.place import Place
 from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import VocabularyCounts, counted
 from recd_plugins.data.dataset import SPLITS, Split
 from recd_plugins.data.foreign import ForeignSchema
@@ -142,7 +142,7 @@ class TableImport:
 
     @property
     def _made(self) -> Schema:
-        return self._schema.canonical
+        return self._schema.conformed
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -285,7 +285,7 @@ class TableImport:
                 tested = self._tested(rows, block)
                 if tested is not None:
                     rows = rows.filter(pa.array(~tested))
-                place = Place(str(block.file.path), "")
+                spot = Spot(str(block.file.path), "")
                 return {
                     table: counted(
                         [
@@ -294,7 +294,7 @@ class TableImport:
                             if one.table_name == table
                             for chunk in rows[one.name].chunks
                         ],
-                        place,
+                        spot,
                     )
                     for table in counts
                 }

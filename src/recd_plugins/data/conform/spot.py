@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from recd_plugins.errors import DataError
 
-__all__ = ["Place", "shown"]
+__all__ = ["Spot", "shown"]
 
 
-class Place(NamedTuple):
+class Spot(NamedTuple):
     """A stretch of a column."""
 
     where: str
