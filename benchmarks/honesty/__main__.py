@@ -20,15 +20,17 @@ from benchmarks.harness import Report, main
 from benchmarks.honesty import imports
 from benchmarks.honesty.coverage import figures, judge
 from benchmarks.honesty.tables import generated_tables, real_tables
+from benchmarks.honesty.trained import trained_figures
 
 DATA = Path("../shared/data")
 
 
 def measure(quick: bool, data: Path = DATA) -> Report:
     torch.set_num_threads(1)
-    tables = [*generated_tables(), *real_tables(data)]
+    tables = [*generated_tables(60_000 if quick else 120_000), *real_tables(data)]
     judged = []
     with tempfile.TemporaryDirectory() as folder:
+        trained = list(trained_figures(data, Path(folder), quick))
         for table in tables:
             found = judge(table, Path(folder))
             judged += found
@@ -39,8 +41,8 @@ def measure(quick: bool, data: Path = DATA) -> Report:
             )
             print(f"{table.name}: {errors}", file=sys.stderr, flush=True)
     settings = {"tables": [table.name for table in tables]}
-    both = [*figures(judged), *imports.figures(quick)]
-    return Report(figures=both, settings=settings)
+    every = [*figures(judged), *trained, *imports.figures(quick)]
+    return Report(figures=every, settings=settings)
 
 
 if __name__ == "__main__":

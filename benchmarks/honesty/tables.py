@@ -103,7 +103,13 @@ class Generated(HonestyTable):
         if not path.exists():
             schema = Schema(
                 sparse=(
-                    SparseFeature(name="history", num_ids=self.rows, table="items", kind="user"),
+                    SparseFeature(
+                        name="history",
+                        num_ids=self.rows,
+                        table="items",
+                        kind="user",
+                        sequence=True,
+                    ),
                     SparseFeature(name="item", num_ids=self.rows, table="items"),
                 )
             )
@@ -174,7 +180,7 @@ class Real(HonestyTable):
         return {name: every[name] for name in self.tables or every}
 
 
-def generated_tables() -> Iterator[Generated]:
+def generated_tables(samples: int) -> Iterator[Generated]:
     """Stationary and drifting, shuffled and in the order of time, skew 0.8 to 1.3, S 1 to 30."""
     cases = [
         (0.8, 1.0), (0.8, 30.0), (0.9, 4.0), (1.05, 1.0), (1.05, 10.0), (1.2, 4.0), (1.3, 30.0),
@@ -192,6 +198,7 @@ def generated_tables() -> Iterator[Generated]:
                     samples_per_session=size,
                     swapped=swapped,
                     shuffled=shuffled,
+                    samples=samples,
                     seed=number,
                 )
 

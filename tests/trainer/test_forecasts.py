@@ -75,8 +75,8 @@ def test_a_run_says_what_was_forecast_and_what_came(gloo_pool: GlooPool, tmp_pat
     }
     for what, one in by_what.items():
         if one["forecast"] is not None:
-            # All 32 batches of the epoch were counted, but 16 were read for the dedupe factor, one
-            # in 8 looked at for what came, and bytes are those of one step.
+            # All 32 batches of the epoch were counted, and read for the dedupe factor; but one in 8
+            # is looked at for what tiers serve, and bytes are those of one step.
             assert one["fact"] == pytest.approx(one["forecast"], rel=0.15), what
     assert by_what["hot batches"]["note"].startswith("hot batches are on, and none were made")
     assert json.loads((run / "summary.json").read_text())["forecasts"] == json.loads(

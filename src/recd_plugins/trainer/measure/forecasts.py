@@ -29,7 +29,7 @@ __all__ = ["ForecastMeter"]
 
 ONE_IN = 8
 """Batches of which one is looked at for the lookups that tiers serve."""
-LOOKED_AT = 16
+LOOKED_AT = 32
 """Batches that are read at the start for the dedupe factor to come."""
 CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
 
@@ -52,50 +52,47 @@ class ForecastMeter(Callback):
         """By table [3]: lookups that each tier serves, and all."""
         self._batches = self._hot = 0
         self._lot = np.random.default_rng(0)  # windows of hot batches have a period
-        self._factor: float | None = None
-        """The dedupe factor to come."""
-        self._factors: list[float] = []
-        """Those that came, of the batches that were looked at."""
+        self._to_come: list[float] = []
+        """The dedupe factors of batches that were read ahead."""
+        self._came: list[float] = []
+        """Those of the batches of training."""
 
     def at_start(self, training: Training) -> None:
         """Read a few batches from all over the table, as they will be delivered."""
         if not self._stack.registry.chosen("dedup"):
             return
         loader = self._stack.read(training.rank, training.world_size)
-        factors = []
         if isinstance(loader, Spread):
             blocks = range(min(LOOKED_AT, loader.places))
-            factors = [
+            self._to_come = [
                 batch.dedup.dedupe_factor()
                 for _, batch in loader.spread(blocks, 1)
                 if batch.dedup is not None
             ]
-        self._factor = float(np.mean(factors)) if factors else None
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         if split == "train":
             self._batches += 1
             self._hot += batch.hot
+            if batch.dedup is not None:
+                self._came.append(batch.dedup.dedupe_factor())
             if self._lot.integers(ONE_IN) == 0:
                 self._count(batch)
-                if batch.dedup is not None:
-                    self._factors.append(batch.dedup.dedupe_factor())
         return batch
 
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
         """Every rank calls it: the counts are those of all."""
         names = sorted(self._rows())
-        came = float(np.mean(self._factors)) if self._factors else None
-        mine = [self._batches, self._hot, *_known(self._factor), *_known(came)]
+        mine = [self._batches, self._hot, *_kept(self._to_come), *_kept(self._came)]
         for name in names:
             mine += self._served.get(name, np.zeros(3)).tolist()
         every = torch.tensor(mine, dtype=torch.float64, device=training.device)
         dist.all_reduce(every)
-        batches, hot, factors, ranks, came, of, *served = every.tolist()
+        batches, hot, to_come, ahead, came, trained, *served = every.tolist()
         found = [
             *self._coverage(dict(zip(names, np.reshape(served, (-1, 3)), strict=True))),
             *self._bytes(training, (summary.get("cost") or {}).get("traffic") or {}),
-            *(_dedupe(factors / ranks, came / of) if ranks and of else ()),
+            *(_dedupe(ahead / to_come, trained / came) if ahead and trained else ()),
             *self._time(summary.get("parts_ms") or {}),
             *self._hot_batches(batches / training.world_size, hot / training.world_size),
         ]
@@ -228,9 +225,10 @@ class ForecastMeter(Callback):
         yield Beside(what=what, unit="batches", forecast=None, fact=hot, note=note)
 
 
-def _known(value: float | None) -> list[float]:
-    """A number to be summed, and how many there are."""
-    return [0.0, 0.0] if value is None else [value, 1.0]
+def _kept(factors: Sequence[float]) -> tuple[float, int]:
+    """What deduplication leaves of so many batches: what all of them have over it is the factor of
+    all, in which a batch of few ids kept counts no more than another."""
+    return sum(1 / factor for factor in factors), len(factors)
 
 
 def _dedupe(forecast: float, fact: float) -> Iterator[Beside]:
