@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import typer
 
 from recd_plugins.cli.options import reported
 from recd_plugins.cli.written import check_writable
 from recd_plugins.errors import RegistryError
+from recd_plugins.planning.arrow_file import write_arrow
 from recd_plugins.trainer.run_folder import set_aside
+from recd_plugins.trainer.run_lock import RunLock, check_free
 
 
 def test_what_can_be_written_passes(tmp_path: Path) -> None:
@@ -24,17 +30,73 @@ def test_what_can_be_written_passes(tmp_path: Path) -> None:
 
 def test_what_cannot_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
     for path, says in (
         (tmp_path, "is a folder. Name a file"),
         (tmp_path / "file" / "plan.png", "cannot be written, for .*file takes no files"),
         (Path("/proc/none/plan.png"), "cannot be written, for /proc takes no files"),
         (tmp_path / "plan.xyz", "must end in one of .png"),
+        (Path("/dev/full"), "is no regular file"),
+        (tmp_path / "pipe", "is no regular file"),
     ):
         with pytest.raises(RegistryError, match=says) as caught:
             check_writable(path, "--figure", (".png",))
         assert str(caught.value).startswith(f"--figure: {path}")
     with pytest.raises(RegistryError, match="is a file, not a folder"):
         set_aside(tmp_path / "file")
+
+
+def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "plan.arrow").symlink_to(tmp_path / "real" / "plan.arrow")
+    for number in range(2):
+        write_arrow(tmp_path / "plan.arrow", pa.table({"number": [number]}))
+    assert (tmp_path / "plan.arrow").is_symlink()
+    with pa.OSFile(str(tmp_path / "real" / "plan.arrow")) as file:
+        assert pa.ipc.open_file(file).read_all()["number"].to_pylist() == [1]
+    assert len(list((tmp_path / "real").iterdir())) == 1
+
+
+def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path: Path) -> None:
+    thesis, run = tmp_path / "thesis", tmp_path / "latest"
+    thesis.mkdir()
+    (thesis / "chapter.tex").write_text("")
+    with pytest.raises(RegistryError, match=r"thesis is no run: it holds chapter\.tex\. Name a"):
+        set_aside(thesis)
+    assert (thesis / "chapter.tex").exists()
+    (run / "checkpoints").mkdir(parents=True)
+    assert set_aside(run) == tmp_path / "latest.1"
+    run.mkdir()
+    assert set_aside(run) is None
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from recd_plugins.trainer.run_lock import RunLock
+with RunLock(Path(sys.argv[1])) as lock:
+    lock.take()
+    print("holds", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_run_is_one_jobs_until_that_is_killed(tmp_path: Path) -> None:
+    run = tmp_path / "latest"
+    check_free(run)
+    command = [sys.executable, "-c", HOLDER, str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        says = rf"latest is being trained in by process {holder.pid} of .* since 2\d\d\d-"
+        with pytest.raises(RegistryError, match=says):
+            check_free(run)
+        with pytest.raises(RegistryError, match=says), RunLock(run) as lock:
+            lock.take()
+        holder.kill()
+    check_free(run)
+    with RunLock(run) as lock:
+        lock.take()
 
 
 def test_what_the_system_refuses_is_a_message(

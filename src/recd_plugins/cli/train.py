@@ -76,9 +76,12 @@ def _lead(
 ) -> dict[str, Any]:
     """Prepare the data, start the ranks, wait for them; the summary that rank 0 wrote."""
     from recd_plugins.launch.command import launch
-    from recd_plugins.trainer.run_folder import check_resumable
+    from recd_plugins.trainer.run_folder import check_is_run, check_resumable
+    from recd_plugins.trainer.run_lock import check_free
 
     settings = stack.registry.train
+    check_free(settings.run)
+    check_is_run(settings.run)
     if resume:
         check_resumable(settings.run)
     with progress() as show:

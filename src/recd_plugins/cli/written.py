@@ -16,9 +16,14 @@ def check_writable(path: Path | None, option: str, suffixes: tuple[str, ...] = (
         return
     if path.is_dir():
         raise RegistryError(f"{option}: {path} is a folder. Name a file.")
+    if path.exists() and not path.is_file():
+        raise RegistryError(
+            f"{option}: {path} is no regular file (a device, a pipe or a socket), and what is "
+            "written replaces a file. Name another."
+        )
     if suffixes and path.suffix not in suffixes:
         raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")
-    folder = next(one for one in path.absolute().parents if one.exists())
+    folder = next(one for one in path.resolve().parents if one.exists())
     try:
         # Asking for permission is not enough: root has it where nothing can be written.
         with tempfile.TemporaryFile(dir=folder):

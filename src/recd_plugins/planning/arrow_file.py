@@ -12,7 +12,9 @@ __all__ = ["read_arrow", "write_arrow"]
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
-    """An Arrow IPC file, there whole or not at all; what was there before is replaced."""
+    """An Arrow IPC file, there whole or not at all; what was there before is replaced, or, where
+    that is a link, what it leads to."""
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.errors import RegistryError
+from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
@@ -18,6 +19,7 @@ from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.checkpoints.reshard import resumed_position
 from recd_plugins.trainer.loop import Loop
 from recd_plugins.trainer.run_folder import RunReport, check_resumable, set_aside
+from recd_plugins.trainer.run_lock import RunLock
 
 __all__ = ["process_group", "train"]
 
@@ -55,7 +57,8 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
         registry=stack.registry.source.values,
     )
     callbacks = stack.callbacks()
-    with closing(stack.loader(rank, world_size)) as loader:
+    with RunLock(settings.run) as lock, closing(stack.loader(rank, world_size)) as loader:
+        agreed(lock.take)
         job = assemble(stack, device)
         start, states = 0, None
         if resume:

@@ -13,16 +13,33 @@ from typing import Any
 
 from recd_plugins.errors import RegistryError
 
-__all__ = ["RunReport", "check_resumable", "defined", "set_aside"]
+__all__ = ["RunReport", "check_is_run", "check_resumable", "defined", "set_aside"]
 
 STANDARD_METRICS = ("loss", "ne", "auc", "samples", "samples_per_second")
 """The metrics of every run; a line shows those that callbacks added beside them."""
 
 
+OF_A_RUN = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard")
+"""What a folder is known by as a run's: any of these, and nothing that is hidden counts."""
+
+
+def check_is_run(run: Path) -> None:
+    """`RegistryError` where the folder is there and is somebody else's: it is left as it is."""
+    if not run.exists():
+        return
+    if not run.is_dir():
+        raise RegistryError(f"train.run: {run} is a file, not a folder. Name another.")
+    held = sorted(one.name for one in run.iterdir() if not one.name.startswith("."))
+    if held and not set(held) & set(OF_A_RUN):
+        raise RegistryError(
+            f"train.run: {run} is no run: it holds {', '.join(held[:3])}"
+            f"{' and more' if len(held) > 3 else ''}. Name a folder that is empty, or not there."
+        )
+
+
 def set_aside(run: Path) -> Path | None:
     """Rename a run that is there to `<name>.<n>`, so that a new one loses nothing."""
-    if run.exists() and not run.is_dir():
-        raise RegistryError(f"train.run: {run} is a file, not a folder. Name another.")
+    check_is_run(run)
     if not run.exists() or not any(run.iterdir()):
         return None
     number = 1
