@@ -249,7 +249,8 @@ class Pooling(Protocol):
         a model then has one for it, or fails to build. `needs_query = False` says that the
         query is ignored: rows that samples share are then pooled once, whatever they ask. So
         they are, with a query for each sample, by a method `pool_unique`, if the module has
-        one (`recd_plugins.api.embedding.PoolsUnique`).
+        one (`recd_plugins.api.embedding.PoolsUnique`). Of scored ids a model hands over values
+        times weights, to a module alone that says `takes_weights = True`.
         """
 
 

@@ -19,7 +19,7 @@ from recd_dedup.dedup import calibrate
 from recd_dedup.dedup.advisor import Limits, advise_rows
 from recd_dedup.dedup.calibrate import measured_prices, uses_of
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch
-from recd_dedup.dedup.worth import BESIDE, BY_GROUP, HANDLING, FeatureUse, Seconds, StepPrices
+from recd_dedup.dedup.worth import BY_GROUP, HANDLING, FeatureUse, Seconds, StepPrices
 from recd_plugins.api.embedding import OfPooling
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -69,12 +69,11 @@ def test_what_a_group_saves_and_costs_in_seconds() -> None:
     assert cost["conversion"] == pytest.approx(2e-3)
     assert cost["expansion"] == pytest.approx(1e-9 * 32 * (8 + 4))  # no pooling is known
     assert cost["handling"] == pytest.approx(1e-6 * (BY_GROUP + 2 * HANDLING))
-    assert worth(call=1e-6).fixed == pytest.approx(1.25 * BESIDE * 1e-6)
 
 
 @pytest.mark.parametrize(
     ("byte", "call", "groups"),
-    [(0.0, 0.0, ()), (2e-6, 0.0, (("seen",),)), (2e-6, 1e-5, ())],
+    [(0.0, 0.0, ()), (2e-6, 0.0, (("seen",),)), (2e-6, 1e-6, ())],
     ids=["nothing pays", "one pays", "a step's own calls cost more"],
 )
 def test_what_does_not_pay_stays_as_it_is(byte: float, call: float, groups: Any) -> None:
@@ -89,8 +88,19 @@ def test_what_does_not_pay_stays_as_it_is(byte: float, call: float, groups: Any)
         assert reasons["seen"].startswith(
             "left as it is, factor 4.00 saves 0.006 ms of lookup, costs 1 ms of conversion"
         )
-    paid = "together they would save 1.5 ms a step, and a step that deduplicates anything pays "
-    assert reasons.get("all are left as they are") == (paid + "1.9 ms" if call else None)
+    paid = [
+        line for line in advice.after_all if line.startswith("left as they are after all, seen")
+    ]
+    assert len(paid) == bool(call)
+
+
+def test_sums_are_looked_up_in_parts_and_must_pay_for_them() -> None:
+    uses = USES | {"bought": FeatureUse(sums=(32,))}
+    for call, kept in ((1e-9, (("seen",), ("bought",))), (2e-7, (("seen",),)), (3e-6, ())):
+        weighed = Seconds(SampledBatches(LISTS, ROWS), 4, prices(call=call, byte=3e-6), uses)
+        settled = weighed.settled([("seen",), ("bought",)])
+        assert settled.groups == kept
+        assert len(settled.why) == 2 - len(kept)
 
 
 class Histories(nn.Module):
@@ -238,12 +248,12 @@ def test_apart_sessions_are_warned_of(tables, tmp_path: Path, table: str, why: s
 
 def test_a_pooling_pays_where_its_time_does(tables, tmp_path: Path) -> None:
     """The trainer's own model is asked, and stays as it is where nothing pays."""
-    for rounds, groups in ((0, ()), (5, (("seen",),))):
+    for rounds, groups in ((0, ()), (40, (("seen",),))):
         stack = stack_of(tables["clustered"], tmp_path, "whole", ranks=1)
         model = Histories(rounds)
         assert stack.adapt(model) is model
         assert stack._features.groups == groups
-        assert ("ms of pooling" in stack._features.explain()) == bool(rounds)
+        assert ("of pooling, costs" in stack._features.explain()) == bool(rounds)
 
 
 def test_time_cannot_be_weighed_without_a_model(tables, tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ class Advice:
     """How many were measured."""
     samples_per_session: float | None
     """S: samples of a session in a batch; none where nobody knows the sessions."""
-    all_left: str = ""
-    """Why nothing is deduplicated, though some groups save more than they cost."""
+    after_all: tuple[str, ...] = ()
+    """Why groups are left that save more than they cost by themselves."""
 
     def lines(self) -> Iterator[str]:
         """The advice in words: what was measured, then each feature with its reason."""
@@ -127,8 +127,7 @@ class Advice:
             if self.samples_per_session is not None:
                 measures = _measures(feature)
             yield f"{feature.name}: {self._verdict(feature)} {measures}"
-        if self.all_left:
-            yield self.all_left
+        yield from self.after_all
 
     def _verdict(self, feature: FeatureAdvice) -> str:
         others = ", ".join(name for name in feature.group if name != feature.name)
@@ -252,33 +251,25 @@ def _judged(
     found: Sequence[tuple[str, ...]],
 ) -> Advice:
     """What these batches say of groups that were found: those that do not pay are left out."""
-    groups = [group for group in found if worth.net(group) > 0]
-    all_left, gain = "", sum(worth.net(group) for group in groups)
-    if gain <= worth.fixed:
-        if groups:
-            spared, paid = worth.words({"": gain}), worth.words({"": worth.fixed})
-            all_left = (
-                f"all are left as they are: together they would save {spared} a step, and a step "
-                f"that deduplicates anything pays {paid}"
-            )
-        groups = []
+    settled = worth.settled([group for group in found if worth.net(group) > 0])
+    groups = settled.groups
     counts = sample.repeats
     return Advice(
-        groups=tuple(groups),
+        groups=groups,
         unique_shares=tuple(sample.unique_share(group) for group in groups),
         features=tuple(_advice(sample, name, groups, limits, worth) for name in sample.features),
         limits=limits,
         batch_size=batch_size,
         batches=counts.batches,
         samples_per_session=counts.sizes.mean,
-        all_left=all_left,
+        after_all=settled.why,
     )
 
 
 def _advice(
     sample: SampledBatches,
     name: str,
-    groups: list[tuple[str, ...]],
+    groups: Sequence[tuple[str, ...]],
     limits: Limits,
     worth: Worth,
 ) -> FeatureAdvice:
@@ -307,13 +298,13 @@ def _advice(
     )
 
 
-def _likest(sample: SampledBatches, name: str, groups: list[tuple[str, ...]]) -> list[int]:
+def _likest(sample: SampledBatches, name: str, groups: Sequence[tuple[str, ...]]) -> list[int]:
     """The groups' indices, those that change most like the feature first."""
     return sorted(range(len(groups)), key=lambda index: -sample.agreement(name, groups[index]))
 
 
 def _neighbour(
-    sample: SampledBatches, name: str, groups: list[tuple[str, ...]]
+    sample: SampledBatches, name: str, groups: Sequence[tuple[str, ...]]
 ) -> Neighbour | None:
     others = [group for group in groups if name not in group]
     if not others:

@@ -25,6 +25,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,10 +61,9 @@ class Worth(ABC):
         """Whether the feature was weighed at all."""
         return True
 
-    @property
-    def fixed(self) -> float:
-        """What a step pays as soon as there is a group."""
-        return 0.0
+    def settled(self, groups: Sequence[tuple[str, ...]]) -> Settled:
+        """The groups that pay together, of those that each pay."""
+        return Settled(tuple(groups))
 
     @property
     def sure(self) -> float:
@@ -74,6 +74,14 @@ class Worth(ABC):
         """What a group saves, less what it must save to be chosen."""
         saved = sum(sum(self.saved(name, group).values()) for name in group)
         return saved - self.sure * sum(self.cost(group).values())
+
+
+class Settled(NamedTuple):
+    """What is deduplicated after all."""
+
+    groups: tuple[tuple[str, ...], ...]
+    why: tuple[str, ...] = ()
+    """Why others are not, which would pay by themselves."""
 
 
 class Bytes(Worth):
@@ -130,12 +138,16 @@ class StepPrices:
 
 MOVES = 2.0
 """How often a rank copies a row that it exchanges, beside the exchange, over one expansion."""
-BY_GROUP = 20
+BY_GROUP = 50
 """Calls of a feature group, in reader, exchange and expansion."""
-HANDLING = 12
+HANDLING = 100
 """Calls, forward and backward, of a feature on unique samples: stand-ins, slices, lookups."""
-BESIDE = 150
-"""Calls of a step that looks up unique samples beside others: collections in parts."""
+BESIDE = 1500
+"""Calls of a step that looks up unique samples beside others."""
+A_PART = 2500
+"""Calls of a further part of a collection: its exchanges of ids and of sums, and its lookup.
+
+All four are so many calls as fit steps of `benchmarks.honesty.step_time` that save nothing."""
 
 
 class Seconds(Worth):
@@ -159,9 +171,26 @@ class Seconds(Worth):
     def net(self, group: Group) -> float:
         return super().net(group) if all(map(self.knows, group)) else -math.inf
 
-    @property
-    def fixed(self) -> float:
-        return self.sure * BESIDE * self._prices.call
+    def settled(self, groups: Sequence[tuple[str, ...]]) -> Settled:
+        """A step that deduplicates anything pays for that alone, and once more for sums: their
+        collection is then looked up in parts, each with exchanges of its own."""
+        sums = [group for group in groups if self._are_sums(group)]
+        kept, why = tuple(groups), []
+        for some, calls, what in ((sums, A_PART, "sums"), (kept, BESIDE, "anything")):
+            left = [group for group in some if group in kept]
+            gain, pays = sum(map(self.net, left)), self.sure * calls * self._prices.call
+            if left and gain <= pays:
+                kept = tuple(group for group in kept if group not in left)
+                names = ", ".join(name for group in left for name in group)
+                why.append(
+                    f"left as they are after all, {names}: together they would save "
+                    f"{self.words({'': gain})} a step, and a step that deduplicates {what} pays "
+                    f"{self.words({'': pays})}"
+                )
+        return Settled(kept, tuple(why))
+
+    def _are_sums(self, group: Group) -> bool:
+        return not any(self._uses[name].rows for name in group)
 
     @property
     def sure(self) -> float:

@@ -120,12 +120,14 @@ META = torch.device("meta")
 def bag_tables(
     schema: Schema, features: Iterable[SparseFeature], dim: int
 ) -> EmbeddingBagCollection:
-    """Tables whose embeddings come summed per sample: [B, D] a feature."""
+    """Tables whose embeddings come summed per sample: [B, D] a feature; scored ids by weight."""
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-    tables = [EmbeddingBagConfig(**table) for table in _tables(schema, features, dim)]
-    return EmbeddingBagCollection(tables=tables, device=META)
+    every = list(features)
+    tables = [EmbeddingBagConfig(**table) for table in _tables(schema, every, dim)]
+    scored = any(feature.scored for feature in every)
+    return EmbeddingBagCollection(tables=tables, is_weighted=scored, device=META)
 
 
 def sequence_tables(

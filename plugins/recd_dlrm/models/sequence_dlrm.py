@@ -52,6 +52,8 @@ class Pooled(NamedTuple):
     feature: str
     pooling: nn.Module
     query: str | None = None
+    scored: bool = False
+    """Whether each embedding counts by the weight of its id."""
 
 
 class SequenceVectors(nn.Module):
@@ -67,14 +69,26 @@ class SequenceVectors(nn.Module):
         self.features = tuple(each.feature for each in pooled)
         self.queries = tuple(each.query for each in pooled)
         self.poolings = nn.ModuleList(each.pooling for each in pooled)
+        self.scored = frozenset(each.feature for each in pooled if each.scored)
 
-    def forward(self, embedded: dict[str, JaggedTensor], summed: KeyedTensor | None) -> Tensor:
-        """Jagged [N, D] for each feature to pool, [B, D] for each other one."""
+    def forward(
+        self,
+        embedded: dict[str, JaggedTensor],
+        summed: KeyedTensor | None,
+        features: KeyedJaggedTensor | None = None,
+    ) -> Tensor:
+        """Jagged [N, D] for each feature to pool, [B, D] for each other one; the weights of scored
+        ids are those of `features`."""
+        from recd_plugins.api.embedding import weighed
+
         vectors: dict[str, Tensor] = {} if summed is None else {**summed.to_dict()}
         for name, query, pooling in zip(self.features, self.queries, self.poolings, strict=True):
             jagged = embedded[name]
             by = None if query is None else vectors[query]
-            vectors[name] = pooling(jagged.values(), jagged.lengths(), by)
+            values = jagged.values()
+            if name in self.scored:
+                values = weighed(jagged, features, name)
+            vectors[name] = pooling(values, jagged.lengths(), by)
         return torch.stack([vectors[name] for name in self.names], dim=1)
 
 
@@ -110,7 +124,8 @@ class SequenceDlrm(nn.Module):
         """Outputs [B, T], one for each label, of dense [B, n_dense] and features of B rows each."""
         embedded = self.sequences(features)
         summed = None if self.bags is None else self.bags(features)
-        vectors = self.vectors(embedded, summed)
+        weights = features if self.vectors.scored else None
+        vectors = self.vectors(embedded, summed, weights)
         logits: Tensor = self.top(self.interaction(self.bottom(dense), vectors))
         return logits
 
@@ -195,7 +210,7 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
     poolings = choose_poolings(
         context.neighbours.get("pooling", {}), [feature.name for feature in roles.sequences]
     )
-    pooled = [Pooled(item.name, Reduce("sum")) for item in roles.items]
+    pooled = [Pooled(item.name, Reduce("sum"), scored=item.scored) for item in roles.items]
     for feature in roles.sequences:
         pooling = poolings[feature.name](dim)
         query = queries.get(feature.name)
@@ -205,7 +220,14 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
                 f"Name one under model.query.{feature.name}.",
                 where=f"pooling.{feature.name}",
             )
-        pooled.append(Pooled(feature.name, pooling, query))
+        if feature.scored and not getattr(pooling, "takes_weights", False):
+            raise RegistryError(
+                f"{type(pooling).__name__} does not weigh the ids of {feature.name!r}, which are "
+                "scored: only sums and means of weighted embeddings mean anything to it. Choose "
+                "`sum` or `mean`, or take `scored` out of the feature's entry of the schema.",
+                where=f"pooling.{feature.name}",
+            )
+        pooled.append(Pooled(feature.name, pooling, query, feature.scored))
     net = SequenceDlrm(
         sequences=sequence_tables(schema, (*roles.sequences, *roles.items), dim),
         bags=bag_tables(schema, roles.others, dim) if roles.others else None,

@@ -33,6 +33,7 @@ class Reduce(nn.Module):
     def __init__(self, mode: Literal["sum", "mean", "max"]) -> None:
         super().__init__()
         self.mode = mode
+        self.takes_weights = mode != "max"
 
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in rows of `lengths` [B] become [B, D]."""

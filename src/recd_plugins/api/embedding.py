@@ -4,6 +4,7 @@ from recd_plugins.compat.pytorch import flash_attention_on_cpu, flash_attention_
 from recd_plugins.embedding.adapt import poolings_by_feature
 from recd_plugins.embedding.expand import cells_of, expand_rows
 from recd_plugins.embedding.pooling import PoolsUnique
+from recd_plugins.embedding.scored import weighed
 from recd_plugins.embedding.timing import (
     OfPooling,
     seconds_of,
@@ -26,4 +27,5 @@ __all__ = [
     "seconds_of_copies",
     "seconds_of_lookups",
     "seconds_of_pooling",
+    "weighed",
 ]
