@@ -49,7 +49,7 @@ class TrainedTable:
         values |= {
             "plugins": ["recd_dlrm", "recd_dedup", "recd_scars", "recd_flexshard"],
             "dedup": {"use": "exact", "groups": [["history"]]},
-            "model": {"use": "sequence_dlrm", "embedding_dim": 16},
+            "model": {"use": "sequence_dlrm", "embedding_dim": 64, "bottom": [64], "top": [16]},
             **self.planner,
         }
         if self.clustered:

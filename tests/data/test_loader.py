@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from known_rows import ROWS, SCHEMA, epoch, ids, open_loader, saved, write
 
+from recd_plugins.data import local_loader
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
+from recd_plugins.planning.access.sample import Spread
 from recd_plugins.testing.resume import check_resume
 
 # Batches
@@ -255,3 +257,26 @@ def test_a_state_made_for_another_table_is_refused(table, tmp_path):
 def test_what_is_no_state_is_refused(table):
     with pytest.raises(DataError, match="not one of the local reader"):
         open_loader(table).load_state_dict({"epoch": 1})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("whole", [True, False])
+def test_blocks_from_all_over_an_epoch_are_its_batches(tmp_path, monkeypatch, workers, whole):
+    """Read whole or jumped to, each block holds batches of the epoch, as they would come."""
+    if not whole:
+        monkeypatch.setattr(local_loader, "WINDOW_ROWS", 1)
+    table = write(tmp_path / "table", 2048, 64)
+    loader = open_loader(table, rank=1, world_size=2, batch_size=16, workers=workers)
+    assert isinstance(loader, Spread)
+    assert loader.places == (64 if whole else 8)
+    state = loader.state_dict()
+    found = [(block, ids(batch)) for block, batch in loader.spread(range(6), 2)]
+    again = [(block, ids(batch)) for block, batch in loader.spread(range(2, 6), 2)]
+    assert sorted(one for one in found if one[0] >= 2) == sorted(again)
+    assert sorted(block for block, _ in found) == sorted([*range(6)] * 2)
+    assert loader.state_dict() == state
+    every = [ids(batch) for batch in loader]
+    places = [every.index(batch) for _, batch in found]
+    assert len(set(places)) == 12
+    assert max(places) - min(places) > 16
+    assert list(loader.spread(range(1000, 1002), 2)) == []
