@@ -13,8 +13,8 @@ import pytest
 from recd_plugins.config import parse
 from recd_plugins.data.conform.hashing import hash_integers, hash_texts
 from recd_plugins.data.conform.rows import conform
-from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.schema import Schema, SparseFeature, Vector
+from recd_plugins.data.foreign import DenseColumn, ForeignSchema
+from recd_plugins.data.schema import Fill, Schema, SparseFeature, Vector
 from recd_plugins.errors import DataError, RegistryError
 
 
@@ -183,3 +183,23 @@ def test_a_scored_feature_needs_pairs() -> None:
     mine = schema(sparse=[{"name": "cart", "num_ids": 10, "scored": True}])
     with pytest.raises(DataError, match=r"column 'cart' is list<item: int64>, but scored ids are"):
         conform(pa.table({"label": [0], "cart": [[1]]}), mine, "here")
+
+
+def test_counts_may_be_scaled_by_their_logarithm() -> None:
+    dense = (
+        DenseColumn(name="count", scale="log", nulls=Fill(value=0)),
+        DenseColumn(name="vector", width=2, scale="log"),
+        "plain",
+    )
+    schema = ForeignSchema(session_id=None, timestamp=None, dense=dense)
+    counts = pa.array([0, 735_072, None, -3], pa.int64())
+    vectors = pa.array([[1.0, -1.0]] * 4, pa.list_(pa.float64()))
+    table = pa.table(
+        {"label": [0, 1, 0, 1], "count": counts, "vector": vectors, "plain": [1e6] * 4}
+    )
+    found = conform(table, schema, "a file")
+    expected = np.log1p(np.array([0, 735_072, 0, 3], np.float32)) * [1, 1, 1, -1]
+    np.testing.assert_array_equal(found["count"], expected.astype(np.float32))
+    two = np.log1p(np.float32(1))
+    assert found["vector"].to_pylist() == [[two, -two]] * 4
+    assert found["plain"].to_pylist() == [1e6] * 4

@@ -73,6 +73,9 @@ class DenseColumn(Config):
     """The floats of a vector: every list of the column has as many. By default one number."""
     nulls: Nulls = "error"
     """What stands for nulls, for NaN and for infinity."""
+    scale: Literal["as_is", "log"] = "as_is"
+    """log: sign(x) log(1 + abs(x)), for counts and amounts, the largest of which would drown the
+    others; a value that stands for nulls is scaled too."""
 
 
 @dataclass(frozen=True, kw_only=True)

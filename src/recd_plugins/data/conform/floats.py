@@ -20,6 +20,7 @@ __all__ = [
     "finite",
     "float_type_problem",
     "floats_of",
+    "logarithms",
     "not_finite",
     "not_finite_rows",
     "numbers_of",
@@ -65,6 +66,16 @@ def vectors_of(array: pa.Array, width: int, nulls: Nulls, spot: Spot) -> pa.Arra
     each = spot._replace(lengths=np.full(len(array), width))
     values = pa.array(_filled(numbers.reshape(-1), nulls, each), pa.float32())
     return pa.FixedSizeListArray.from_arrays(values, type=made)
+
+
+def logarithms(array: pa.Array) -> pa.Array:
+    """sign(x) log(1 + |x|) of floats, or of the elements of vectors."""
+    numbers = array.flatten().to_numpy() if pa.types.is_fixed_size_list(array.type) else array
+    x = numbers if isinstance(numbers, np.ndarray) else numbers.to_numpy()
+    scaled = pa.array(np.copysign(np.log1p(np.abs(x)), x), pa.float32())
+    if pa.types.is_fixed_size_list(array.type):
+        return pa.FixedSizeListArray.from_arrays(scaled, type=array.type)
+    return scaled
 
 
 def not_finite_rows(array: pa.Array, width: int | None) -> Mask:

@@ -15,6 +15,7 @@ from recd_plugins.data.conform.floats import (
     check_weight,
     float_type_problem,
     floats_of,
+    logarithms,
     not_finite_rows,
     vectors_of,
 )
@@ -213,8 +214,10 @@ class DenseRole(Role):
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
         if self.column.width is None:
-            return floats_of(array, self.nulls[0], spot)
-        return vectors_of(array, self.column.width, self.nulls[0], spot)
+            found = floats_of(array, self.nulls[0], spot)
+        else:
+            found = vectors_of(array, self.column.width, self.nulls[0], spot)
+        return logarithms(found) if self.column.scale == "log" else found
 
 
 @dataclass(frozen=True)

@@ -337,9 +337,8 @@ def _dense(column: ColumnSurvey) -> ColumnEntry:
         value["nulls"] = {"value": 0}
         entry.doubts.append(f"{_share(column)} of its rows are empty: 0 stands for them")
     if column.low is not None and max(abs(column.low), abs(column.high)) > 1_000:
-        entry.doubts.append(
-            f"values up to {column.high:,.10g}: a model learns better from their logarithm"
-        )
+        value["scale"] = "log"
+        entry.doubts.append(f"values up to {column.high:,.10g}: their logarithm is taken")
     return entry
 
 
