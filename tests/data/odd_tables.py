@@ -1,7 +1,7 @@
 """Odd tables, made by kind of column; and what each is to become, row by row in plain Python.
 
 A case says which values a column holds and of which type. `reference` converts them one value at
-a time, by the schema's rules as docs/own-data.md states them, in Python alone.
+a time, by the schema's rules as docs/schema.md states them, in Python alone.
 """
 
 from __future__ import annotations

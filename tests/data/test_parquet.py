@@ -12,6 +12,7 @@ import pytest
 
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Tables
+from recd_plugins.data.decoded import batch_of
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
@@ -204,6 +205,12 @@ def test_foreign_rows_reach_batches_as_they_are(tmp_path: Path) -> None:
             assert scores == [[0.5, row / 2][: row % 3] for row in rows]
             assert set(batch.features["tags"].weights().tolist()) == {1.0}
             assert [one for (one,) in lists["user"]][::4] == [one for (one,) in lists["user"]][3::4]
+    request = foreign_rows(range(3)).drop_columns(["label", "user", "visit", "time", "weight"])
+    request = request.append_column("user", pa.array(["u0", "u1", None]))
+    served, trained = batch_of(request, FOREIGN), next(iter(loader))
+    assert to_lists(served.features)["user"] == [*to_lists(trained.features)["user"][3:5], []]
+    assert served.dense.equal(trained.dense[:3])
+    assert served.labels.tolist() == [0, 0, 0]
     keys = ["session_id", "time", "user"]
     one, other = (
         pa.concat_tables([tables.test.read(stripe, keys) for stripe in tables.test.stripes])

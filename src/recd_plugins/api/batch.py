@@ -2,6 +2,7 @@
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
+from recd_plugins.data.decoded import batch_of
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -24,6 +25,7 @@ __all__ = [
     "PartialInverseKeyedJaggedTensor",
     "RowWise",
     "SparseFeatures",
+    "batch_of",
     "check_groups",
     "features_of",
     "marked_batch",

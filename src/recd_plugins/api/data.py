@@ -3,6 +3,7 @@
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.messages import MESSAGES, LogRoute
 from recd_plugins.data.schema import IDS, Fill, Label, Schema, SparseFeature, Vector
 from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
@@ -41,6 +42,7 @@ __all__ = [
     "Vector",
     "check_columns",
     "conform",
+    "load_schema",
     "silent",
     "write_table",
 ]

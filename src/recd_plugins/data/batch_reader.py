@@ -8,7 +8,6 @@ converter takes, each different row once.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -24,19 +23,16 @@ from torch import Tensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
-from recd_plugins.data.conform.floats import check_finite, finite
 from recd_plugins.data.conform.ids import id_error
-from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.decoded import DecodedRows, decode_rows
 from recd_plugins.data.files import opened
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
-from recd_plugins.data.schema import SparseFeature
 from recd_plugins.data.table import Stripe, Table, id_ranges, read_stripe
 from recd_plugins.errors import DataError, RegistryError
-from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks, vectors_from_arrow
 from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged
 from recd_plugins.sparse.rows.pool import Picked, RowBlock, gather_blocks, join_blocks
 
-__all__ = ["BatchReader", "DecodedRows", "StripeReader", "key_column"]
+__all__ = ["BatchReader", "StripeReader", "key_column"]
 
 
 @dataclass(frozen=True)
@@ -203,35 +199,6 @@ def _given(parts: list[WindowPart]) -> Iterator[WindowPart]:
         yield parts.pop()
 
 
-def _jagged(
-    rows: pa.Table, feature: SparseFeature, stripe: Stripe
-) -> Sequence[Jagged | WeightedJagged]:
-    """The rows of a feature, in parts; of a scored one with their weights."""
-    name, weights_name = feature.name, feature.weights_name
-    parts = jagged_chunks(rows[name], f"{stripe}: {name!r}")
-    if not feature.scored:
-        return parts
-    weights = jagged_chunks(rows[weights_name], f"{stripe}: {weights_name!r}", weights=True)
-    one, other = (
-        [part.lengths.numpy() for part in each if len(part.lengths)] for each in (parts, weights)
-    )
-    if not np.array_equal(np.concatenate([[], *one]), np.concatenate([[], *other])):
-        raise DataError(
-            f"{stripe}: column {weights_name!r} has not as many weights in each row as {name!r} "
-            "has ids. Write the table again."
-        )
-    numbers = torch.from_numpy(
-        np.concatenate([np.empty(0, np.float32), *(part.values.numpy() for part in weights)])
-    )
-    if not finite(numbers.numpy()):
-        raise DataError(
-            f"{stripe}: column {weights_name!r} holds a weight that is not finite. Write the table "
-            "again with others."
-        )
-    cut = numbers.split([len(part.values) for part in parts])
-    return [WeightedJagged(*part, some) for part, some in zip(parts, cut, strict=True)]
-
-
 def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | WeightedJagged]:
     return [part for piece in pieces for part in piece.features[name]]
 
@@ -245,22 +212,6 @@ def _take(parts: Sequence[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
 
 OPEN_FILES = 16
 """Files that stay open, the last used: an epoch meets the stripes of a file in any order."""
-
-
-@dataclass(frozen=True)
-class DecodedRows:
-    """N rows of a stripe as tensors."""
-
-    dense: Tensor
-    """[N, n_dense] float32."""
-    labels: Tensor
-    """[N] float32; [N, T] of T labels."""
-    weights: Tensor
-    """[N] float32."""
-    features: Mapping[str, Sequence[Jagged | WeightedJagged]]
-    """Per sparse feature its rows, in parts; those of a scored one with weights."""
-    keys: Mapping[str, pa.ChunkedArray]
-    """[N] of each column of sessions or times that is asked for."""
 
 
 class StripeReader:
@@ -286,7 +237,7 @@ class StripeReader:
         self._files: dict[Path, pq.ParquetFile] = {}
 
     def decode(self, piece: Piece) -> DecodedRows:
-        stripe, schema = self._table.stripes[piece.stripe], self._table.schema
+        stripe = self._table.stripes[piece.stripe]
         file = self._open(stripe.file)
         rows = read_stripe(file, stripe, self._file_columns, threads=self._threads)
         rows = rows.slice(piece.start, piece.num_rows)
@@ -294,38 +245,10 @@ class StripeReader:
         rows = self._table.conform(
             rows, str(stripe), self._columns, first_row=piece.start, in_range=known
         )
-        decoded = DecodedRows(
-            dense=self._floats(rows, schema.dense, stripe, piece),
-            labels=self._floats(rows, schema.label_names, stripe, piece),
-            weights=self._weights(rows, stripe, piece),
-            features={feature.name: _jagged(rows, feature, stripe) for feature in schema.sparse},
-            keys={name: rows[name] for name in self._keys},
-        )
-        if len(schema.targets) == 1:
-            decoded = dataclasses.replace(decoded, labels=decoded.labels.squeeze(1))
+        decoded = decode_rows(rows, self._table.schema, str(stripe), self._keys, piece.start)
         if self._table.source is None:
             self._check_ids(stripe, decoded, known)
         return decoded
-
-    def _weights(self, rows: pa.Table, stripe: Stripe, piece: Piece) -> Tensor:
-        name = self._table.schema.sample_weight
-        if name is None:
-            return torch.ones(piece.num_rows)
-        return self._floats(rows, [name], stripe, piece).squeeze(1)
-
-    def _floats(self, rows: pa.Table, names: Sequence[str], stripe: Stripe, piece: Piece) -> Tensor:
-        """[N, W] float32 of some columns, each finite where it has to be."""
-        schema, columns = self._table.schema, []
-        for name in names:
-            width = schema.width(name)
-            if width is None:
-                column = floats_from_arrow(rows[name], f"{stripe}: {name!r}").unsqueeze(1)
-            else:
-                column = vectors_from_arrow(rows[name], width, f"{stripe}: {name!r}")
-            if name not in schema.without_target and not finite(column.numpy()):
-                check_finite(rows[name], Spot(str(stripe), name, chunk=piece.start))
-            columns.append(column)
-        return _columns(columns, piece.num_rows)
 
     def _open(self, path: Path) -> pq.ParquetFile:
         file = self._files.pop(path, None)
@@ -344,14 +267,3 @@ class StripeReader:
                 worst = int(low if low < 0 else high)
                 if not 0 <= worst < feature.num_ids:
                     raise id_error(stripe, feature.name, worst, feature.num_ids)
-
-
-# torch's own cat would wake its threads. Those belong to the model, and to wait for them
-# costs more than they save: numpy copies on the thread that calls it.
-
-
-def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
-    """[num_rows, w] each, side by side."""
-    if not columns:
-        return torch.empty(num_rows, 0)
-    return torch.from_numpy(np.concatenate([column.numpy() for column in columns], axis=1))

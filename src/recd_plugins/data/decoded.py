@@ -1,0 +1,150 @@
+"""Rows of a schema as tensors, on the memory of their columns where these allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.conform.floats import check_finite, finite
+from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.errors import DataError
+from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks, vectors_from_arrow
+from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged
+from recd_plugins.sparse.rows.pool import gather_blocks
+
+__all__ = ["DecodedRows", "batch_of", "decode_rows"]
+
+
+@dataclass(frozen=True)
+class DecodedRows:
+    """N rows as tensors."""
+
+    dense: Tensor
+    """[N, n_dense] float32."""
+    labels: Tensor
+    """[N] float32; [N, T] of T labels."""
+    weights: Tensor
+    """[N] float32."""
+    features: Mapping[str, Sequence[Jagged | WeightedJagged]]
+    """Per sparse feature its rows, in parts; those of a scored one with weights."""
+    keys: Mapping[str, pa.ChunkedArray]
+    """[N] of each column of sessions or times that is asked for."""
+
+
+def batch_of(rows: pa.Table, schema: ForeignSchema, where: str = "rows") -> Batch:
+    """The rows of a request as a model takes them: by the schema by which it was trained.
+
+    Ids, times and floats become what they became in training, by the same vocabularies and hashes.
+    Rows need no labels, which are then 0, nor sessions, times and weights. No row is left out: of a
+    column that says `nulls: drop`, a null is an error.
+    """
+    schema = schema.keeping_all
+    whole = schema.conformed
+    labels = [name for name in whole.label_names if name in rows.column_names]
+    columns = [*labels, *whole.dense, *whole.sparse_names, *whole.weights_names]
+    found = conform(rows, schema, where, columns=columns)
+    for name in whole.label_names:
+        if name not in labels:
+            found = found.append_column(name, pa.array(np.zeros(rows.num_rows, np.float32)))
+    if whole.sample_weight is not None:
+        ones = pa.array(np.ones(rows.num_rows, np.float32))
+        found = found.append_column(whole.sample_weight, ones)
+    decoded = decode_rows(found, whole, where)
+    (block,) = gather_blocks(
+        [decoded.features[name] for name in whole.sparse_names],
+        np.arange(rows.num_rows),
+        [rows.num_rows],
+        Scratch(),
+    )
+    return Batch(
+        dense=decoded.dense,
+        features=block.kjt(whole.sparse_names),
+        labels=decoded.labels,
+        weights=decoded.weights,
+    )
+
+
+def decode_rows(
+    rows: pa.Table, schema: Schema, where: str, keys: Sequence[str] = (), first_row: int = 0
+) -> DecodedRows:
+    """The rows as tensors, each number finite where it has to be; `keys` stay columns.
+
+    `where` and the number of the first row there are for errors.
+    """
+    labels = _floats(rows, schema.label_names, schema, where, first_row)
+    weights = torch.ones(rows.num_rows)
+    if schema.sample_weight is not None:
+        weights = _floats(rows, [schema.sample_weight], schema, where, first_row).squeeze(1)
+    return DecodedRows(
+        dense=_floats(rows, schema.dense, schema, where, first_row),
+        labels=labels.squeeze(1) if len(schema.targets) == 1 else labels,
+        weights=weights,
+        features={feature.name: _jagged(rows, feature, where) for feature in schema.sparse},
+        keys={name: rows[name] for name in keys},
+    )
+
+
+def _floats(
+    rows: pa.Table, names: Sequence[str], schema: Schema, where: str, first_row: int
+) -> Tensor:
+    """[N, W] float32 of some columns."""
+    columns = []
+    for name in names:
+        width = schema.width(name)
+        if width is None:
+            column = floats_from_arrow(rows[name], f"{where}: {name!r}").unsqueeze(1)
+        else:
+            column = vectors_from_arrow(rows[name], width, f"{where}: {name!r}")
+        if name not in schema.without_target and not finite(column.numpy()):
+            check_finite(rows[name], Spot(where, name, chunk=first_row))
+        columns.append(column)
+    return _columns(columns, rows.num_rows)
+
+
+def _jagged(
+    rows: pa.Table, feature: SparseFeature, where: str
+) -> Sequence[Jagged | WeightedJagged]:
+    """The rows of a feature, in parts; of a scored one with their weights."""
+    name, weights_name = feature.name, feature.weights_name
+    parts = jagged_chunks(rows[name], f"{where}: {name!r}")
+    if not feature.scored:
+        return parts
+    weights = jagged_chunks(rows[weights_name], f"{where}: {weights_name!r}", weights=True)
+    one, other = (
+        [part.lengths.numpy() for part in each if len(part.lengths)] for each in (parts, weights)
+    )
+    if not np.array_equal(np.concatenate([[], *one]), np.concatenate([[], *other])):
+        raise DataError(
+            f"{where}: column {weights_name!r} has not as many weights in each row as {name!r} "
+            "has ids. Write the table again."
+        )
+    numbers = torch.from_numpy(
+        np.concatenate([np.empty(0, np.float32), *(part.values.numpy() for part in weights)])
+    )
+    if not finite(numbers.numpy()):
+        raise DataError(
+            f"{where}: column {weights_name!r} holds a weight that is not finite. Write the table "
+            "again with others."
+        )
+    cut = numbers.split([len(part.values) for part in parts])
+    return [WeightedJagged(*part, some) for part, some in zip(parts, cut, strict=True)]
+
+
+# torch's own cat would wake its threads. Those belong to the model, and to wait for them
+# costs more than they save: numpy copies on the thread that calls it.
+
+
+def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
+    """[num_rows, w] each, side by side."""
+    if not columns:
+        return torch.empty(num_rows, 0)
+    return torch.from_numpy(np.concatenate([column.numpy() for column in columns], axis=1))
