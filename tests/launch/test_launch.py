@@ -85,12 +85,30 @@ def test_all_of_this_holds_of_ranks_that_are_forked() -> None:
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """Writes a module for ranks into the working folder; the command that runs it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
 
     def write(body: str) -> list[str]:
         (tmp_path / "a_rank.py").write_text(HEAD + body)
         return ["a_rank", "an", "argument"]
 
     return write
+
+
+def test_ranks_run_no_module_that_happens_to_lie_where_they_start(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one by the name of another's: they look where the launcher does."""
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", os.getcwd())])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a_program.py").write_text("import a_neighbour")
+    (tmp_path / "a_neighbour.py").write_text("open('was-run', 'w')")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    monkeypatch.chdir(tmp_path)
+    failure = launch(["a_program"], 1, threads=1)
+    assert failure is not None
+    assert "No module named 'a_neighbour'" in failure.output
+    assert not (tmp_path / "was-run").exists()
 
 
 def written_by(rank: int) -> dict[str, object]:

@@ -114,7 +114,8 @@ class _Rank:
             self._process = server.start(command, environment, out=out, err=err)
             return
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *command],
+            # A module that happens to lie in this folder is not a rank's, unless it is ours.
+            [sys.executable, *([] if _looks_here() else ["-P"]), "-m", *command],
             env={**environment, PARENT: str(parent)},
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -145,6 +146,11 @@ class _Rank:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._printed.close()
+
+
+def _looks_here() -> bool:
+    """Whether this process looks for modules in the folder that it is called in."""
+    return not {"", os.getcwd()}.isdisjoint(sys.path)
 
 
 def _wait(processes: list[_Rank]) -> Failure | None:

@@ -37,6 +37,9 @@ class _Program:
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: str
+    path: Sequence[str]
+    """Where modules are looked for: as the launcher does, and so not in the folder that it happens
+    to be called in."""
 
 
 @contextlib.contextmanager
@@ -80,7 +83,12 @@ class RankServer:
         reports, theirs = multiprocessing.Pipe(duplex=False)
         with theirs:
             self._requests.send(
-                _Program(command=command, environment=environment, folder=os.getcwd())
+                _Program(
+                    command=command,
+                    environment=environment,
+                    folder=os.getcwd(),
+                    path=tuple(sys.path),
+                )
             )
             for file in (out, err, theirs.fileno()):
                 send_handle(self._requests, file, self._process.pid)
@@ -197,8 +205,7 @@ def _be_the_program(program: _Program, out: int, err: int, others: Sequence[Conn
     os.environ.clear()
     os.environ.update(program.environment)
     os.chdir(program.folder)
-    if not sys.flags.safe_path:
-        sys.path.insert(0, program.folder)
+    sys.path[:] = program.path
     if (torch := sys.modules.get("torch")) is not None:  # it read the variable when it was imported
         torch.set_num_threads(int(program.environment["OMP_NUM_THREADS"]))
     # It warns of a module that the launcher has imported too.
