@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -130,3 +132,35 @@ def test_mistakes_give_one_message(folder: Path) -> None:
         message(stats(stats=[{"use": "count", "evry": 1}]))
     )
     assert "table: cannot be counted." in message(stats(stats=[{"use": "count", "every": 0}]))
+
+
+def test_a_table_of_another_program_has_the_schema_of_the_registry(tmp_path: Path) -> None:
+    """In `data stats` as in `data show`; one whose footers have a schema keeps it."""
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"y": [0, 1], "word": ["a", None]}), foreign)
+    random_table(tmp_path / "ours", SCHEMA, 10)
+    (tmp_path / "counts.py").write_text(PLUGIN)
+    (tmp_path / "registry.yaml").write_text(f"""
+plugins: [{tmp_path / "counts.py"}]
+dataset:
+  use: parquet
+  train: {foreign}
+  test: {foreign}
+  schema:
+    label: y
+    session_id: null
+    timestamp: null
+    sparse: [{{name: word, num_ids: 7, ids: hash}}]
+""")
+    arguments = ["-r", str(tmp_path / "registry.yaml"), "--json"]
+
+    def found(command: str, table: Path) -> dict[str, Any]:
+        result = CliRunner().invoke(app, ["data", command, str(table), *arguments])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    shown = found("show", tmp_path / "*.parquet")
+    assert shown["rows"] == 2
+    assert [one["name"] for one in shown["schema"]["sparse"]] == ["word"]
+    assert found("stats", foreign)["stats"]
+    assert [one["name"] for one in found("show", tmp_path / "ours")["schema"]["sparse"]] == ["item"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from recd_plugins.config import Config, Range
@@ -140,6 +142,14 @@ def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalRead
 
 
 def _digest(table: Table) -> str:
-    """Changes with the stripes of a table, wherever it lies."""
-    stripes = [(stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes]
-    return hashlib.sha256(repr(stripes).encode()).hexdigest()[:16]
+    """Changes with a table's stripes and with what is made of their columns, wherever it lies."""
+    parts: list[object] = [
+        (stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes
+    ]
+    if table.source is not None:
+        found = (
+            dataclasses.replace(one, vocabulary=one.vocabulary and Path(one.vocabulary.name))
+            for one in table.source.sparse
+        )
+        parts.append(dataclasses.replace(table.source, sparse=tuple(found)).to_json())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

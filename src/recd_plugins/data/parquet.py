@@ -60,6 +60,9 @@ class ParquetTables(Dataset):
 
     def fingerprint(self) -> str:
         files = [file for split in SPLITS for file in table_files(self._paths(split))]
+        if self._config.schema is not None:
+            vocabularies = (one.vocabulary for one in self._config.schema.sparse)
+            files += [file for file in vocabularies if file is not None and file.exists()]
         stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         return hashlib.sha256(repr(stats).encode()).hexdigest()
 

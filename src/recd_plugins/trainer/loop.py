@@ -94,7 +94,7 @@ class Loop:
         self._batches: Iterator[Batch] = map(self._read, positions)
         self._ahead: deque[Batch] = deque()
         self._window = LabelMetrics(job.device, stack.schema.targets)
-        self._inputs = FiniteInputs()
+        self._inputs = FiniteInputs(lacking=bool(stack.schema.without_target))
 
     def _meter(self, start: int) -> CostMeter:
         return CostMeter(
@@ -222,7 +222,10 @@ class Loop:
         self._report.metrics("train", step, values)
         self._report_lines()
         if not math.isfinite(values["loss"]):
-            culprit = self._inputs.culprit(self._stack.schema.dense)
+            schema = self._stack.schema
+            culprit = self._inputs.culprit(
+                [name for name in schema.dense for _ in range(schema.width(name) or 1)]
+            )
             reason = (
                 f"{culprit}. `recd data check` lists all such columns: give them a value "
                 "there, or take out the preprocess step that makes it"

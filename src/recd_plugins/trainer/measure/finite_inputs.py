@@ -21,13 +21,16 @@ SHOWN = 4
 class FiniteInputs:
     """Keeps one sum per column and step, which is finite where all of its numbers are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lacking: bool = False) -> None:
+        """`lacking`: labels that some samples lack are not a number there, as they should be."""
+        self._lacking = lacking
         self._steps: list[int] = []
         self._sums: list[Tensor] = []
 
     def add(self, step: int, batch: Batch) -> None:
         """A batch as it was read, the one that makes `step`."""
-        rest = torch.stack([batch.labels.sum(), batch.weights.sum()])
+        labels = batch.labels.nansum() if self._lacking else batch.labels.sum()
+        rest = torch.stack([labels, batch.weights.sum()])
         self._steps.append(step)
         self._sums.append(torch.cat([batch.dense.sum(0), rest]))
 
