@@ -9,6 +9,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.planning.access import counting
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
@@ -100,11 +101,14 @@ def test_a_formula_has_no_interval() -> None:
 
 
 class Epoch(list[int]):
-    """A loader that begins anywhere."""
+    """A loader that begins anywhere, and has the blocks in any order."""
+
+    asked = range(0)
 
     places = 10_000
 
     def spread(self, blocks: range, size: int) -> Iterator[tuple[int, int]]:
+        self.asked = blocks
         for block in blocks[: len(self) // size - blocks.start]:
             yield from ((block, 7 * block % (len(self) // size) * size + n) for n in range(size))
 
@@ -114,6 +118,9 @@ def test_batches_come_from_all_over_an_epoch_or_are_the_first() -> None:
     assert [fold for fold, _ in spread[::2]] == [block % FOLDS for block in range(64)]
     assert [batch for _, batch in spread[::2]] == [14 * block for block in range(64)]
     few = Epoch(range(6400))
+    uneven = Epoch(range(6400))
+    assert len(list(sample_of(uneven, 70))) == 70
+    assert uneven.asked == range(35)  # of 2: all of which are taken
     few.places = 10  # reading is dear: more batches in each place
     assert len({fold for fold, _ in sample_of(few, 100)}) == 10
     assert len(list(sample_of(few, 100))) == 100
@@ -172,3 +179,31 @@ def test_more_is_counted_until_nothing_depends_on_it() -> None:
     assert few.samples == 8 * 512
     profile = few.profile()["item"]
     assert profile.interval(200)[0] < profile.coverage(200) < profile.interval(200)[1]
+
+
+def test_folds_are_joined_where_pairs_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = [drawn(zipf(1.05, 1), 32, 400, seed=seed) for seed in (2, 3)]
+    expected = RowCounter(ROWS)
+    for counter in apart:
+        expected.merge(*counter.state())
+    assert expected.counted.shape[1] > 4000
+    monkeypatch.setattr(counting, "MOST_PAIRS", 4000)
+    joined = RowCounter(ROWS)
+    for counter in (drawn(zipf(1.05, 1), 32, 400, seed=2), apart[1]):
+        joined.merge(*counter.state())
+    assert joined.counted.shape[1] < expected.counted.shape[1]
+    own, of_all = joined.distribution(), expected.distribution()
+    assert np.array_equal(own.ids, of_all.ids)
+    assert np.array_equal(own.presence, of_all.presence)
+    later, fuller = (one.distribution(sample=True) for one in (joined, expected))
+    assert later.coverage(500) == pytest.approx(fuller.coverage(500), abs=0.02)
+    joined.add(np.array([1]), 100, 15)  # into the fold that has it now
+    assert joined.samples == expected.samples + 100
+
+
+def test_what_was_counted_is_explained() -> None:
+    tables = {"item": Counted(num_rows=ROWS, features=("item",))}
+    own = [batch for _, batch in Drawn(1.05).spread(range(10), 1)]
+    first = sample(own, tables, most=5).explain()
+    assert first.startswith("counted: 2,560 samples, 50.0% of an epoch, the first of the trainer")
+    assert "from all over it" in sample(Drawn(1.05), tables, most=5).explain()

@@ -113,6 +113,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """What all ranks counted, on rank 0 while it plans."""
         self._no_row: Mapping[str, int] = {}
         """The ids that rank 0 counted of no row, by table."""
+        self._counted_words = ""
+        """What was counted for the last plan."""
         self._notices: list[Notice] = []
 
     def take(self, context: Context) -> None:
@@ -186,8 +188,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             reason += unused.cure
         else:
             own = self._others.propose(model, self.home(topology), world_size)
-            self._no_row = {}
+            self._no_row, self._counted_words = {}, ""
             reason = self._tier(model, topology, world_size, own)
+            if self._counted_words:
+                reason += f"\n{self._counted_words}"
             for name, ids in self._no_row.items():
                 reason += f"\n{name}: {ids:,} of the ids that rank 0 counted are of no row"
         if own is not None and not self._held:
@@ -247,7 +251,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if given is None and path is None:
             counts = self._tally or self._count()
             self._tally = None  # so that its counters can be given up
-            self._no_row = dict(counts.no_row)
+            self._no_row, self._counted_words = dict(counts.no_row), counts.explain()
             return counts.profile()
         if given is not None:
             profile, named = given, "stack.plan: the profile"

@@ -132,6 +132,8 @@ class Tally:
     """Of the first batch, and of all that are counted."""
     epoch: float = 0
     """Batches that an epoch has of all ranks; 0 where nobody knows."""
+    in_order: bool = False
+    """Whether these are the first batches of loaders that have them in their own order alone."""
     counters: dict[str, Counter] = field(init=False)
     no_row: dict[str, int] = field(default_factory=dict)
     """How many ids were of no row of the table, where there were any: they are not counted. In
@@ -190,6 +192,18 @@ class Tally:
         """The part of an epoch's batches that was counted, as far as is known."""
         epoch = self.epoch * self.batch_size
         return min(self.samples / epoch, 1.0) if epoch else 0.0
+
+    def explain(self) -> str:
+        """What was counted, in words."""
+        share = f", {self.counted_share:.1%} of an epoch" if self.epoch else ""
+        counted = f"{self.samples:,} samples{share}"
+        if not self.in_order or self.counted_share == 1:
+            return f"counted: {counted}, from all over it" if share else f"counted: {counted}"
+        return (
+            f"counted: {counted}, the first of the trainer's own loader: what comes later is taken "
+            "to be like them. Where rows drift, re-tier (train.retier_every), or count a profile "
+            "of batches from all over the data"
+        )
 
     def distributions(self) -> Iterator[tuple[str, RowDistribution]]:
         """What will come of each table that is counted exactly."""

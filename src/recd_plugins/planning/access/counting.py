@@ -21,6 +21,9 @@ __all__ = [
 ]
 
 
+MOST_PAIRS = 1 << 25
+"""Pairs of a row and a fold that a counter keeps, 24 bytes each: beyond, folds are joined by twos,
+until there are two."""
 BUFFER = 1 << 18
 """Lookups that wait to be counted together; or as many as there are counters."""
 
@@ -41,6 +44,8 @@ class RowCounter:
         self._counted = np.empty((3, 0), np.int64)
         self._waiting: list[Integers] = []
         self._waits = 0
+        self._joined = 1
+        """Folds that were joined in one, which has the number of the first."""
 
     @property
     def samples(self) -> int:
@@ -57,6 +62,7 @@ class RowCounter:
                 f"rows: id {wrong} is not in [0, {self.num_rows}): a transform yields ids "
                 "that its schema does not allow, or the table is too small."
             )
+        fold -= fold % self._joined
         rows, lookups = np.unique(ids, return_counts=True)
         self._wait(np.stack([rows * FOLDS + fold, lookups, np.ones_like(rows)]))
         self._batches[fold] += 1
@@ -64,14 +70,17 @@ class RowCounter:
 
     def state(self) -> tuple[Integers, tuple[int, ...]]:
         """[3, P] and numbers, for `merge` of a counter of the same table."""
-        return self.counted, (*self._samples.tolist(), *self._batches.tolist())
+        counted = self.counted
+        return counted, (*self._samples.tolist(), *self._batches.tolist(), self._joined)
 
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
         """Take over what another one counted, of other batches of the same size."""
+        *of_folds, joined = numbers
         self._wait(counted)
-        samples, batches = np.array(numbers, np.int64).reshape(2, FOLDS)
+        samples, batches = np.array(of_folds, np.int64).reshape(2, FOLDS)
         self._samples += samples
         self._batches += batches
+        self._join(max(joined, self._joined))
 
     @property
     def counted(self) -> Integers:
@@ -80,7 +89,23 @@ class RowCounter:
         if self._waiting:
             self._counted = _summed(np.concatenate([self._counted, *self._waiting], axis=1))
             self._waiting, self._waits = [], 0
+            while self._counted.shape[1] > MOST_PAIRS and self._joined < FOLDS // 2:
+                self._join(2 * self._joined)
         return self._counted
+
+    def _join(self, folds: int) -> None:
+        """Have so many folds each joined in one, in what was counted and what waits."""
+        if folds == 1:
+            return
+        self._joined = folds
+        every = np.concatenate([self._counted, *self._waiting], axis=1)
+        self._waiting, self._waits = [], 0
+        every[0] -= every[0] % folds  # FOLDS is a multiple of it, so rows stay
+        self._counted = _summed(every)
+        for numbers in (self._samples, self._batches):
+            sums = numbers.reshape(-1, folds).sum(axis=1)
+            numbers[:] = 0
+            numbers[::folds] = sums
 
     def _wait(self, counted: Integers) -> None:
         self._waiting.append(counted)

@@ -61,6 +61,7 @@ def sample(
     took `SECONDS`; of any other the first, in its order. Every rank of the group calls it.
     """
     began, whole = time.monotonic(), Tally(counted=tables)
+    whole.in_order = not all(isinstance(one, Spread) for one in _of_ranks(batches))
     shares: Mapping[str, Floats] = {}
     blocks = range(BLOCKS)
     while True:
@@ -122,7 +123,8 @@ def _round(loader: Iterable[Any], blocks: range, most: int | None) -> Iterator[t
         places, first = max(loader.places, 1), BLOCKS
         if most is not None:
             first = min(4 * FOLDS, most, places)
-            blocks, size = range(first), -(-most // first)
+            size = -(-most // first)
+            blocks = range(-(-most // size))  # no more: they may come in the order of the epoch
         else:
             first = min(BLOCKS, max(places // 2, 1))
             blocks = range(blocks.start * first // BLOCKS, blocks.stop * first // BLOCKS)

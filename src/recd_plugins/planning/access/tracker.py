@@ -59,7 +59,7 @@ def profile_tracker(
         if isinstance(counter, RowCounter):
             batches = np.bincount(folds, minlength=FOLDS) * min(ranks, 1)
             samples = batches * ranks * batch_size
-            numbers = (*samples.tolist(), *batches.tolist())
+            numbers = (*samples.tolist(), *batches.tolist(), others[-1])
         else:
             numbers = (steps * ranks * batch_size, *others)
         tally.counters[part.name].merge(counts, numbers)
