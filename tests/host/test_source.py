@@ -116,6 +116,12 @@ def test_a_mapping_has_no_lines_and_is_left_as_it_was() -> None:
     assert source.base == Path()
 
 
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+)
+"""Nine lines that stand for some billion values."""
+
+
 @pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "---\n"])
 def test_an_empty_registry_says_nothing(text: str, tmp_path: Path) -> None:
     source = read(tmp_path, text, "train.steps=1")
@@ -134,6 +140,10 @@ def test_an_empty_registry_says_nothing(text: str, tmp_path: Path) -> None:
         ("a: 1\nb: {c: 1,\n  c: 2}\n", ":3: 'c' stands twice in one mapping; keep one"),
         ("a: &a\n  - *a\n", ":1: this value holds an alias of itself"),
         ("a: &a {b: {c: *a}}\n", ":1: this value holds an alias of itself"),
+        (BOMB, ": holds more than 100,000 values, its aliases written out"),
+        ("a: " + "[" * 3000 + "]" * 3000, ":1: values are nested more than 100 deep"),
+        ("? [a, b]\n: 1\n", ":1: not valid YAML: found unhashable key"),
+        ("a: " + "9" * 5000 + "\n", ": not valid YAML: Exceeds the limit"),
         ("just words\n", ": must hold a mapping of slots, as `model: {use: dlrm}`"),
     ],
 )

@@ -67,3 +67,10 @@ def test_a_measured_topology_is_saved_where_there_is_a_folder(tmp_path: Path) ->
     assert result.exit_code == 2
     assert f"--save: there is no folder {gone}. Make it first." in result.stderr
     assert not gone.exists()
+
+
+def test_a_topology_that_says_a_thing_twice_is_refused_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "slow.yaml"
+    path.write_text("inter_node_gbps: 0.1\nranks_per_node: 2\ninter_node_gbps: 25\n")
+    with pytest.raises(RegistryError, match=r"slow.yaml:3: 'inter_node_gbps' stands twice"):
+        load_topology(path, "topology")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from recd_plugins.config import Config, Range, parse
+from recd_plugins.config.yaml_text import read_yaml
 from recd_plugins.errors import CapabilityError, RegistryError
 
 __all__ = ["GB", "PRESETS", "Cluster", "Link", "Topology", "load_topology", "save_topology"]
@@ -141,15 +142,19 @@ def save_topology(topology: Topology, path: Path) -> None:
 def load_topology(path: Path, where: str) -> Topology:
     """What `save_topology` or a person wrote; `where` opens error messages."""
     try:
-        options = yaml.safe_load(path.read_text())
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise RegistryError(
             f"{path}: there is no such file to read ({error.strerror}). `recd topology measure` "
             "writes one; presets have no suffix.",
             where,
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise RegistryError(f"{path}: not valid YAML: {error}.", where) from None
+    try:
+        options, _ = read_yaml(text, str(path))
+    except RegistryError as error:
+        raise RegistryError(error.message, where) from None
     if not isinstance(options, dict):
         raise RegistryError(f"{path}: must hold a mapping of a topology's options.", where)
     return parse(Topology, options, f"{where}: {path}")

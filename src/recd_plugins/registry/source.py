@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from recd_plugins.config.yaml_text import read_yaml
 from recd_plugins.errors import RegistryError
 
 __all__ = ["Source"]
@@ -71,51 +70,12 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RegistryError(f"{path}: cannot be read as text: {error}.") from error
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise RegistryError(
-            f"{path}:{line}: not valid YAML: {error.problem or error.context}. "
-            "Check indentation, colons and brackets there."
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:  # a date of month 13 is a ValueError
-        raise RegistryError(f"{path}: not valid YAML: {error}.") from None
+    values, lines = read_yaml(text, str(path))
     if values is None:
         return {}, {}
     if not isinstance(values, dict):
         raise RegistryError(f"{path}: must hold a mapping of slots, as `model: {{use: dlrm}}`.")
-    assert node is not None  # safe_load found values in it
-    return values, dict(_walk(node, "", path))
-
-
-def _walk(
-    node: yaml.Node, where: str, path: Path, above: tuple[yaml.Node, ...] = ()
-) -> Iterator[tuple[str, int]]:
-    if node in above:
-        raise RegistryError(
-            f"{path}:{node.start_mark.line + 1}: this value holds an alias of itself; write it out."
-        )
-    above = (*above, node)
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                raise RegistryError(
-                    f"{path}:{line}: {key.value!r} stands twice in one mapping; keep one."
-                )
-            seen.add(key.value)
-            child = f"{where}.{key.value}" if where else str(key.value)
-            yield child, line
-            yield from _walk(value, child, path, above)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            child = f"{where}[{index}]"
-            yield child, item.start_mark.line + 1
-            yield from _walk(item, child, path, above)
+    return values, lines
 
 
 def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None:
@@ -123,9 +83,9 @@ def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None
     if not equals or not key:
         raise RegistryError(f"override {override!r}: write key=value, as train.batch_size=512.")
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
-        raise RegistryError(f"override {override!r}: its value is not valid YAML.") from None
+        value, _ = read_yaml(text, "its value")
+    except RegistryError as error:
+        raise RegistryError(f"override {override!r}: its value is not valid YAML.") from error
     *parents, last = key.split(".")
     place: Any = values
     for depth, name in enumerate(parents):

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from recd_plugins.config import parse
+from recd_plugins.config.yaml_text import read_yaml
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.errors import DataError, RegistryError
 
@@ -18,13 +19,13 @@ __all__ = ["as_yaml", "load_schema", "options_of_schema"]
 def load_schema(path: Path) -> ForeignSchema:
     """What a person or `recd data schema` wrote."""
     try:
-        options = yaml.safe_load(path.read_text(encoding="utf-8"))
+        options, _ = read_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise DataError(
             f"{path}: this schema cannot be read ({error.strerror}). `recd data schema FILE --out "
             f"{path}` writes one."
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise RegistryError(f"{path}: not valid YAML: {error}.") from None
     if not isinstance(options, dict):
         raise RegistryError(f"{path}: must hold a mapping, as `recd data schema` writes it.")
