@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.topology import PRESETS, Topology
+from recd_plugins.planning.topology import PRESETS, Topology, load_topology
 
 
 def test_the_local_preset_leaves_all_to_torchrec() -> None:

@@ -46,9 +46,9 @@ def _check_depth(text: str, name: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > DEEPEST:
-            line = event.start_mark.line + 1
+            place = f":{event.start_mark.line + 1}" if event.start_mark else ""
             raise RegistryError(
-                f"{name}:{line}: values are nested more than {DEEPEST} deep; nothing here asks for "
+                f"{name}{place}: values are nested more than {DEEPEST} deep; nothing here asks for "
                 "as much."
             )
 
