@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Beside other workers, threads of one worker wait for each other more than they compute.
+# Beside other workers, threads of one worker wait for each other more than they compute; and those
+# of programs that are started with several would take the processor while they wait.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # The same examples in every run; and a busy machine is slow, not wrong.
 settings.register_profile("recd", deadline=None, derandomize=True)

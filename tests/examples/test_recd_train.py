@@ -18,7 +18,7 @@ def test_both_sides_learn_alike_and_recd_saves(run_example: Callable[..., str]) 
     plain, ours = ([float(cell.replace(",", "")) for cell in row.split("│")] for _, row in rows)
     assert plain[1] > 5 * ours[1]  # MB through all-to-alls
     assert plain[2] > ours[2]  # MiB
-    # Equal but for the order in which floats are added, over 12 steps.
+    # Equal but for the order in which floats are added, over 8 steps.
     assert ours[3:] == pytest.approx(plain[3:], abs=1e-4)
 
 

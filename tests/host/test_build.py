@@ -50,6 +50,7 @@ def test_the_cpus_build_is_none_for_cuda() -> None:
         check_build(CPU, "cuda", load=loads)
 
 
+@pytest.mark.slow
 def test_what_is_installed_here_loads() -> None:
     """Asked as `make` asks."""
     target = "cuda" if installed_build().cuda else "cpu"
@@ -73,6 +74,7 @@ def test_a_build_is_read_where_torch_does_not_load(
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_doctor_names_a_torch_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "installed_build", lambda: CUDA)
     monkeypatch.setattr(build.check_build, "__kwdefaults__", {"load": no_cudnn})

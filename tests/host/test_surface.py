@@ -96,6 +96,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     assert not loaded_after(code) & set(HEAVY)
 
 
+@pytest.mark.slow
 def test_help_is_fast() -> None:
     def processor_seconds() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -175,6 +175,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 """
 
 
+@pytest.mark.slow
 def test_processes_write_at_once_and_a_fork_leaves_what_waits_to_its_parent(tmp_path):
     subprocess.run([sys.executable, "-c", SETUP + FORKS, str(tmp_path)], check=True, timeout=300)
     log = opened(tmp_path)
@@ -182,6 +183,7 @@ def test_processes_write_at_once_and_a_fork_leaves_what_waits_to_its_parent(tmp_
     assert all(len(shard_files(tmp_path, shard)) in (0, 4) for shard in range(4))
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_whole_blocks(tmp_path):
     code = SETUP + "write(0, 5)\nprint('writing', flush=True)\nwrite(5, 10**9)"
     arguments = [sys.executable, "-c", code, str(tmp_path)]
