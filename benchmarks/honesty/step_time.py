@@ -31,7 +31,7 @@ from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.assemble import assemble
 
-__all__ = ["MODELS", "TABLES", "Case", "OddTable", "measure", "registry"]
+__all__ = ["MODELS", "TABLES", "Case", "OddTable", "measure", "on_rank", "registry"]
 
 RANKS = 2
 NEVER_BELOW = 0.98
@@ -141,18 +141,17 @@ def _feature(feature: Mapping[str, Any], table: OddTable) -> dict[str, Any]:
     return changed
 
 
-def on_rank(case: Case, sides: tuple[str, ...], rounds: int, steps: int) -> dict[str, Any]:
-    """On a rank: seconds a step of each side in each round, and what auto chose."""
-    trainings, why = {}, ""
-    for side in sides:
-        stack = load(registry(case, side))
+def on_rank(registries: Mapping[str, dict[str, Any]], rounds: int, steps: int) -> dict[str, Any]:
+    """On a rank: seconds a step by each registry in each round, in turns; why each is as it is."""
+    trainings, why = {}, {}
+    for side, values in registries.items():
+        stack = load(values)
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
         trainings[side] = (assemble(stack, torch.device("cpu")), _endless(loader))
-        if side == "auto":
-            why = stack.explain()
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    names = list(sides)
-    for number in range(rounds + 1):
+        why[side] = stack.explain()
+    seconds: dict[str, list[float]] = {side: [] for side in registries}
+    names = list(registries)
+    for number in range(rounds + 1):  # the first warms up
         for side in names:
             job, batches = trainings[side]
             dist.barrier()
@@ -202,7 +201,7 @@ def outcome(case: Case, found: Mapping[str, Any]) -> Outcome:
         auto=medians["auto"],
         best=max(medians.values()),
         spread=spread(ratios["auto"]),
-        chose=": deduplicated " in found["why"],
+        chose=": deduplicated " in found["why"]["auto"],
     )
 
 
@@ -251,8 +250,7 @@ def figures(outcomes: list[Outcome]) -> list[Figure]:
 
 def measure(quick: bool) -> Report:
     tables = TABLES[1:7:2] if quick else TABLES
-    sides = SIDES
-    rounds, steps, samples = (3, 3, 8_192) if quick else (5, 4, 12_288)
+    rounds, steps, samples = (2, 3, 6_144) if quick else (3, 3, 8_192)
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         pool = GlooPool(deadline=DEADLINE)
@@ -261,7 +259,8 @@ def measure(quick: bool) -> Report:
                 where = Path(folder) / f"{number}-{model}"
                 case = Case(table=table, model=model, folder=where, samples=samples)
                 load(registry(case, "plain")).prepare()
-                found = pool.run(on_rank, case, sides, rounds, steps)[0]
+                sides = {side: registry(case, side) for side in SIDES}
+                found = pool.run(on_rank, sides, rounds, steps)[0]
                 outcomes.append(outcome(case, found))
                 print(outcomes[-1].text, flush=True, file=sys.stderr)
     settings = {

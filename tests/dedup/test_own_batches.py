@@ -236,7 +236,9 @@ def test_a_loader_and_its_workers_convert(workers: int) -> None:
 
 def test_what_a_worker_is_sent_is_small() -> None:
     """A copy of the converter, whatever the stack has seen: no table, no batch, no plan."""
-    stack = stack_of(dedup={"use": "exact"}, preprocess=[{"use": "first_x", "n": 2}])
+    stack = stack_of(
+        dedup={"use": "exact", "weigh": "bytes"}, preprocess=[{"use": "first_x", "n": 2}]
+    )
     model = looks_up()
     stack.adapt(model, batches=[from_lists({k: rows * 2000 for k, rows in LISTS.items()})])
     sent = pickle.dumps(stack.converting(collate))
