@@ -43,15 +43,21 @@ class ReadSample:
     in_batches: float = 0.0
     """Samples of a session in a batch; 0 where nobody knows the sessions."""
     around: float = 0.0
-    """Samples of a session among the batches of a place, or of all places."""
+    """Samples of a session among the batches of a place, or of all places, cut at the size of a
+    batch."""
+    together: bool = False
+    """Whether the samples of a session lie side by side in a batch."""
 
     def notices(self, table: Table, what: str) -> list[Missed]:
         """Whether batches hold far fewer samples of a session than lie about them."""
-        if self.around < 1.5 or self.around < 1.5 * self.in_batches:
+        if self.around < 1.5 * max(1.0, self.in_batches):
+            return []
+        clustered = _is_clustered(table)
+        if clustered and self.together:  # large sessions and small batches
             return []
         apart = f"a batch holds {self.in_batches:.2f} samples of a session, and the batches around "
         apart += f"it {self.around:.2f}"
-        if _is_clustered(table):
+        if clustered:
             return [
                 Missed(
                     what=what,
@@ -93,7 +99,7 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
     sample, around = ReadSample(), AROUND if asks else 1
     seen: dict[int, list[Tensor]] = {}
     looked_at: dict[int, int] = {}
-    samples = sessions = 0
+    samples = sessions = runs = 0
     for place, batch in delivered.batches(taking, SAMPLES * around, PLACES):
         columns = batch.dedup
         if asks:
@@ -108,16 +114,24 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
         if len(sample.features) < 2:
             sample.features.append(features)
         samples, sessions = samples + len(rows), sessions + len(np.unique(rows.sessions))
+        runs += len(rows.starts)
     if asks:
         places = [torch.cat(found) for found in seen.values()]
         # Of a small table the places are all of it.
-        sample.around = max(map(_a_session, [torch.cat(places), *places]))
+        sample.around = max(
+            _a_session(places, sample.batch_size),
+            _a_session([torch.cat(places)], sample.batch_size),
+        )
         sample.in_batches = samples / sessions
+        sample.together = 0 < 0.8 * (samples - sessions) <= samples - runs
     return sample
 
 
-def _a_session(sessions: Tensor) -> float:
-    return len(sessions) / max(1, len(sessions.unique()))
+def _a_session(places: Sequence[Tensor], batch_size: int) -> float:
+    """Samples of a session at a place: of one that fills more than a batch, in a batch."""
+    counts = [sessions.unique(return_counts=True)[1] for sessions in places]
+    pieces = sum(int((-(-of_place // batch_size)).sum()) for of_place in counts)
+    return sum(map(len, places)) / max(1, pieces)
 
 
 class _Taking:
