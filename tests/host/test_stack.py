@@ -72,6 +72,17 @@ def test_tables_are_made_once_and_reused(registry: dict[str, Any]) -> None:
     assert written(registry) == ["train", "test"]
 
 
+def test_tables_that_are_there_are_read_without_a_lock(registry: dict[str, Any]) -> None:
+    """As in a folder of another's, into which nothing can be written."""
+    tables = rp.load(registry).prepare()
+    lock = Path(registry["folder"]) / ".lock"
+    lock.unlink()
+    lock.mkdir()  # now nobody, be it root, can open it
+    assert rp.load(registry).prepare() == tables
+    with pytest.raises(IsADirectoryError):
+        rp.load(registry, ["dataset.n=5"]).prepare()
+
+
 def test_progress_is_reported_while_tables_are_made(registry: dict[str, Any]) -> None:
     calls: list[tuple[str, int, int | None]] = []
     rp.load(registry).prepare(lambda *what: calls.append(what))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -26,12 +27,9 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
             return dataset.prepare(registry.folder, progress)
-    from filelock import FileLock
-
     digest = _digest(choice, dataset.fingerprint())
-    registry.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(registry.folder / ".lock"):
-        folder = registry.folder / f"{choice.record.name}-{digest}"
+    folder = registry.folder / f"{choice.record.name}-{digest}"
+    with _while_written(registry, folder, digest):
         with choice.named("when it wrote its tables"):
             tables = dataset.prepare(folder, progress)
             if tables.train.source is not None:
@@ -44,6 +42,24 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
                 folder = registry.folder / f"{step.record.name}-{digest}"
                 tables = _run(etl, tables, folder, progress)
     return tables
+
+
+def _while_written(
+    registry: Registry, folder: Path, digest: str
+) -> contextlib.AbstractContextManager[object]:
+    """A lock for what is still to be written; none where all of it is there, for a folder of
+    tables may be another's, which nobody may write into."""
+    from filelock import FileLock
+
+    made = [folder]
+    for step in registry.chosen("etl"):
+        digest = _digest(step, digest)
+        made.append(registry.folder / f"{step.record.name}-{digest}")
+    if all((one / split).is_dir() for one in made for split in SPLITS):
+        return contextlib.nullcontext()
+    registry.folder.mkdir(parents=True, exist_ok=True)
+    lock: contextlib.AbstractContextManager[object] = FileLock(registry.folder / ".lock")
+    return lock
 
 
 def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress) -> Tables:
