@@ -12,6 +12,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cost import Cost, Lane, Prices, marginal_ms, milliseconds
+from recd_plugins.planning.handed_over import handed_over
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.topology import Cluster, Link, Topology
@@ -284,3 +285,16 @@ def test_the_papers_measured_times(name: str) -> None:
                 assert found[collective] < 1.75 * printed
                 continue
             assert found[collective] == pytest.approx(printed, rel=0.25), (design, collective)
+
+
+def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums() -> None:
+    """Of one node: s r through the all-to-all, (W - 1) v r / W sent; the rest is as it is priced."""
+    rows = RowDistribution.of([4, 96], [0.05, 0.001])
+    table = SequenceTable(name="t", rows=rows, dim=16)
+    prices = Prices(cluster=Cluster.of(Topology(ranks_per_node=4), 4), batch_size=8, k=1.0)
+    sizes = {"t": TableSizes(replicated=4, coalesce="rank")}
+    ledger, plain = (Ledger.of({"t": table}, one, prices) for one in (sizes, {}))
+    assert handed_over(plain) == plain.cost.exchanged
+    home = ledger.tables["t"].entries["home"].cost.exchanged
+    touched, by_any = (4 * (1 - 0.95**samples) * 64 for samples in (8, 32))
+    assert handed_over(ledger) == pytest.approx(home + touched + 3 / 4 * by_any)

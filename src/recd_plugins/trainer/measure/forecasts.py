@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.handed_over import handed_over
 from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.slots import Callback
@@ -184,7 +185,7 @@ class ForecastMeter(Callback):
         one = Beside(
             what=f"bytes of collectives, a rank and step ({', '.join(traffic)})",
             unit="bytes",
-            forecast=ledger.cost.exchanged + dense,
+            forecast=handed_over(ledger) + dense,
             fact=sum(size for phases in traffic.values() for size in phases.values()),
         )
         note = (
