@@ -288,7 +288,7 @@ def test_the_papers_measured_times(name: str) -> None:
 
 
 def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums() -> None:
-    """Of one node: s r through the all-to-all, (W - 1) v r / W sent; the rest is as it is priced."""
+    """Of one node: s r through the all-to-all, (W - 1) v r / W sent; the rest as it is priced."""
     rows = RowDistribution.of([4, 96], [0.05, 0.001])
     table = SequenceTable(name="t", rows=rows, dim=16)
     prices = Prices(cluster=Cluster.of(Topology(ranks_per_node=4), 4), batch_size=8, k=1.0)
