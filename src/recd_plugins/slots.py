@@ -562,7 +562,9 @@ class PoolingRecord(Record[C, PoolingFactory]):
 class ModelRecord(Record[C, "nn.Module"]):
     """The model: `forward(batch) -> (loss, (loss, logits, labels, weights))`, the latter detached.
 
-    Tables are made on the meta device and sized by the context's schema.
+    Logits have the shape of the batch's labels: [B], or [B, T] where the schema has T labels; those
+    of a regression are the values themselves. Tables are made on the meta device and sized by the
+    context's schema.
     """
 
     slot = "model"

@@ -82,6 +82,10 @@ def random_table(
     widths = [schema.width(name) or 1 for name in schema.dense]
     for name, part in zip(schema.dense, batch.dense.split(widths, dim=1), strict=True):
         columns[name] = (part.squeeze(1) if schema.width(name) is None else part).tolist()
+    for feature in schema.sparse:
+        if feature.scored:
+            ids: list[list[int]] = columns[feature.name]
+            columns[feature.weights_name] = [[1 + one % 3 for one in row] for row in ids]
     if schema.sample_weight is not None:
         columns[schema.sample_weight] = (1 + numbers % 3).tolist()
     if schema.session_id is not None:
