@@ -104,8 +104,8 @@ def _forward(subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
         logits.shape == batch.labels.shape
         and not logits.requires_grad
         and not detached.requires_grad,
-        f"logits must be {list(batch.labels.shape)}, as the labels, and detached, as the loss "
-        f"beside them, but are {list(logits.shape)}",
+        f"logits must be {list(batch.labels.shape)} and detached, as the loss beside them, but are "
+        f"{list(logits.shape)}",
         fix,
     )
     subject.hold(
