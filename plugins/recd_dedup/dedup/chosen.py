@@ -65,6 +65,13 @@ def _measured_shares(context: Context, groups: Groups) -> tuple[float, ...] | No
         return shares_of_batches(context.looked_at, groups)
     if context.tables is None:
         return None
+    names = [name for group in groups for name in group]
+    if context.delivered is not None and set(names) <= set(context.tables.schema.sparse_names):
+        from recd_dedup.dedup.reading import read_sample
+        from recd_dedup.dedup.sample import SampledBatches
+
+        sample = SampledBatches(names, read_sample(context, names).rows)
+        return tuple(sample.unique_share(group) for group in groups)
     return measured_shares(context.tables.train, groups, batch_size=context.batch_size)
 
 

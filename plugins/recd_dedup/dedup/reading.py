@@ -75,12 +75,12 @@ class ReadSample:
         ]
 
 
-def read_sample(context: Context) -> ReadSample:
-    """Batches from all over the epoch of the train split."""
+def read_sample(context: Context, features: Sequence[str] | None = None) -> ReadSample:
+    """Batches from all over the epoch of the train split; of these features, or all."""
     assert context.delivered is not None
     assert context.tables is not None
     table = context.tables.train
-    keys = table.schema.sparse_names
+    keys = table.schema.sparse_names if features is None else tuple(features)
     if not keys or not table.num_rows:
         raise DataError(
             f"{table.path}: has {table.num_rows} rows of {len(keys)} sparse features, so there is "
