@@ -63,7 +63,8 @@ def opened(file: Path) -> pq.ParquetFile:
             "Rename it where the table is made."
         ) from error
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: {_what_is(file)} ({error}).") from error
+        what, cure = _what_is(file)
+        raise DataError(f"{file}: {what} ({error}). {cure}") from error
 
 
 def arrow_schema(footer: pq.FileMetaData, file: Path) -> pa.Schema:
@@ -115,26 +116,25 @@ def _matches(pattern: Path) -> list[Path]:
     return files
 
 
-def _what_is(file: Path) -> str:
+def _what_is(file: Path) -> tuple[str, str]:
     """What a file that does not read as Parquet seems to be, and what to do."""
+    again = "write it again, or take it out of the table."
     try:
-        with file.open("rb") as opened:
-            head = opened.read(LOOK)
+        with file.open("rb") as binary:
+            head = binary.read(LOOK)
     except OSError:
-        return "cannot be read. Check its rights and its disk"
+        return "cannot be read", "Check its rights and its disk."
     if not head:
-        return "not a whole Parquet file, but empty. Write it again, or take it out of the table"
+        return "not a whole Parquet file, but empty", f"It was never finished: {again}"
     if MAGIC.startswith(head[:4]):
-        return (
-            "not a whole Parquet file: it was cut short or damaged. Write it again, or take it "
-            "out of the table"
-        )
+        return "not a whole Parquet file", f"It was cut short or damaged: {again}"
     kind = next((kind for magic, kind in KINDS if head.startswith(magic)), None)
     if kind is None and _is_text(head):
         kind = "text, as CSV or TSV is"
     return (
-        f"not a Parquet file, but {kind or 'something else'}. CSV, TSV and JSONL become a table by "
-        "`recd data import`; else write it as Parquet, or take it out of the table"
+        f"not a Parquet file, but {kind or 'something else'}",
+        "CSV, TSV and JSONL become a table by `recd data import`; else write it as Parquet, or "
+        "take it out of the table.",
     )
 
 
