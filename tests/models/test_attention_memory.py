@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from recd_dlrm.poolings.attention import Attention, AttentionConfig
 from torch import Tensor
+
+from recd_dlrm.poolings.attention import Attention, AttentionConfig
 
 
 def kept_bytes(forward: Callable[[], Tensor]) -> int:
