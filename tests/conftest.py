@@ -25,9 +25,11 @@ WHOLE_PROGRAMS = ("examples", "benchmarks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`ranks` are the tests that ask for the pool, `slow` those that run whole programs."""
+    """`ranks` are the tests that ask for the pool, or for `workers` of the reader; `slow` are those
+    that run whole programs."""
     for item in items:
-        if "gloo_pool" in getattr(item, "fixturenames", ()):
+        workers = getattr(item, "callspec", None) and item.callspec.params.get("workers")
+        if workers or "gloo_pool" in getattr(item, "fixturenames", ()):
             item.add_marker("ranks")
         if item.path.parent.name in WHOLE_PROGRAMS:
             item.add_marker("slow")

@@ -9,10 +9,11 @@ from known_rows import ROWS, write
 from recd_plugins.data.table import Table
 
 
-@pytest.fixture(scope="session", autouse=True)
-def server() -> None:
-    """Workers of readers start at once."""
-    start_server()
+@pytest.fixture(autouse=True)
+def server(request: pytest.FixtureRequest) -> None:
+    """Workers of readers start at once, where a test has some."""
+    if request.node.get_closest_marker("ranks"):
+        start_server()
 
 
 @pytest.fixture(scope="session")

@@ -180,6 +180,7 @@ def test_resuming_is_exact(clustered, converter, streams):
     check_resume(lambda: open_loader(clustered, transform, sessions="whole", streams=streams))
 
 
+@pytest.mark.ranks
 def test_a_worker_sends_and_resumes_deduplicated_batches(clustered):
     transform = BatchTransform(STEPS, EXACT)
 

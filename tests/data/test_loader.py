@@ -110,6 +110,7 @@ def test_a_step_holds_the_same_rows_at_any_world_size(table):
     assert steps(1) == steps(2) == steps(4)
 
 
+@pytest.mark.ranks
 def test_workers_read_their_streams_in_turn(table):
     loader = open_loader(table, workers=2, tail="pad")
     batches = epoch(loader)
@@ -169,6 +170,7 @@ def test_resume_at_every_position(table, options):
     check_every_position(table, lambda length: range(2 * length), **options)
 
 
+@pytest.mark.ranks
 def test_resume_with_workers_mid_epoch_and_at_its_edge(table):
     check_every_position(
         table, lambda length: (0, 1, length - 1, length, length + 2), workers=2, batch_size=8
@@ -207,6 +209,7 @@ def test_a_state_before_the_first_batch_starts_no_worker(table):
     assert multiprocessing.active_children() == before
 
 
+@pytest.mark.ranks
 def test_a_closed_loader_leaves_no_worker_in_the_middle_of_an_epoch(table):
     before = set(multiprocessing.active_children())
     loader = open_loader(table, workers=2)
@@ -218,6 +221,7 @@ def test_a_closed_loader_leaves_no_worker_in_the_middle_of_an_epoch(table):
     loader.close()  # once more, to no effect
 
 
+@pytest.mark.ranks
 def test_an_iterator_that_nobody_holds_ends_its_workers_at_once(table):
     before = set(multiprocessing.active_children())
     loader = open_loader(table, workers=2)

@@ -166,6 +166,7 @@ def test_a_transform_that_cannot_travel_is_refused(table):
         open_loader(table, transform=lambda batch: batch, workers=1)
 
 
+@pytest.mark.ranks
 def test_batches_of_workers_carry_no_more_than_themselves(table):
     for batch in islice(open_loader(table, workers=1), 3):
         features = batch.features
@@ -192,6 +193,7 @@ def test_no_thread_outlives_its_iterator(table):
     assert readers() == []
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("transform", [None, complain])
 def test_workers_end_with_their_iterator_also_after_an_error(table, transform):
     loader = open_loader(table, batch_size=4, workers=2, transform=transform)

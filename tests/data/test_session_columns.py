@@ -95,7 +95,7 @@ def open_loader(table: Table, converter: object, **options):
         {"window": 3},
         {"streams": 2},
         {"sessions": "whole"},
-        {"workers": 1},
+        pytest.param({"workers": 1}, marks=pytest.mark.ranks),
         {"tail": "pad", "prefetch": False},
     ],
     ids=str,
