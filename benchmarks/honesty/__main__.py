@@ -19,6 +19,7 @@ import torch
 from benchmarks.harness import Report, main
 from benchmarks.honesty import imports
 from benchmarks.honesty.coverage import figures, judge
+from benchmarks.honesty.profile_cost import profile_cost
 from benchmarks.honesty.tables import generated_tables, real_tables
 from benchmarks.honesty.trained import trained_figures
 
@@ -30,7 +31,10 @@ def measure(quick: bool, data: Path = DATA) -> Report:
     tables = [*generated_tables(60_000 if quick else 120_000), *real_tables(data)]
     judged = []
     with tempfile.TemporaryDirectory() as folder:
-        trained = list(trained_figures(data, Path(folder), quick))
+        trained = [
+            *trained_figures(data, Path(folder), quick),
+            *profile_cost(Path(folder), 100_000 if quick else 6_000_000),
+        ]
         for table in tables:
             found = judge(table, Path(folder))
             judged += found

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recd_plugins.data.order import rows_of_spans
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import TableWriter
 from recd_plugins.planning.access.access_profile import Counted
@@ -92,6 +93,7 @@ class Generated(HonestyTable):
     rows: int = 50_000
     history: int = 6
     """Ids of a history, on average."""
+    rows_per_stripe: int = 2048
     seed: int = 0
 
     @property
@@ -113,7 +115,7 @@ class Generated(HonestyTable):
                     SparseFeature(name="item", num_ids=self.rows, table="items"),
                 )
             )
-            with TableWriter(path, schema, rows_per_stripe=2048) as writer:
+            with TableWriter(path, schema, rows_per_stripe=self.rows_per_stripe) as writer:
                 for chunk in self._chunks():
                     writer.write(chunk)
         return {"use": "parquet", "train": str(path), "test": str(path)}
@@ -130,25 +132,24 @@ class Generated(HonestyTable):
         times = draw.random(sessions)[of_sample] + draw.random(self.samples) / SEGMENTS
         order = np.argsort(times)
         of_sample, times = of_sample[order], times[order]
-        histories: dict[int, Integers] = {}
+        begin, size = np.full(sessions, -1), draw.integers(1, 2 * self.history, size=sessions)
+        histories = np.empty(0, np.int64)
         for part in np.array_split(np.arange(self.samples), SEGMENTS):
-            where = draw.random(len(part)) * popularity[-1]
-            items = row_of[np.searchsorted(popularity, where)]
-            for session in np.unique(of_sample[part]).tolist():
-                if session not in histories:
-                    size = int(draw.integers(1, 2 * self.history))
-                    at = np.searchsorted(popularity, draw.random(size) * popularity[-1])
-                    histories[session] = row_of[at]
-            lists = [histories[session] for session in of_sample[part].tolist()]
-            ends = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
+            items = row_of[np.searchsorted(popularity, draw.random(len(part)) * popularity[-1])]
+            found = np.unique(of_sample[part])
+            new = found[begin[found] < 0]
+            ends = np.cumsum(size[new])
+            begin[new] = len(histories) + ends - size[new]
+            at = np.searchsorted(popularity, draw.random(ends[-1:].sum()) * popularity[-1])
+            histories = np.concatenate([histories, row_of[at]])
+            lists = rows_of_spans((begin[of_sample[part]], size[of_sample[part]]))
+            ends = np.concatenate([[0], np.cumsum(size[of_sample[part]])])
             yield pa.table(
                 {
                     "session_id": of_sample[part],
                     "timestamp": (times[part] * 1e9).astype(np.int64),
                     "label": draw.integers(2, size=len(part)).astype(np.float32),
-                    "history": pa.ListArray.from_arrays(
-                        ends.astype(np.int32), np.concatenate(lists)
-                    ),
+                    "history": pa.ListArray.from_arrays(ends.astype(np.int32), histories[lists]),
                     "item": pa.ListArray.from_arrays(
                         np.arange(len(part) + 1, dtype=np.int32), items
                     ),

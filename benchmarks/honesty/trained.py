@@ -110,7 +110,7 @@ def trained_figures(data: Path, folder: Path, quick: bool) -> Iterator[Figure]:
             for each in forecasts:
                 for kind, begins in KINDS.items():
                     if begins in each["what"] and each["forecast"]:
-                        off = 100 * abs(each["fact"] / each["forecast"] - 1)
+                        off = 100 * abs(float(each["fact"]) / float(each["forecast"]) - 1)
                         words = f"{each['what']}: {each['forecast']:.4g}, {each['fact']:.4g} came"
                         found[kind].append((one.name, off, words))
                         print(f"{one.name}: {words}", file=sys.stderr, flush=True)

@@ -143,9 +143,9 @@ class ForecastMeter(Callback):
                 one = Beside(
                     what=f"{name}: lookups that {CALLED[tier]} serves",
                     unit="share",
-                    forecast=table.entries[tier].share,
+                    forecast=float(table.entries[tier].share),
                     interval=table.interval(tier),
-                    fact=count / every,
+                    fact=float(count / every),
                 )
                 yield dataclasses.replace(one, note=self._why_served(one)) if one.parted else one
 
