@@ -167,11 +167,7 @@ class _Stand(torch.autograd.Function):
     ) -> Unexpanded:
         ctx.save_for_backward(inverse_lookup, lengths)
         ctx.num_unique = unique.shape[0]
-        shape = (num_rows, *unique.shape[1:])
-        made: Unexpanded = tensor_without_memory(
-            Unexpanded, shape, dtype=unique.dtype, device=unique.device
-        )
-        return made
+        return _without_memory(unique, num_rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
@@ -183,9 +179,20 @@ class _Stand(torch.autograd.Function):
 def _stand(
     unique: Tensor, inverse_lookup: Tensor, lengths: Tensor | None, num_rows: int
 ) -> Unexpanded:
-    made: Unexpanded = _Stand.apply(unique, inverse_lookup, lengths, num_rows)
+    if unique.requires_grad:
+        made: Unexpanded = _Stand.apply(unique, inverse_lookup, lengths, num_rows)
+    else:  # lengths, say: a node of autograd costs more than all else here
+        made = _without_memory(unique, num_rows)
     made.unique, made.inverse_lookup, made.lengths = unique, inverse_lookup, lengths
     made._expanded = None
+    return made
+
+
+def _without_memory(unique: Tensor, num_rows: int) -> Unexpanded:
+    shape = (num_rows, *unique.shape[1:])
+    made: Unexpanded = tensor_without_memory(
+        Unexpanded, shape, dtype=unique.dtype, device=unique.device
+    )
     return made
 
 
