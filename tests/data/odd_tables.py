@@ -418,6 +418,8 @@ def _scored() -> Iterator[Odd]:
             nulls=nulls,
         )
     yield case("a map", [[(3, 0.5), (4, None)], None, []], pa.map_(pa.uint8(), pa.float32()))
+    integers = pa.map_(pa.int64(), pa.int64())
+    yield case("a map to integers beyond num_ids", [[(3, 5000), (4, -1)], []], integers)
     texts = pa.map_(pa.string(), pa.int64())
     yield case("a map of texts, hashed", [[("a", 2), ("12", 3)], []], texts, ids="hash")
     yield case("a map of texts", [[("a", 2)]], texts, refused=True)

@@ -368,8 +368,8 @@ def _check_ids(footer: pq.FileMetaData, schema: Schema | ForeignSchema, file: Pa
     for group in range(footer.num_row_groups):
         ranges = id_ranges(footer, group)
         for feature in schema.sparse:
-            if isinstance(feature, ForeignFeature) and feature.ids != "as_is":
-                continue
+            if isinstance(feature, ForeignFeature) and (feature.scored or feature.ids != "as_is"):
+                continue  # other values than ids, or those of weights beside them
             low, high = ranges.get(feature.name, (0, 0))
             worst = low if low < 0 else high
             if not 0 <= worst < feature.num_ids:
