@@ -13,6 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -33,7 +34,7 @@ Transform = Callable[[Batch], Batch]
 WINDOW_ROWS, WINDOW_SHARE = 2_000_000, 0.02
 """How much of an epoch is read for batches from all over it: so many rows, or such a part."""
 FEWEST, SECONDS = 8, 20.0
-"""Blocks that are read however long they take; after so long there are no more."""
+"""Windows that are read however long they take; after so long there are no more."""
 
 
 class RankBatches(IterableDataset[Batch | RecdError]):
@@ -81,8 +82,8 @@ class RankBatches(IterableDataset[Batch | RecdError]):
 
     def places(self, epoch: int) -> int:
         """Where an epoch may be begun: of one that is no longer than `WINDOW_ROWS` everywhere, for
-        it can be read whole; else in so many windows as have so many rows, or `WINDOW_SHARE` of the
-        epoch if that is more."""
+        no window is read twice; else in so many windows as have so many rows, or `WINDOW_SHARE` of
+        the epoch if that is more."""
         rows = self._rows
         if rows <= WINDOW_ROWS:
             return self.order.num_batches * max(1, self._shares.workers)
@@ -102,9 +103,14 @@ class RankBatches(IterableDataset[Batch | RecdError]):
             if not drawn:
                 continue
             reader = self._reader(worker, prefetch=False, threads=True)
-            read = partial(reader.batches, epoch)
-            whole = self._rows <= WINDOW_ROWS
-            found = _picked(read(), drawn, size) if whole else _jumping(read, drawn, size)
+            stream = self._shares.streams_of(self._rank, worker)[0]
+            begins = [window.position for window in self.order.windows(epoch, stream)]
+            found = _by_window(
+                partial(reader.batches, epoch),
+                drawn,
+                size,
+                np.array(begins) // self.order.rows_per_batch,
+            )
             for block, (batch, unjoined) in found:
                 yield block, _transformed(batch, unjoined, self._transform)
 
@@ -272,26 +278,27 @@ class LocalLoader:
 Read = tuple[Batch, Columns]
 
 
-def _picked(
-    epoch: Iterator[Read], drawn: Mapping[int, int], size: int
+def _by_window(
+    read: Callable[[int], Iterator[Read]],
+    drawn: Mapping[int, int],
+    size: int,
+    windows: npt.NDArray[np.int64],
 ) -> Iterator[tuple[int, Read]]:
-    """The blocks of an epoch that is read up to the last of them."""
-    block_of = {first + n: block for block, first in drawn.items() for n in range(size)}
-    for number, batch in enumerate(islice(epoch, 1 + max(block_of))):
-        if number in block_of:
-            yield block_of[number], batch
-
-
-def _jumping(
-    read: Callable[[int], Iterator[Read]], drawn: Mapping[int, int], size: int
-) -> Iterator[tuple[int, Read]]:
-    """The blocks, each read by itself, until they take too long."""
+    """The blocks, by their first batch, those of a window together, so that it is read once; until
+    they take too long. Windows come as they were drawn: any number of them is from all over."""
     began = time.monotonic()
-    for done, (block, first) in enumerate(drawn.items()):
+    within: dict[int, list[int]] = {}
+    for block, first in drawn.items():
+        window = int(np.searchsorted(windows, first, side="right")) - 1
+        within.setdefault(window, []).append(block)
+    for done, blocks in enumerate(within.values()):
         if done >= FEWEST and time.monotonic() - began > SECONDS:
             return
-        for batch in islice(read(first), size):
-            yield block, batch
+        block_of = {drawn[block] + n: block for block in blocks for n in range(size)}
+        start = min(block_of)
+        for number, batch in enumerate(islice(read(start), 1 + max(block_of) - start), start):
+            if number in block_of:
+                yield block_of[number], batch
 
 
 def _transformed(batch: Batch, unjoined: Columns, transform: Transform | None) -> Batch:

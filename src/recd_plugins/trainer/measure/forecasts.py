@@ -30,8 +30,8 @@ __all__ = ["ForecastMeter"]
 
 ONE_IN = 8
 """Batches of which one is looked at for the lookups that tiers serve."""
-LOOKED_AT = 32
-"""Batches that are read at the start for the dedupe factor to come."""
+LOOKED_AT, PLACES = 32, 8
+"""Batches that are read at the start for the dedupe factor to come, and from how many places."""
 CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
 
 
@@ -64,10 +64,10 @@ class ForecastMeter(Callback):
             return
         loader = self._stack.read(training.rank, training.world_size)
         if isinstance(loader, Spread):
-            blocks = range(min(LOOKED_AT, loader.places))
+            blocks = range(min(PLACES, loader.places))
             self._to_come = [
                 batch.dedup.dedupe_factor()
-                for _, batch in loader.spread(blocks, 1)
+                for _, batch in loader.spread(blocks, LOOKED_AT // PLACES)
                 if batch.dedup is not None
             ]
 
