@@ -17,6 +17,7 @@ from recd_plugins.cli.init import registry_text, sizes
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.registry import Registry
+from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 
 
@@ -49,7 +50,6 @@ def visits(rows: int = 6_000) -> pa.Table:
 def train_on_a_rank(registry: str) -> dict[str, float]:
     import torch
 
-    from recd_plugins.stack import load
     from recd_plugins.trainer.run import train
 
     found = train(load(registry), torch.device("cpu"))
@@ -79,7 +79,7 @@ def test_from_a_csv_to_a_trained_model(
     assert "registry.yaml: sequence_dlrm on 5,400 rows; next: recd train -r registry.yaml" in said
     registry = yaml.safe_load((tmp_path / "registry.yaml").read_text())
     assert registry["pooling"] == {"seen": {"use": "attention"}}
-    registry["train"] |= {"run": str(tmp_path / "run"), "steps": 150, "batch_size": 64}
+    registry["train"] |= {"run": str(tmp_path / "run"), "steps": 80, "batch_size": 64}
     registry["train"] |= {"device": "cpu", "checkpoint_every": 0}
     registry["folder"] = str(tmp_path / "data")
     registry["sharding"] = {"use": "torchrec", "search": "greedy"}
@@ -124,3 +124,19 @@ def test_what_init_cannot_do_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     again = CliRunner().invoke(app, ["init", "table", "--test", "table"])
     assert "registry.yaml: is there already. Name another with --out" in again.stderr
     run("init", "table", "--test", "table", "--force")
+
+
+def test_parquet_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a schema that the registry then holds; nothing is copied."""
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        (tmp_path / "logs" / split).mkdir(parents=True)
+        write(tmp_path / "logs" / split / "a.parquet", visits(600))
+    run("data", "schema", "logs/train", "--out", "schema.yaml")
+    text = (tmp_path / "schema.yaml").read_text().replace("ids: vocabulary", "ids: hash")
+    (tmp_path / "schema.yaml").write_text(text)
+    bare = CliRunner().invoke(app, ["init", "logs"])
+    assert "`recd data schema` suggests one" in bare.stderr
+    run("init", "logs", "--schema", "schema.yaml")
+    batch = next(iter(load("registry.yaml", ["dedup=null", "etl=null"]).loader(0, 2)))
+    assert batch.features.keys() == ["seen", "item", "shop"]

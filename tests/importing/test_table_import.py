@@ -162,11 +162,13 @@ def test_the_latest_rows_are_for_testing(tmp_path: Path) -> None:
 
 def test_a_user_is_on_one_side_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "clicks.csv", clicks(2_000))
-    imported(path, tmp_path / "t", split=SplitBy.of("hash:visit", 0.3))
+    assert not imported(path, tmp_path / "t", split=SplitBy.of("hash:visit", 0.3)).notes
     train, test = rows_of(tmp_path / "t" / "train"), rows_of(tmp_path / "t" / "test")
     assert not {row["visit"] for row in train} & {row["visit"] for row in test}
     assert len(train) + len(test) == 2_000
-    assert 0.2 < len(test) / 2_000 < 0.4
+    assert 0.25 < len(test) / 2_000 < 0.35
+    few = imported(path, tmp_path / "few", split=SplitBy.of("hash:clicked", 0.5))
+    assert "of clicked, many rows share a value" in few.notes[0]
 
 
 def test_the_cut_of_a_quantile() -> None:

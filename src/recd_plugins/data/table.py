@@ -296,7 +296,8 @@ def _schema_of(file: Path, footer: pq.FileMetaData) -> Schema:
     if text is None:
         raise DataError(
             f"{file}: carries no {METADATA_KEY.decode()!r} in its footer, so nobody knows what "
-            "its columns mean. Give the schema under `dataset.schema` in registry.yaml."
+            "its columns mean. Give the schema under `dataset.schema` in registry.yaml; "
+            "`recd data schema` suggests one."
         )
     return Schema.from_json(text, str(file))
 

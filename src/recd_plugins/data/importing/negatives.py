@@ -103,7 +103,7 @@ def item_columns(schema: Schema, negatives: Negatives) -> tuple[str, ...]:
             raise RegistryError(
                 f"{negatives.items[0]!r} is dense. Name the item's id first.", "--item"
             )
-        return negatives.items
+        return _with_weights(schema, negatives.items)
     found = [one.name for one in schema.sparse if one.kind == "item" and not one.sequence]
     if not found:
         raise RegistryError(
@@ -111,7 +111,13 @@ def item_columns(schema: Schema, negatives: Negatives) -> tuple[str, ...]:
             "columns, its id first: --item item_id --item brand.",
             "--negatives",
         )
-    return tuple(found)
+    return _with_weights(schema, found)
+
+
+def _with_weights(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
+    """The columns, and those of the weights of features that are scored."""
+    scored = {one.name: one.weights_name for one in schema.sparse if one.scored}
+    return (*names, *(scored[name] for name in names if name in scored))
 
 
 def clicked(rows: pa.Table, column: str, where: str) -> I64:

@@ -188,6 +188,7 @@ class TableImport:
         for split in self._splits:
             if not rows[split]:
                 raise self._no_rows(split, dropped)
+        self._note_share(rows)
         self._publish(len(done))
         folders: dict[str, Path] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
@@ -198,6 +199,17 @@ class TableImport:
             resumed=resumed,
             notes=tuple(self._notes),
         )
+
+    def _note_share(self, rows: Mapping[str, int]) -> None:
+        """Say so where the test rows are far from the share that was asked for."""
+        if self._split is None:
+            return
+        share, asked = rows["test"] / sum(rows.values()), self._split.share
+        if abs(share - asked) > max(0.03, 0.2 * asked):
+            name = self._split.column or self._asked.timestamp
+            why = "many rows share a value, and rows of one value stay together"
+            self._notes.append(f"{share:.1%} of the rows are for testing, not {asked:.1%}: of "
+                               f"{name}, {why}")  # fmt: skip
 
     def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:
         if split == "train" and dropped:
