@@ -12,9 +12,12 @@ from clicks import Build, Mixed, clicks, train
 from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recd_dlrm import recd_model
 from recd_dlrm.models.dlrm import ClickModel, DlrmConfig, DlrmDcnConfig, weighted_loss
-from recd_plugins.data.schema import Label, Schema, SparseFeature
+from recd_plugins.data.schema import Label, Schema, SparseFeature, Vector
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.slots import Context
+from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
 
@@ -102,6 +105,18 @@ def test_each_label_has_a_head_and_a_loss_of_its_kind(name: str) -> None:
     assert all(
         bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None
     )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_models_keep_the_contract_on_any_kind_of_column(name: str) -> None:
+    schema = Schema(
+        labels=(Label(name="click"), Label(name="dwell", kind="regression")),
+        dense=("price", "vector"),
+        vectors=(Vector(name="vector", width=3),),
+        sparse=(SparseFeature(name="cart", num_ids=9, scored=True), *SCHEMA.sparse),
+    )
+    (record,) = (record for record in recd_model() if record.name == name)
+    check_record(record, context=Context(schema=schema))
 
 
 def test_click_model_detaches_all_but_the_loss() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
@@ -25,7 +26,10 @@ __all__ = [
 
 
 def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6) -> Batch:
-    """B samples with 0 to `longest` ids a feature, uniform; every weight is 1."""
+    """B samples with 0 to `longest` ids a feature, uniform; every sample weighs 1.
+
+    Ids of scored features have weights from 1 on; then those of the others weigh 1.
+    """
     draw = torch.Generator().manual_seed(seed)
     keys = list(schema.sparse_names)
     lengths = torch.randint(0, longest + 1, (len(keys), batch_size), generator=draw)
@@ -39,10 +43,22 @@ def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6
             keys=keys,
             values=torch.cat([*values, torch.empty(0, dtype=torch.int64)]),
             lengths=lengths.flatten(),
+            weights=_scores(schema, values),
         ),
         labels=torch.randint(0, 2, shape_of_labels(schema, batch_size), generator=draw).float(),
         weights=torch.ones(batch_size),
     )
+
+
+def _scores(schema: Schema, values: Sequence[Tensor]) -> Tensor | None:
+    """The weight of each id, which depends on the id alone; none where no feature is scored."""
+    if not schema.weights_names:
+        return None
+    each = (
+        1 + (ids % 3).float() if feature.scored else torch.ones(len(ids))
+        for feature, ids in zip(schema.sparse, values, strict=True)
+    )
+    return torch.cat([*each])
 
 
 def shape_of_labels(schema: Schema, batch_size: int) -> tuple[int, ...]:
