@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import (
     Distribution,
     EntryPoint,
@@ -276,8 +278,23 @@ def _provider_of(module: str) -> Provider:
     package = module.split(".")[0]
     if package == PROJECT:
         return _provider(module, distribution("recd-plugins"))
-    owners = packages_distributions().get(package)
+    owners = _owners(tuple((path, _changed(path)) for path in sys.path)).get(package)
     return _provider(module, distribution(owners[0])) if owners else Provider(module)
+
+
+@lru_cache(maxsize=1)
+def _owners(paths: tuple[tuple[str, int], ...]) -> Mapping[str, list[str]]:
+    """The distributions of each package, from the records of all of them: read once for folders
+    as they are."""
+    return packages_distributions()
+
+
+def _changed(path: str) -> int:
+    """When something was added to a folder, or taken from it, last."""
+    try:
+        return os.stat(path or os.curdir).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _name(point: EntryPoint) -> str:

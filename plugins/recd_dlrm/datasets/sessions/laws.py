@@ -13,6 +13,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -77,15 +78,21 @@ class CountLaw:
         P(count <= k) = Phi((log k - mu) / sigma) for 1 <= k < most; mu is solved so that the
         mean, rounding and cut included, is `mean`.
         """
-        logs = [math.log(k) for k in range(1, most)]
+        return _lognormal(mean, sigma, most)
 
-        def law(mu: float) -> CountLaw:
-            unit = -1 / (sigma * math.sqrt(2))
-            below = [math.erfc((log - mu) * unit) / 2 for log in logs]
-            return cls(1, _closed(np.array([*below, 1.0])))
 
-        low, high = math.log(mean) - sigma**2 - 10 * sigma, math.log(most) + sigma
-        return law(solve(lambda mu: law(mu).mean, mean, low, high))
+@cache
+def _lognormal(mean: float, sigma: float, most: int) -> CountLaw:
+    """Solved once: a process asks for one law again and again, and each takes 0.1 s."""
+    logs = [math.log(k) for k in range(1, most)]
+
+    def law(mu: float) -> CountLaw:
+        unit = -1 / (sigma * math.sqrt(2))
+        below = [math.erfc((log - mu) * unit) / 2 for log in logs]
+        return CountLaw(1, _closed(np.array([*below, 1.0])))
+
+    low, high = math.log(mean) - sigma**2 - 10 * sigma, math.log(most) + sigma
+    return law(solve(lambda mu: law(mu).mean, mean, low, high))
 
 
 def _closed(cdf: F64) -> F64:
