@@ -145,8 +145,8 @@ OF_SAMPLE = 1 / 3
 """What the matmuls of a history cost, and a number of a sample's matrix, in pairs of key and
 sample whose keys are copied: fitted to the grid of `benchmarks.attention`, a fifth too dear. A call
 of torch costs what it costs, so a history's matmuls are more of the narrower copies."""
-LEAST_PAIRS = 4096
-LEAST_FACTOR = 3
+LEAST_PAIRS = 1024
+LEAST_FACTOR = 1.5
 """From how many pairs, and samples a history, on (Wk - Wd) k is copied rather than computed."""
 
 

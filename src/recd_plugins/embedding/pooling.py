@@ -69,8 +69,10 @@ class DedupPooling(nn.Module):
             return Unexpanded.rows(pool(values.unique, lengths.unique), lookup)
         if isinstance(query, Unexpanded) and _alike(values, query):
             return Unexpanded.rows(pool(values.unique, lengths.unique, query.unique), lookup)
-        if isinstance(self, PoolsUnique):
-            return self.pool_unique(values.unique, lengths.unique, query, lookup)
+        # A protocol's own isinstance takes as long as a small pooling's operations.
+        pool_unique: Callable[..., Tensor] | None = getattr(self, "pool_unique", None)
+        if pool_unique is not None:
+            return pool_unique(values.unique, lengths.unique, query, lookup)
         _warn_once(self, PER_SAMPLE)
         return pool(values, lengths, query)
 
