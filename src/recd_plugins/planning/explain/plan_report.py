@@ -33,6 +33,8 @@ LINKS = {
     "ar_cross": "cross-node all-reduce",
     "local": "lookups",
 }
+LEAST_MS = 1e-4
+"""Milliseconds that are shown: a topology that nobody measured has lookups of next to none."""
 
 
 class TierReport(NamedTuple):
@@ -238,7 +240,7 @@ class PlanReport:
         yield "; ".join(
             f"{LINKS[name]} {before[name]:.3g} -> {after[name]:.3g} ms"
             for name in LINKS
-            if before[name] or after[name]
+            if max(before[name], after[name]) >= LEAST_MS
         )
         others = [
             (f"{name} ({ledger.ms:.3g})", ledger)
