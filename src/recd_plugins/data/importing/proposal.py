@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow.compute as pc
 import yaml
 
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey
@@ -100,8 +101,8 @@ UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18
 """Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""
 MOST_VOCABULARY = 5_000_000
 """Beyond so many values ids are hashed: a vocabulary of theirs takes memory and a pass."""
-PROSE = 60
-"""Texts longer than that on average are no names of anything."""
+ALIKE = 0.5
+"""The share of common values from which on two columns are taken for the same things."""
 
 
 @dataclass(kw_only=True)
@@ -170,7 +171,40 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
             )  # fmt: skip
         else:
             entries.append(_feature(column, survey))
+    _share_tables(entries)
     return entries
+
+
+def _share_tables(entries: Sequence[ColumnEntry]) -> None:
+    """A list whose elements are another feature's values is a history of it: one table for both."""
+    sparse = list(_of(entries, "sparse"))
+    for entry in (one for one in sparse if one.column.is_list):
+        shares = [
+            (_common(entry.column, other.column), other)
+            for other in sparse
+            if not other.column.is_list and other.column.seems == entry.column.seems
+        ]
+        share, other = max(shares, key=lambda one: one[0], default=(0.0, entry))
+        if share >= ALIKE:
+            entry.value["table"] = other.column.name
+            sizes = max(entry.value["num_ids"], other.value["num_ids"])
+            entry.value["num_ids"] = other.value["num_ids"] = sizes
+            if entry.value.get("ids") != other.value.get("ids"):
+                for one in (entry, other):
+                    one.value["ids"] = "vocabulary"
+            entry.doubts.append(
+                f"its elements are values of {other.column.name!r}, so both share a table: is it a "
+                "history of it?"
+            )
+
+
+def _common(lists: ColumnSurvey, single: ColumnSurvey) -> float:
+    """The share of the values that either has which both have; 0 of few."""
+    if lists.seen is None or single.seen is None or min(lists.distinct, single.distinct) < 20:
+        return 0.0
+    kind = single.seen.type
+    common = pc.sum(pc.is_in(lists.seen.cast(kind), value_set=single.seen)).as_py() or 0
+    return float(common / (lists.distinct + single.distinct - common))
 
 
 def _out(column: ColumnSurvey, why: str) -> ColumnEntry:

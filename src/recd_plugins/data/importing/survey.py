@@ -72,6 +72,8 @@ class ColumnSurvey:
     whole: bool = False
     """Whether all of its numbers are whole."""
     mean: float | None = None
+    seen: pa.Array | None = None
+    """The different values of the sample."""
     ascending: bool = False
     """Whether its values never fall, in the order of the rows."""
 
@@ -405,6 +407,7 @@ def _column(name: str, column: pa.ChunkedArray, rows: int, read_as: ColumnTypes)
         and set(pc.unique(different).to_pylist()[:3]) == {0, 1},
         whole=whole,
         mean=mean,
+        seen=different,
         ascending=ascending,
     )
 
