@@ -1,0 +1,60 @@
+"""Rung 1 (values): the registries that are compared, and what their steps come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.honesty.scored_ids import sides, table_of
+from benchmarks.honesty.step_time import (
+    MODELS,
+    SIDES,
+    TABLES,
+    Case,
+    figures,
+    outcome,
+    registry,
+)
+from recd_plugins.registry import Registry
+
+
+def found(plain: float, auto: float, best: float, why: str) -> dict[str, Any]:
+    seconds = {"plain": plain, "auto": auto, "all": best, "sequences": best}
+    return {"seconds": {side: [one] * 3 for side, one in seconds.items()}, "why": {"auto": why}}
+
+
+def test_twenty_tables_of_which_sides_differ_in_dedup_alone(tmp_path: Path) -> None:
+    assert len(set(TABLES)) == 20
+    for model in MODELS:
+        case = Case(table=TABLES[-1], model=model, folder=tmp_path, samples=10)
+        values = {side: registry(case, side) for side in SIDES}
+        for side in SIDES:
+            Registry.load(values[side])
+        groups = {side: values[side].pop("dedup", {}).get("groups") for side in SIDES}
+        assert all(values[side] == values["plain"] for side in SIDES)
+        assert groups["auto"] == "auto"
+        assert groups["plain"] is None
+        assert 0 < len(groups["sequences"]) < len(groups["all"])
+
+
+def test_what_steps_come_to(tmp_path: Path) -> None:
+    case = Case(table=TABLES[0], model="small", folder=tmp_path, samples=10)
+    chosen = outcome(case, found(3.0, 2.0, 1.5, "  a: deduplicated alone, factor 2"))
+    left = outcome(case, found(3.0, 3.0, 4.0, "  a: left as it is"))
+    assert (chosen.auto, chosen.best, chosen.chose) == (1.5, 2.0, True)
+    assert (left.auto, left.best, left.chose) == (1.0, 1.0, False)
+    least, of_chosen, median = figures([chosen, left])
+    assert (least.value, least.met) == (1.0, True)
+    assert (of_chosen.value, median.value, median.met) == (1.5, 1.5, True)
+
+
+def test_scored_ids_are_the_same_ids(tmp_path: Path) -> None:
+    for values in sides(tmp_path, 16).values():
+        Registry.load(values)
+    plain, scored = (table_of(tmp_path / str(one), 16, one) for one in (False, True))
+    ids, others = (table.read(table.stripes[0]) for table in (plain, scored))
+    assert ids["history"].equals(others["history"])
+    weights = others["history_weights"].to_pylist()
+    assert weights[0] == weights[7] != weights[8]
+    assert all(0 <= weight < 1 for row in weights for weight in row)
+    assert [len(row) for row in weights] == [20] * 16
