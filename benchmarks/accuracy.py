@@ -92,7 +92,7 @@ class Run:
                 samples = 3 * steps * registry["train"]["batch_size"]
                 registry["dataset"] = registry["dataset"] | {"samples": samples}
         if self.dedup:
-            registry["dedup"] = {"use": "exact"}
+            registry["dedup"] = {"use": "exact", "weigh": "bytes"}
         return registry
 
 

@@ -98,11 +98,11 @@ def test_ranks_run_no_module_that_happens_to_lie_where_they_start(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even one by the name of another's: they look where the launcher does."""
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", os.getcwd())])
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a_program.py").write_text("import a_neighbour")
     (tmp_path / "a_neighbour.py").write_text("open('was-run', 'w')")
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")  # it puts back all that is there by now
+    sys.path[:] = [one for one in sys.path if one not in ("", os.getcwd())]
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
     failure = launch(["a_program"], 1, threads=1)

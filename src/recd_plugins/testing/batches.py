@@ -92,7 +92,7 @@ def random_table(
     """A table of random samples in sessions of three; the ids of feature `row` count its rows."""
     batch = random_batch(schema, num_rows, seed=seed)
     numbers = torch.arange(num_rows)
-    labels = batch.labels.view(num_rows, -1).T.tolist()
+    labels = batch.labels.reshape(num_rows, len(schema.label_names)).T.tolist()
     columns: dict[str, Any] = {**to_lists(batch.features)}
     columns |= zip(schema.label_names, labels, strict=True)
     widths = [schema.width(name) or 1 for name in schema.dense]
