@@ -211,29 +211,23 @@ def figures(outcomes: list[Outcome]) -> list[Figure]:
     least = min(taken, key=lambda one: one.auto, default=None)
     rich = [one.auto for one in outcomes if one.best >= WORTH_FINDING]
     every = "; ".join(one.text for one in outcomes)
-    made = [
-        Figure(
-            name="step time of what auto chose against plain, the least",
-            value=worst.auto,
+
+    def against_plain(name: str, one: Outcome, more: str) -> Figure:
+        return Figure(
+            name=name,
+            value=one.auto,
             unit="times as fast",
             baseline=1.0,
             target=NEVER_BELOW,
-            spread=worst.spread,
-            note=f"{worst.text}. Each: {every}",
+            spread=one.spread,
+            note=f"{one.text}{more}",
         )
-    ]
+
+    what = "step time of what auto chose against plain, the least"
+    made = [against_plain(what, worst, f". Each: {every}")]
     if least is not None:
-        made.append(
-            Figure(
-                name="the least of those where auto deduplicates anything",
-                value=least.auto,
-                unit="times as fast",
-                baseline=1.0,
-                target=NEVER_BELOW,
-                spread=least.spread,
-                note=f"{least.text}; {len(taken)} of {len(outcomes)}",
-            )
-        )
+        what = "the least of those where auto deduplicates anything"
+        made.append(against_plain(what, least, f"; {len(taken)} of {len(outcomes)}"))
     if rich:
         made.append(
             Figure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ SEGMENTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class HonestyTable:
+class HonestyTable(ABC):
     """A table that is counted in part, and judged by the rest."""
 
     name: str
@@ -35,13 +36,13 @@ class HonestyTable:
     batch_size: int = 256
 
     @property
+    @abstractmethod
     def drifts(self) -> bool:
         """Whether its rows are not as popular late as they were early."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dataset(self, folder: Path) -> Mapping[str, Any]:
         """The dataset of its registry, made in `folder` if need be."""
-        raise NotImplementedError
 
     def registry(self, folder: Path) -> dict[str, Any]:
         return {

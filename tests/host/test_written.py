@@ -104,13 +104,13 @@ def test_what_the_system_refuses_is_a_message(
 ) -> None:
     """No traceback for rights that a user lacks; one for a defect of ours."""
     with pytest.raises(typer.Exit) as ended, reported(debug=False):
-        raise PermissionError(errno.EACCES, "Permission denied", "/home/else/run")
+        raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/run")
     assert ended.value.exit_code == 2
     (tmp_path / "file").write_text("")
     with pytest.raises(typer.Exit), reported(debug=False):
         (tmp_path / "file" / "run").mkdir()
     said = capsys.readouterr().err
-    assert "error: /home/else/run: Permission denied. Name another path, or see to" in said
+    assert "error: /elsewhere/run: Permission denied. Name another path, or see to" in said
     assert f"error: {tmp_path}/file/run: Not a directory. Name another path" in said
     with pytest.raises(FileNotFoundError), reported(debug=False):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "ours")

@@ -219,11 +219,14 @@ def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -
     path = context.folder / f"dedup-{digest}.json"
 
     def read_or_find() -> Advised:
-        context.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(context.folder / ".dedup.lock"):
-            if not path.exists():
-                path.write_text(json.dumps(_as_json(find()), indent=1))
-            return _from_json(json.loads(path.read_text()))
+        if not path.exists():
+            context.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(context.folder / ".dedup.lock"):
+                if not path.exists():
+                    aside = path.with_suffix(".part")  # whole or not there, be this killed
+                    aside.write_text(json.dumps(_as_json(find()), indent=1))
+                    aside.rename(path)
+        return _from_json(json.loads(path.read_text()))
 
     import torch.distributed as dist
 

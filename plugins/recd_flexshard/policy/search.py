@@ -8,7 +8,7 @@ without; or, of pooled tables, as row-wise sums of those bags that have a row wi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -475,12 +475,9 @@ def _way(one: TableLedger) -> Way:
 
 def _copies_of_bags(ledger: Ledger) -> bool:
     """Whether rows of pooled tables travel that have replicas."""
-    return any(
-        one.travels and bool(one.sizes.replicated or one.sizes.per_node)
-        for one in ledger.tables.values()
-    )
+    return _has_replicas(ledger, [name for name, one in ledger.tables.items() if one.travels])
 
 
-def _has_replicas(ledger: Ledger, names: tuple[str, ...]) -> bool:
+def _has_replicas(ledger: Ledger, names: Iterable[str]) -> bool:
     every = (ledger.tables[name].sizes for name in names)
     return any(sizes.replicated or sizes.per_node for sizes in every)

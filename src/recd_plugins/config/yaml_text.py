@@ -25,6 +25,8 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         lines = {} if node is None else dict(_bounded(_walk(node, "", name), name))
         return yaml.safe_load(text), lines
+    except RegistryError:  # a ValueError too
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -33,8 +35,6 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
             "Check indentation, colons and brackets there."
         ) from None
     except (yaml.YAMLError, ValueError) as error:  # a date of month 13 is a ValueError
-        if isinstance(error, RegistryError):
-            raise
         raise RegistryError(f"{name}: not valid YAML: {error}.") from None
 
 

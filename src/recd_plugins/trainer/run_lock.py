@@ -53,14 +53,9 @@ class RunLock:
 
 def check_free(run: Path) -> None:
     """`RegistryError` where another job trains in this folder now."""
-    path = _lock_of(run)
-    if not path.exists():
-        return
-    with path.open("a+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _taken(run, file) from None
+    if _lock_of(run).exists():
+        with RunLock(run) as lock:
+            lock.take()
 
 
 def _lock_of(run: Path) -> Path:

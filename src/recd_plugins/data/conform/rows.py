@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -114,23 +115,23 @@ def column_problems(
 
 
 @dataclass(frozen=True)
-class Role:
+class Role(ABC):
     """What some columns of the files are to be: one conformed column."""
 
     sources: tuple[str, ...]
     nulls: tuple[Nulls, ...]
     """By source."""
 
+    @abstractmethod
     def type_problem(self, kind: pa.DataType) -> Problem | None:
         """What is wrong with a source of this type."""
-        raise NotImplementedError
 
     def missing(self, array: pa.Array) -> Mask:
         """[N] which rows of a source have a null, or what counts as one."""
         return missing(array)
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
-        """The conformed rows of a stretch of the source."""
+        """The conformed rows of a stretch of the source; where there are several, see `made`."""
         raise NotImplementedError
 
     def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
