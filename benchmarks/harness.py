@@ -119,13 +119,21 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / middle
 
 
-def main(suite: str, measure: Callable[[bool], Report], argv: Sequence[str] | None = None) -> None:
-    """The command line of a suite; `measure` gets whether to be quick."""
+def main(
+    suite: str,
+    measure: Callable[[bool], Report],
+    argv: Sequence[str] | None = None,
+    *,
+    keeps_memory: bool = True,
+) -> None:
+    """The command line of a suite; `measure` gets whether to be quick. A suite that measures no
+    memory and no time has the system's allocator (`keeps_memory=False`)."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}")
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(argv)
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+    allocator = ALLOCATOR if keeps_memory else {}
+    if any(os.environ.get(name) != value for name, value in allocator.items()):
         # glibc reads these when a process starts.
         os.execve(sys.executable, sys.orig_argv, os.environ | ALLOCATOR)
     load = os.getloadavg()[0]
@@ -133,7 +141,7 @@ def main(suite: str, measure: Callable[[bool], Report], argv: Sequence[str] | No
     conditions = {
         "machine": {**_machine(), "load_average_before": round(load, 2)},
         "versions": _versions(),
-        "settings": {**report.settings, "quick": options.quick, "allocator": ALLOCATOR},
+        "settings": {**report.settings, "quick": options.quick, "allocator": allocator},
         "seed": report.seed,
     }
     if options.json:

@@ -1,0 +1,134 @@
+"""Faults of every kind, drawn from a seed: what is promised of each must hold.
+
+    python -m benchmarks.faults [--quick] [--json] [--seed N] [--kind NAME]... [--sample N]
+
+What fails is printed with the line that does it again (`--case NAME:NUMBER`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from benchmarks.faults.cases import PROMISES, Breach, Case, Kind, Promise
+from benchmarks.faults.command_lines import COMMAND_LINES
+from benchmarks.faults.programs import Place, Programs, programs
+from benchmarks.faults.registries import REGISTRIES
+from benchmarks.faults.topology_files import TOPOLOGY_FILES
+from benchmarks.harness import Figure, Report, main
+
+KINDS: tuple[Kind, ...] = (REGISTRIES, COMMAND_LINES, TOPOLOGY_FILES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What became of a case."""
+
+    kind: str
+    number: int
+    what: str
+    breaches: Sequence[Breach]
+    seconds: float
+
+
+def measure(
+    quick: bool,
+    *,
+    seed: int = 0,
+    kinds: Sequence[str] = (),
+    only: str = "",
+    sample: int | None = None,
+    jobs: int = 1,
+) -> Report:
+    chosen = [kind for kind in KINDS if kind.name in kinds] if kinds else KINDS
+    begun = time.monotonic()
+    with programs() as started, ThreadPoolExecutor(jobs) as pool:
+        trying = partial(_try, started, seed)
+        tried = list(pool.map(trying, _cases(chosen, sample, quick, seed, only)))
+    figures = [
+        Figure(name="cases", value=len(tried), unit=""),
+        *(_broken(tried, kind, promise) for kind in chosen for promise in PROMISES),
+        Figure(name="time", value=time.monotonic() - begun, unit="s"),
+    ]
+    return Report(figures=figures, settings={"jobs": jobs}, seed=seed)
+
+
+def _broken(tried: Sequence[Tried], kind: Kind, promise: Promise) -> Figure:
+    """How many cases of a kind broke a promise: none is the target."""
+    of_it = [one for one in tried if one.kind == kind.name]
+    broke = sum(any(breach.promise == promise for breach in one.breaches) for one in of_it)
+    note = f"of {len(of_it):,} cases: {PROMISES[promise]}"
+    return Figure(
+        name=f"{kind.name}: {promise}", value=broke, unit="", target=0, at_most=True, note=note
+    )
+
+
+def _cases(
+    kinds: Sequence[Kind], sample: int | None, quick: bool, seed: int, only: str
+) -> Iterator[tuple[str, int, Case]]:
+    """The cases to try, with their kinds and numbers."""
+    wanted, _, number = only.partition(":")
+    for kind in kinds:
+        if only and kind.name != wanted:
+            continue
+        count = kind.quick if quick else kind.full
+        drawn = kind.draw(random.Random(f"{seed} {kind.name}"))
+        first, last = (int(number), int(number) + 1) if number else (0, sample or count)
+        for index, case in islice(enumerate(drawn), first, last):
+            yield kind.name, index, case
+
+
+def _try(started: Programs, seed: int, drawn: tuple[str, int, Case]) -> Tried:
+    kind, number, case = drawn
+    place = Place(folder=started.folder / f"{kind}-{number}", programs=started)
+    place.folder.mkdir()
+    begun = time.monotonic()
+    breaches = list(case.run(place))
+    for path in (place.folder, *started.folder.glob(f"{place.folder.name}.*")):
+        shutil.rmtree(path, ignore_errors=True)
+    if breaches:
+        lines = [
+            f"FAILED {kind}:{number}: {case.what[:300]}",
+            *(f"  {one.promise}: {one.what}" for one in breaches),
+            f"  python -m benchmarks.faults --seed {seed} --case {kind}:{number}",
+        ]
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    return Tried(
+        kind=kind,
+        number=number,
+        what=case.what,
+        breaches=breaches,
+        seconds=time.monotonic() - begun,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", action="append", choices=[kind.name for kind in KINDS])
+    parser.add_argument("--case", default="")
+    parser.add_argument("--sample", type=int, help="so many cases of each kind")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    chosen, rest = parser.parse_known_args()
+    main(
+        "faults",
+        partial(
+            measure,
+            seed=chosen.seed,
+            kinds=chosen.kind or (),
+            only=chosen.case,
+            sample=chosen.sample,
+            jobs=chosen.jobs,
+        ),
+        rest,
+        keeps_memory=False,
+    )
