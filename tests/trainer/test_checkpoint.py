@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import pickletools
+import random
+import re
+import resource
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from jobs import REGISTRY, metrics
 
 from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.checkpoints.checkpoint import check_whole
 
 
 def run(folder: str, overrides: list[str], resume: bool = False) -> dict[str, Any] | str:
@@ -102,8 +107,8 @@ def test_a_damaged_checkpoint_is_named(folder: Path, gloo_pool: GlooPool) -> Non
     for message in gloo_pool.run(run, str(folder), SHORT, True):
         assert isinstance(message, str)
         assert message.startswith(DataError.__name__)
-        assert f"{checkpoint}: does not fit this model, or is damaged" in message
-        assert "remove the folder" in message
+        assert f"{shard}: cannot be read (it has 100 bytes, of {len(whole):,} that" in message
+        assert "remove its folder" in message
     shard.write_bytes(whole)
     job.write_text(job.read_text()[:20])
     message = gloo_pool.run(run, str(folder), SHORT, True)[1]
@@ -131,6 +136,95 @@ def test_json_of_another_shape_is_named(
     assert "The checkpoint is damaged: remove its folder" in message
 
 
+def test_a_byte_of_any_file_is_missed(folder: Path, gloo_pool: GlooPool) -> None:
+    """One digit of a step, of a chunk's offset, of the digest itself; one bit of a table."""
+    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"], world_size=1)
+    checkpoint = folder / "run/checkpoints/step-00000005"
+    check_whole(checkpoint)
+    draw = random.Random(0)
+    for file in sorted(checkpoint.iterdir()):
+        whole = file.read_bytes()
+        digits = [match.start() for match in re.finditer(rb"\d", whole)]
+        places = digits if file.suffix == ".json" else range(len(whole))
+        for at in draw.sample(places, 8):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(DataError, match=f"{file.name}: cannot be read") as caught:
+                check_whole(checkpoint)
+            assert "The checkpoint is damaged: remove its folder" in str(caught.value)
+        file.unlink()
+        with pytest.raises(DataError, match=f"{file.name}: cannot be read .*No such file"):
+            check_whole(checkpoint)
+        file.write_bytes(whole)
+    other = checkpoint.rename(checkpoint.with_name("step-00000008"))
+    with pytest.raises(DataError, match=r"job.json: cannot be read \(it is of step 5\)"):
+        check_whole(other)
+
+
+def test_a_run_goes_back_to_the_checkpoint_before_if_it_may(
+    folder: Path, gloo_pool: GlooPool
+) -> None:
+    options = [*SHORT, "train.checkpoint_every=2", "train.log_every=2", "train.keep_checkpoints=3"]
+    whole = gloo_pool.run(run, str(folder), options)[0]
+    checkpoints = folder / "run/checkpoints"
+    for step, name in ((10, "job.json"), (8, "__1_0.distcp")):
+        file = checkpoints / f"step-{step:08}" / name
+        file.write_bytes(file.read_bytes().replace(b"1", b"7", 1))
+    message = gloo_pool.run(run, str(folder), options, True)[1]
+    assert isinstance(message, str)
+    assert "step-00000010/job.json: cannot be read" in message
+    assert "train.on_damaged=go_back" in message
+    options.append("train.on_damaged=go_back")
+    again = gloo_pool.run(run, str(folder), options, True)[0]
+    assert isinstance(again, dict)
+    assert isinstance(whole, dict)
+    assert again["test"] == whole["test"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        "step-00000006",
+        "step-00000008",
+        "step-00000008.damaged",
+        "step-00000010",
+        "step-00000010.damaged",
+    ]
+    for path in checkpoints.glob("step-????????"):
+        (path / "digest.json").write_text("{}")
+    message = gloo_pool.run(run, str(folder), options, True)[0]
+    assert "step-00000006/digest.json: cannot be read" in message  # none is left
+
+
+def run_on_a_full_disk(folder: str, overrides: list[str], rank: int) -> dict[str, Any] | str:
+    """On a rank: `run`, where `rank` may write no file of more than 200,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    try:
+        return run(folder, overrides, True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_checkpoint_without_room_is_an_error_or_left_out(
+    rank: int, folder: Path, gloo_pool: GlooPool
+) -> None:
+    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=3"])
+    checkpoints = folder / "run/checkpoints"
+    for message in gloo_pool.run(run_on_a_full_disk, str(folder), SHORT, rank):
+        assert isinstance(message, str)
+        assert f"{checkpoints}/step-00000005: there is no room for the checkpoint" in message
+        assert "MiB are free on this disk" in message
+        assert f"The checkpoint before, {checkpoints}/step-00000003, is whole" in message
+        assert "train.on_full=go_on" in message
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000003"]
+    options = [*SHORT, "train.on_full=go_on"]
+    summary = gloo_pool.run(run_on_a_full_disk, str(folder), options, rank)[0]
+    assert isinstance(summary, dict)
+    assert (summary["step"], summary["unsaved"]) == (10, [5, 10])
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000003"]
+    whole = gloo_pool.run(run, str(folder), [*SHORT, f"train.run={folder}/whole"])[0]
+    assert isinstance(whole, dict)
+    assert summary["test"] == whole["test"]
+
+
 def test_a_torn_checkpoint_is_passed_over(folder: Path, gloo_pool: GlooPool) -> None:
     gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
     checkpoints = folder / "run/checkpoints"
@@ -152,6 +246,7 @@ def test_a_checkpoint_holds_no_pickled_object(folder: Path, gloo_pool: GlooPool)
     assert names == {
         "__0_0.distcp",
         "__1_0.distcp",
+        "digest.json",
         "job.json",
         "metadata.json",
         "rank-0.json",

@@ -80,6 +80,11 @@ class TrainSettings(Config):
     """Steps between two checkpoints; 0 only at the end."""
     keep_checkpoints: Annotated[int, Range(ge=1)] = 2
     """The latest checkpoints to keep."""
+    on_damaged: Literal["stop", "go_back"] = "stop"
+    """What `--resume` does where the latest checkpoint is damaged: stop, or go back to the latest
+    that is not; the damaged one is renamed."""
+    on_full: Literal["stop", "go_on"] = "stop"
+    """What a run does where the disk has no room for a checkpoint: stop, or train on without it."""
     run: Path = Path("runs/latest")
     """The folder of metrics, TensorBoard events and checkpoints."""
     threads: Annotated[int, Range(ge=0)] = 0

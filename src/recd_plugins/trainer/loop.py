@@ -17,7 +17,7 @@ from recd_plugins.registry import Choice
 from recd_plugins.slots import Callback
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
-from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, DiskFullError
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
@@ -69,6 +69,8 @@ class Loop:
                 f"{settings.profile_steps} of them"
             )
         self._parts: dict[str, float] | None = None
+        self._unsaved: list[int] = []
+        """The steps whose checkpoints the disk had no room for."""
         self._metrics_steps = (start, start)
         """The steps that the latest metrics of training cover: after the first, to the second."""
         callbacks: list[tuple[Callback, Choice | None]] = [
@@ -161,6 +163,7 @@ class Loop:
             "test": test and defined(test),
             "parts_ms": self._parts,
             "run": str(settings.run),
+            "unsaved": self._unsaved,
         }
         self._call("at_end", summary)
         if reason:
@@ -211,7 +214,14 @@ class Loop:
     def _save(self) -> None:
         self._call("on_checkpoint")
         states = self._callbacks.state_dict()
-        self._checkpoints.save(self._job, self._training.step, self._positions.state, states)
+        step = self._training.step
+        try:
+            self._checkpoints.save(self._job, step, self._positions.state, states)
+        except DiskFullError as error:
+            if self._settings.on_full == "stop":
+                raise
+            self._unsaved.append(step)
+            self._report.say(f"trained on without a checkpoint: {error}")
 
     def _report_metrics(self) -> None:
         step = self._training.step

@@ -61,9 +61,10 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
         agreed(lock.take)
         job = assemble(stack, device)
         start, states = 0, None
+        lost: list[str] = []
         if resume:
             check_resumable(settings.run)
-            latest = checkpoints.latest()
+            latest, lost = checkpoints.whole(settings.on_damaged)
             start, position, states = checkpoints.load(job, latest)
             if start > settings.steps:
                 raise RegistryError(
@@ -76,6 +77,8 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
         report.say(stack.explain())
         if moved:
             report.say(f"the run before is now {moved}")
+        for one in lost:
+            report.say(f"a damaged checkpoint is passed over: {one}")
         went_on = f"resumed after step {start}" if resume else "a new run"
         report.say(f"{went_on}: {settings.run}")
         dist.barrier()

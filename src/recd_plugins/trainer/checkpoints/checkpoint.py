@@ -4,18 +4,22 @@
         *.distcp, metadata.json    tables, dense parameters, optimizer states (DCP)
         rank-0.json, ...           each rank's loader position, random state, callbacks' states
         job.json                   step, world size, plan, registry, optimizer settings
+        digest.json                what each of these files was when it was written
 
-A folder is written under another name and renamed when whole, so `latest` is never torn.
+A folder is written under another name and renamed when whole, so no checkpoint is ever torn; what
+was damaged since is named before any of it is loaded.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -23,14 +27,33 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torchrec.distributed.types import ShardedTensor
 
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.trainer.assemble import Job
+from recd_plugins.trainer.checkpoints.digest import (
+    FileDigest,
+    check_digest,
+    damaged,
+    digest_of,
+    write_digest,
+)
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
+from recd_plugins.trainer.every_rank import on_every_rank
 
-__all__ = ["Checkpoints", "read_job", "read_rank", "write_json"]
+__all__ = ["Checkpoints", "DiskFullError", "check_whole", "read_job", "read_rank", "write_json"]
+
+STEPS = "step-????????"
+
+OnDamaged = Literal["stop", "go_back"]
 
 SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "optimizer")
 """Registry keys that a resumed job may not change."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a system says where there is no room for a file, or none left that this user may take."""
+
+
+class DiskFullError(RecdError):
+    """There is no room for a checkpoint; the one before is as it was."""
 
 
 class Checkpoints:
@@ -42,8 +65,31 @@ class Checkpoints:
         self._registry = json.loads(json.dumps(registry, default=str))
 
     def latest(self) -> Path:
-        """The newest whole checkpoint of a run that has one."""
-        return max(self._folder.glob("step-????????"))
+        """The newest checkpoint of a run that has one."""
+        return max(self._folder.glob(STEPS))
+
+    def whole(self, on_damaged: OnDamaged = "stop") -> tuple[Path, list[str]]:
+        """The newest checkpoint that is what was written; what is damaged of those after it.
+
+        With `go_back` the damaged ones are renamed, so that they are in nobody's way.
+        """
+        lost: list[str] = []
+        found = sorted(self._folder.glob(STEPS), reverse=True)
+        for number, path in enumerate(found, start=1):
+            try:
+                on_every_rank(partial(check_whole, path, *_place()))
+            except DataError as error:
+                if on_damaged == "stop" or number == len(found):
+                    raise
+                lost.append(str(error).partition(" The checkpoint")[0])
+                continue
+            if lost and dist.get_rank() == 0:
+                for after in found[: number - 1]:
+                    shutil.rmtree(aside := after.with_suffix(".damaged"), ignore_errors=True)
+                    after.rename(aside)
+            dist.barrier()
+            return path, lost
+        raise RegistryError(f"--resume: {self._folder} holds no checkpoint.")
 
     def save(
         self,
@@ -52,35 +98,74 @@ class Checkpoints:
         loader: Mapping[str, Any],
         callbacks: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write step `step`; afterwards the latest `keep` are left."""
+        """Write step `step`; afterwards the latest `keep` are left.
+
+        `DiskFullError` on all ranks where there is no room for it; what was written is removed.
+        """
         target = self._folder / f"step-{step:08}"
         part = target.with_suffix(".part")
-        rank = dist.get_rank()
-        if rank == 0:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-        dist.barrier()
-        dcp.save(_tensors(job), storage_writer=JsonWriter(part))
+        tensors = _tensors(job)
         mine = {"loader": loader, "random": _random_state(job), "callbacks": callbacks or {}}
-        write_json(part / f"rank-{rank}.json", mine)
-        if rank == 0:
-            write_json(
-                part / "job.json",
-                {
-                    "step": step,
-                    "world_size": dist.get_world_size(),
-                    "registry": self._registry,
-                    "plan": str(job.plan).splitlines(),
-                },
-            )
-        dist.barrier()
-        if rank == 0:
-            shutil.rmtree(target, ignore_errors=True)
-            part.rename(target)
-            for old in sorted(self._folder.glob("step-????????"))[: -self._keep]:
-                shutil.rmtree(old)
-        dist.barrier()
+        try:
+            on_every_rank(lambda: _make_anew(part))
+            dcp.save(tensors, storage_writer=JsonWriter(part))
+            files = on_every_rank(lambda: _rank_files(part, mine))
+            on_every_rank(lambda: self._complete(part, step, job, files))
+            on_every_rank(lambda: self._put(part, target))
+        except (dcp.api.CheckpointException, OSError) as error:
+            full = next(filter(_is_full, _causes(error)), None)
+            if full is None:
+                raise
+            raise self._full(part, step, full, tensors) from error
         return target
+
+    def _complete(
+        self, part: Path, step: int, job: Job, files: list[dict[str, FileDigest]]
+    ) -> None:
+        """On rank 0: the files that are no rank's, and the digest of all."""
+        if dist.get_rank():
+            return
+        about = {
+            "step": step,
+            "world_size": dist.get_world_size(),
+            "registry": self._registry,
+            "plan": str(job.plan).splitlines(),
+        }
+        write_json(part / "job.json", about)
+        every = {name: one for rank in files for name, one in rank.items()}
+        others = {file.name for file in part.iterdir()} - every.keys()
+        write_digest(part, every | {name: digest_of(part / name) for name in others})
+
+    def _put(self, part: Path, target: Path) -> None:
+        """On rank 0: give it its name, and remove those that are no longer kept."""
+        if dist.get_rank():
+            return
+        shutil.rmtree(target, ignore_errors=True)
+        part.rename(target)
+        for old in sorted(self._folder.glob(STEPS))[: -self._keep]:
+            shutil.rmtree(old)
+
+    def _full(
+        self, part: Path, step: int, why: OSError, tensors: Mapping[str, Tensor | ShardedTensor]
+    ) -> DiskFullError:
+        needed = sum(on_every_rank(lambda: _bytes(tensors)))
+        if dist.get_rank() == 0:
+            shutil.rmtree(part, ignore_errors=True)
+        dist.barrier()
+        before = max(self._folder.glob(STEPS), default=None)
+        free = shutil.disk_usage(self._folder if self._folder.exists() else Path()).free
+        goes_on = (
+            f"The checkpoint before, {before}, is whole: make room, and `recd train --resume` goes "
+            "on from it"
+            if before
+            else "There is none before it: make room, and train anew"
+        )
+        return DiskFullError(
+            f"{part.with_suffix('')}: there is no room for the checkpoint of step {step} "
+            f"({why.strerror}): its tensors take {needed / 2**20:,.1f} MiB, and "
+            f"{free / 2**20:,.1f} MiB are free on this disk. {goes_on}. With train.on_full=go_on a "
+            "run trains on without such a checkpoint."
+        )
 
     def load(self, job: Job, path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
         """Fill model and optimizers; the step reached, this rank's loader state and callbacks'."""
@@ -106,13 +191,13 @@ class Checkpoints:
                 _set_random_state(job, mine["random"])
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 file = path / f"rank-{dist.get_rank()}.json"
-                raise _damaged(file, f"its random state is none: {error}") from error
+                raise damaged(file, f"its random state is none: {error}") from error
         step: int = saved["step"]
         loader: dict[str, Any] = mine["loader"]
         callbacks = mine.get("callbacks", {})
         if not isinstance(callbacks, dict):
             file = path / f"rank-{dist.get_rank()}.json"
-            raise _damaged(file, "its 'callbacks' is no mapping")
+            raise damaged(file, "its 'callbacks' is no mapping")
         return step, loader, callbacks
 
     def _check(self, path: Path, saved: Mapping[str, Any]) -> None:
@@ -202,9 +287,9 @@ def read_job(path: Path) -> dict[str, Any]:
     file = path / "job.json"
     saved = _read(file, {"step": int, "world_size": int, "registry": dict})
     if saved["step"] < 0 or saved["world_size"] < 1:
-        raise _damaged(file, f"step {saved['step']} of {saved['world_size']} ranks")
+        raise damaged(file, f"step {saved['step']} of {saved['world_size']} ranks")
     if not isinstance(saved["registry"].get("train", {}), dict):
-        raise _damaged(file, "registry.train is no mapping")
+        raise damaged(file, "registry.train is no mapping")
     return saved
 
 
@@ -217,17 +302,57 @@ def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise _damaged(file, str(error)) from error
+        raise damaged(file, str(error)) from error
     if not isinstance(value, dict):
-        raise _damaged(file, "it holds no mapping")
+        raise damaged(file, "it holds no mapping")
     for name, kind in fields.items():
         if type(value.get(name)) is not kind:
-            raise _damaged(file, f"its {name!r} is missing, or no {kind.__name__}")
+            raise damaged(file, f"its {name!r} is missing, or no {kind.__name__}")
     return value
 
 
-def _damaged(file: Path, why: str) -> DataError:
-    return DataError(
-        f"{file}: cannot be read ({why}). The checkpoint is damaged: remove its folder, and "
-        "--resume takes the one before."
+def check_whole(path: Path, rank: int = 0, world_size: int = 1) -> None:
+    """`DataError` where a checkpoint is not what was written, or bears another step's name; of
+    several ranks each reads a part."""
+    check_digest(path, rank, world_size)
+    step = read_job(path)["step"]
+    if path.match(STEPS) and path.name != f"step-{step:08}":
+        raise damaged(path / "job.json", f"it is of step {step}")
+
+
+def _place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _make_anew(part: Path) -> None:
+    if dist.get_rank() == 0:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+
+
+def _rank_files(part: Path, mine: Mapping[str, Any]) -> dict[str, FileDigest]:
+    """Write what is this rank's alone; the digests of all that this rank wrote, by name."""
+    own = part / f"rank-{dist.get_rank()}.json"
+    write_json(own, mine)
+    return {file.name: digest_of(file) for file in (own, *part.glob(f"__{dist.get_rank()}_*"))}
+
+
+def _causes(error: dcp.api.CheckpointException | OSError) -> list[BaseException]:
+    if isinstance(error, OSError):
+        return [error]
+    return [failure for failure, _ in error.failures.values()]
+
+
+def _is_full(error: BaseException) -> TypeGuard[OSError]:
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+def _bytes(tensors: Mapping[str, Tensor | ShardedTensor]) -> int:
+    """What this rank writes of them, about: rank 0 writes those that all ranks have."""
+    first = dist.get_rank() == 0
+    return sum(
+        sum(shard.tensor.nbytes for shard in value.local_shards())
+        if isinstance(value, ShardedTensor)
+        else value.nbytes * first
+        for value in tensors.values()
     )

@@ -15,8 +15,13 @@ from typing import Any
 
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.registry.settings import TrainSettings
-from recd_plugins.trainer.checkpoints.checkpoint import read_job, read_rank, write_json
-from recd_plugins.trainer.checkpoints.storage import JsonReader
+from recd_plugins.trainer.checkpoints.checkpoint import (
+    check_whole,
+    read_job,
+    read_rank,
+    write_json,
+)
+from recd_plugins.trainer.checkpoints.digest import digest_of, read_digest, write_digest
 
 __all__ = ["Resharded", "reshard", "resumed_position"]
 
@@ -49,10 +54,10 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
     epoch begins, and what was left of this one is skipped.
     """
     checkpoint = _checkpoint(source)
+    check_whole(checkpoint)
     job = read_job(checkpoint)
     before, registry = job["world_size"], job["registry"]
     states = [read_rank(checkpoint, rank) for rank in range(before)]
-    JsonReader(checkpoint).check()
     size_before = registry.get("train", {}).get("batch_size", TrainSettings().batch_size)
     size = batch_size or size_before
     if ranks < 1 or size < 1:
@@ -69,13 +74,18 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
         raise RegistryError(f"{written} is there already. Name another folder, or remove it.")
     part = written.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(checkpoint, part, ignore=shutil.ignore_patterns("rank-*.json", "job.json"))
+    anew = ("rank-*.json", "job.json", "digest.json")
+    shutil.copytree(checkpoint, part, ignore=shutil.ignore_patterns(*anew))
     for rank in range(ranks):
         # A rank that is new draws its own random numbers; callbacks' states are alike on all.
         kept = {"callbacks": states[0].get("callbacks", {})} if rank >= before else states[rank]
         mine = {key: kept[key] for key in ("random", "callbacks") if key in kept}
         write_json(part / f"rank-{rank}.json", {"loader": position} | mine)
     write_json(part / "job.json", {**job, "world_size": ranks, "registry": registry})
+    # What was copied keeps the digest that it was written with: a bad copy is found as it is read.
+    every = {file.name: digest_of(file) for name in anew for file in part.glob(name)}
+    copied = {name: one for name, one in read_digest(checkpoint).items() if (part / name).exists()}
+    write_digest(part, copied | every)
     part.rename(written)
     return Resharded(
         path=written,

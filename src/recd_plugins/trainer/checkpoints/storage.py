@@ -40,6 +40,7 @@ from torch.futures import Future
 
 from recd_plugins.compat.pytorch import StoredBytes, narrow_tensor_by_index
 from recd_plugins.errors import DataError
+from recd_plugins.trainer.checkpoints.digest import damaged
 
 __all__ = ["FileSlice", "JsonReader", "JsonWriter", "alone", "read_into"]
 
@@ -57,7 +58,13 @@ class JsonWriter(FileSystemWriter):
         self._folder = path
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        return super().write_data(plan, cast("SavePlanner", _Alone(planner)))
+        try:
+            return super().write_data(plan, cast("SavePlanner", _Alone(planner)))
+        except RuntimeError as error:
+            # torch's archive says that its file came out short; what other ranks get to hear of an
+            # error is not what it came of.
+            cause = error.__cause__ or error.__context__
+            raise cause if isinstance(cause, OSError) else error from None
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         stored = {item.index: item.storage_data for results_ in results for item in results_}
@@ -95,20 +102,6 @@ class JsonReader(FileSystemReader):
         done.set_result(None)
         return done
 
-    def check(self) -> None:
-        """`DataError` where a file that the metadata names is not there, or cut short."""
-        stored = self.read_metadata().storage_data or {}
-        ends: dict[str, int] = {}
-        for one in stored.values():
-            ends[one.relative_path] = max(ends.get(one.relative_path, 0), one.offset + one.length)
-        for name, end in ends.items():
-            file = self._folder / name
-            if not file.is_file() or file.stat().st_size < end:
-                raise DataError(
-                    f"{file}: is not there, or cut short. The checkpoint is damaged: remove its "
-                    "folder, and --resume takes the one before."
-                )
-
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         file = self._folder / METADATA
         try:
@@ -121,10 +114,7 @@ class JsonReader(FileSystemReader):
                 storage_meta=StorageMeta(load_id=self.load_id),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"{file}: cannot be read ({error}). The checkpoint is damaged: remove its folder, "
-                "and --resume takes the one before."
-            ) from error
+            raise damaged(file, str(error)) from error
 
 
 class _Alone:
