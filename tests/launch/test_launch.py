@@ -234,6 +234,18 @@ def test_a_rank_that_dies_of_a_signal_is_reported(
     assert str(failure) == "rank 0 ended with SIGKILL and said nothing"
 
 
+def test_a_rank_that_stays_stopped_ends_the_job(
+    launch: Launch, program: Callable[[str], list[str]]
+) -> None:
+    command = program("if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)")
+    began = time.monotonic()
+    failure = failed(launch(command, 2, threads=1, stopped_for=1.5))
+    assert 2 < time.monotonic() - began < LIMIT
+    assert (failure.rank, failure.explained) == (1, True)
+    assert failure.output.startswith("error: rank 1 (process ")
+    assert "has been stopped, by SIGSTOP or SIGTSTP, for 1.5 s" in failure.output
+
+
 def test_the_end_of_a_long_output_is_shown(
     launch: Launch, program: Callable[[str], list[str]]
 ) -> None:

@@ -88,11 +88,18 @@ def _lead(
         stack.prepare(show)
     stack.check()
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks)
-    failure = launch(command, settings.ranks, threads=threads, quiet=quiet, server=server)
+    failure = launch(
+        command,
+        settings.ranks,
+        threads=threads,
+        quiet=quiet,
+        server=server,
+        # A run that has begun ends by its own watchdog, which takes a while and knows more.
+        stopped_for=settings.hang_after and 1.1 * settings.hang_after + 20,
+    )
     if failure is not None:
-        user_error = failure.code == 2
-        print(failure.output if user_error else f"error: {failure}", file=sys.stderr)
-        raise typer.Exit(2 if user_error else 1)
+        print(failure.output if failure.explained else f"error: {failure}", file=sys.stderr)
+        raise typer.Exit(2 if failure.code == 2 else 1)
     summary: dict[str, Any] = json.loads((settings.run / "summary.json").read_text())
     return summary
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.distributed import Store
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StoredBytes
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +23,7 @@ __all__ = [
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",
     "narrow_tensor_by_index",
+    "own_store",
     "pytree",
     "schema_of",
     "tensor_without_memory",
@@ -42,6 +45,14 @@ flash_attention_on_cpu_backward = (
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Call it once the running backward is done, before `backward()` returns. DDP does likewise."""
     Variable._execution_engine.queue_callback(function)
+
+
+def own_store() -> Store:
+    """Where the ranks of the default process group met, and can leave each other words; by a
+    connection of one's own, which waits for nobody else's. Torch's types leave `clone` out."""
+    default: Any = _get_default_store()
+    store: Store = default.clone()
+    return store
 
 
 def was_written_to(tensor: Tensor) -> bool:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,10 @@ from recd_plugins.launch.environment import (
 )
 from recd_plugins.launch.server import ForkedProgram, RankServer
 
-__all__ = ["Failure", "launch"]
+__all__ = ["EXPLAINED", "Failure", "launch"]
+
+EXPLAINED = 3
+"""The exit code of a rank that ended the job and has written why, in words for people."""
 
 SHOWN = 8_000
 """Characters of a failed rank's output that are shown."""
@@ -41,6 +45,11 @@ class Failure:
     rank: int
     code: int
     output: str
+
+    @property
+    def explained(self) -> bool:
+        """Whether its output is a message, of a user's error or of the job's end."""
+        return self.code in (2, EXPLAINED)
 
     def __str__(self) -> str:
         how = signal.Signals(-self.code).name if self.code < 0 else f"exit code {self.code}"
@@ -59,13 +68,15 @@ def launch(
     quiet: bool = False,
     stopping: str = STOPPING,
     server: RankServer | None = None,
+    stopped_for: float = 0.0,
 ) -> Failure | None:
     """Run `python -m <command>` on ranks until all end; the first failure.
 
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
     that all ranks stop after the same step, and `stopping` is printed; the second
     kills them. `quiet` keeps rank 0's lines too. Ranks are forked from `server`, if there is
-    one; else each is an interpreter of its own.
+    one; else each is an interpreter of its own. A rank that has been stopped (SIGSTOP) for
+    `stopped_for` seconds counts as failed, if that is not 0: it ends nothing by itself.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()
@@ -83,7 +94,7 @@ def launch(
             processes.append(_Rank(rank, speaks=rank == 0 and not quiet))
             processes[-1].start(command, shared | place(rank), ours, server)
         with _forwarded(processes, stopping):
-            return _wait(processes)
+            return _wait(processes, stopped_for)
     finally:
         for process in processes:
             process.kill()
@@ -134,6 +145,23 @@ class _Rank:
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
 
+    def stopped(self) -> bool:
+        """Whether it is kept from running, by SIGSTOP and the like, as far as the system tells."""
+        assert self._process is not None
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def why_stopped(self, seconds: float) -> str:
+        assert self._process is not None
+        return (
+            f"error: rank {self.rank} (process {self._process.pid}) has been stopped, by SIGSTOP "
+            f"or SIGTSTP, for {seconds:g} s: the job cannot go on and has ended. `recd train "
+            "--resume` goes on from its latest checkpoint, if it has one."
+        )
+
     def output(self) -> str:
         self._printed.seek(0)
         text = self._printed.read().decode(errors="replace").strip()
@@ -153,8 +181,11 @@ def _looks_here() -> bool:
     return not {"", os.getcwd()}.isdisjoint(sys.path)
 
 
-def _wait(processes: list[_Rank]) -> Failure | None:
+def _wait(processes: list[_Rank], stopped_for: float) -> Failure | None:
     waiting = list(processes)
+    stopped = dict.fromkeys(processes, 0)
+    """Looks in a row at which a rank was stopped: seconds in which we were not stopped too."""
+    looked = time.monotonic()
     while waiting:
         for process in list(waiting):
             code = process.poll()
@@ -163,6 +194,12 @@ def _wait(processes: list[_Rank]) -> Failure | None:
             waiting.remove(process)
             if code != 0:
                 return Failure(process.rank, code, process.output())
+        if stopped_for and time.monotonic() - looked > 1:
+            looked = time.monotonic()
+            for process in waiting:
+                stopped[process] = stopped[process] + 1 if process.stopped() else 0
+                if stopped[process] > stopped_for:
+                    return Failure(process.rank, EXPLAINED, process.why_stopped(stopped_for))
         time.sleep(0.05)
     return None
 

@@ -87,5 +87,8 @@ class TrainSettings(Config):
     """What a run does where the disk has no room for a checkpoint: stop, or train on without it."""
     run: Path = Path("runs/latest")
     """The folder of metrics, TensorBoard events and checkpoints."""
+    hang_after: Annotated[float, Range(ge=0)] = 600.0
+    """Seconds without a step, a batch of an evaluation or a checkpoint, after which the job ends
+    and says which rank hangs, and where; 0 waits for ever, as for a debugger."""
     threads: Annotated[int, Range(ge=0)] = 0
     """CPU threads of a rank; 0 shares the cores evenly."""

@@ -28,6 +28,7 @@ from recd_plugins.trainer.measure.step_profiler import StepProfiler
 from recd_plugins.trainer.retiering import Retiering
 from recd_plugins.trainer.run_folder import RunReport, defined
 from recd_plugins.trainer.training import Callbacks, Training
+from recd_plugins.trainer.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -97,6 +98,7 @@ class Loop:
         self._ahead: deque[Batch] = deque()
         self._window = LabelMetrics(job.device, stack.schema.targets)
         self._inputs = FiniteInputs(lacking=bool(stack.schema.without_target))
+        self._watchdog = Watchdog(settings.hang_after, settings.run / "stacks")
 
     def _meter(self, start: int) -> CostMeter:
         return CostMeter(
@@ -122,10 +124,13 @@ class Loop:
         stop = StopSignal()
         update = self._job.dense.register_step_pre_hook(lambda *_: self._call("before_update"))
         try:
-            self._call("at_start")
-            for name in self._callbacks.load_state_dict(states or {}):
-                self._report.say(f"callbacks: the checkpoint's state of {name} has no taker now")
-            return self._run(stop)
+            with self._watchdog:
+                self._call("at_start")
+                for name in self._callbacks.load_state_dict(states or {}):
+                    self._report.say(
+                        f"callbacks: the checkpoint's state of {name} has no taker now"
+                    )
+                return self._run(stop)
         finally:
             update.remove()
             self._callbacks.call("close")
@@ -165,6 +170,7 @@ class Loop:
             "run": str(settings.run),
             "unsaved": self._unsaved,
         }
+        self._watchdog.mark("the end of the run")
         self._call("at_end", summary)
         if reason:
             self._report.say(f"ended after step {step} of {settings.steps}: {reason}")
@@ -192,6 +198,7 @@ class Loop:
 
     def _step(self) -> None:
         training, number = self._training, self._training.step
+        self._watchdog.mark(f"step {number + 1}")
         with self._profile.step(number):
             self._call("before_step")
             outputs = self._job.pipeline.progress(self._batches)
@@ -212,6 +219,7 @@ class Loop:
         return batch
 
     def _save(self) -> None:
+        self._watchdog.mark(f"the checkpoint of step {self._training.step}")
         self._call("on_checkpoint")
         states = self._callbacks.state_dict()
         step = self._training.step
@@ -271,6 +279,7 @@ class Loop:
         model.eval()
         with torch.no_grad(), closing(loader):
             for _, batch in zip(range(limit), loader, strict=False):
+                self._watchdog.mark(f"a batch of the evaluation after step {training.step}")
                 training.batch = self._callbacks.on_batch(training, batch, "test")
                 _, outputs = model(training.batch.to(device))
                 training.outputs = tuple(outputs)
@@ -278,6 +287,7 @@ class Loop:
                 self._call("after_evaluation_step")
         model.train()
         pipeline.attach(sparse_dist=False)  # the ids of the batches in flight are exchanged already
+        self._watchdog.mark(f"the metrics of the evaluation after step {training.step}")
         values = window.metrics()
         self._call("on_evaluation", values)
         self._report.metrics("test", training.step, values)

@@ -1,0 +1,392 @@
+"""A watch over the ranks of a run: where none of them gets on, the job ends, and says which rank
+hangs, and where.
+
+Each rank has a thread that looks how long ago the rank last marked a step. Ranks step together, so
+that one that hangs stops all of them, and all of them notice it at about the same time, each by
+itself: nothing is sent as long as all goes well. Then each says through the group's store where it
+stands. A rank that says nothing is stopped, or is kept from running Python; a rank of its host
+looks what its process does, and has faulthandler write its stacks, which needs no Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from recd_plugins.compat.pytorch import own_store
+from recd_plugins.launch.command import EXPLAINED
+
+__all__ = ["Standing", "Watchdog", "main_frames", "verdict"]
+
+T = TypeVar("T")
+
+REFUSES = 5.0
+"""Seconds after which a store, a disk or a process is taken not to answer."""
+FRAMES = 12
+"""Frames of a rank that hangs that its message shows; its file has all of them."""
+FIRST = 120.0
+"""Seconds that the first step may take at least: it imports, compiles, and starts to read."""
+STARTING = 2
+"""Marks before the first step is done: at its start, and at the watch's."""
+NAMED = 4
+"""Ranks that a message describes one by one."""
+WAITS = (
+    os.path.join("torch", "distributed", ""),
+    os.path.join("torchrec", "distributed", ""),
+    os.path.join("recd_plugins", "tiers", ""),
+    os.path.join("recd_plugins", "trainer", "loop.py"),
+)
+"""Parts of the files in which a rank stands while it waits for the others."""
+WAITS_IN_BACKWARD = "_engine_run_backward"
+"""Where a rank stands in Python while DDP waits for the others' gradients."""
+STATES = {
+    "T": "is stopped (SIGSTOP or SIGTSTP)",
+    "t": "is stopped by a debugger",
+    "D": "waits for a disk or a mount, and cannot be interrupted",
+    "Z": "has died",
+    "X": "has died",
+}
+"""What the system says of a process that does not answer."""
+BUSY = "runs, and keeps Python from running in it"
+DUMP = getattr(signal, "SIGRTMAX", None)
+"""The signal by which faulthandler writes a rank's stacks; one that no scheduler sends. None where
+there is none such, as on macOS."""
+
+FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
+"""A frame, as faulthandler writes it."""
+
+_numbers = count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a rank stands."""
+
+    rank: int
+    host: str
+    pid: int
+    marks: int = 0
+    """Marks that it has set: fewer than others have, if it is behind."""
+    doing: str = ""
+    """What it does since its latest mark."""
+    waits: bool = False
+    """Whether it waits for other ranks."""
+    silent: str = ""
+    """What its process does, of a rank that did not answer."""
+    stacks: str = ""
+    """The stacks of its threads, as faulthandler writes them."""
+    at: tuple[str, ...] = ()
+    """The frames of its main thread, innermost first."""
+
+
+class Watchdog:
+    """Ends the job where no rank has set a mark for `limit` seconds; every rank must have one.
+
+    `limit` 0 watches nothing. Stacks of all ranks are written to `folder`. A process that was
+    stopped as a whole, as by a scheduler that suspends the job, is not blamed for that time.
+    """
+
+    def __init__(self, limit: float, folder: Path) -> None:
+        self._limit = limit
+        self._grace = min(30.0, max(3.0, limit / 10))
+        """Seconds that the others get to say where they stand, once this rank has noticed: they
+        may have set their latest mark so much later."""
+        self._folder = folder
+        self._prefix = f"watchdog/{next(_numbers)}"
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._since = time.monotonic()
+        self._marks = 0
+        self._doing = "starting"
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def mark(self, doing: str) -> None:
+        """This rank gets on: it begins to do something that all ranks do, and mark, alike."""
+        self._since = time.monotonic()
+        self._marks += 1
+        self._doing = doing
+
+    def __enter__(self) -> Watchdog:
+        if self._limit:
+            self._file = tempfile.TemporaryFile()  # until the watch ends
+            if DUMP is not None:
+                faulthandler.register(DUMP, self._file, all_threads=True)
+            self._store = own_store()
+            self._host = socket.gethostname()
+            process = {
+                "host": self._host,
+                "pid": os.getpid(),
+                "file": self._file.fileno(),
+                "thread": threading.main_thread().ident,
+            }
+            self._store.set(f"{self._prefix}/process/{self._rank}", json.dumps(process))
+            self.mark("the first step")
+            self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            if DUMP is not None:
+                faulthandler.unregister(DUMP)
+            self._file.close()
+
+    def _watch(self) -> None:
+        pause = min(1.0, self._limit / 10)
+        woke = time.monotonic()
+        while not self._ended.wait(pause):
+            now = time.monotonic()
+            if (stood := now - woke - pause) > 1:
+                self._since += stood  # this process stood still, not its main thread alone
+            woke = now
+            limit = self._limit if self._marks > STARTING else max(self._limit, FIRST)
+            if now - self._since > limit:
+                self._end_job()
+
+    def _end_job(self) -> None:
+        """Say where this rank stands, hear it of the others, tell it, and end the process."""
+        # Whatever fails on this way, the job ends: it hangs.
+        text = f"no rank has made a step for {self._limit:g} s (train.hang_after)"
+        try:
+            standings = _within(self._grace + 3 * REFUSES, self._gathered)
+            if standings is None:
+                text = _unreachable(self._limit)
+            else:
+                text = verdict(standings, self._limit, self._folder)
+                if self._rank != _leader(standings):
+                    time.sleep(self._grace)  # the leader's end is the job's, and it has the message
+                elif not _within(REFUSES, lambda: _write(standings, self._folder)):
+                    text = "\n\n".join([*(_titled(one) for one in standings), text])
+        finally:
+            os.write(2, f"error: {text}\n".encode())
+            os._exit(EXPLAINED)
+
+    def _gathered(self) -> list[Standing]:
+        """Where each rank stands, by rank."""
+        self._say(self._rank, self._standing())
+        missing = self._missing(range(self._world_size), self._grace)
+        for rank in missing:
+            if self._is_witness(rank, missing):
+                self._say(rank, self._inspected(rank))
+        unseen = self._missing(missing, REFUSES)
+        return [
+            self._unseen(rank) if rank in unseen else self._heard(rank)
+            for rank in range(self._world_size)
+        ]
+
+    def _standing(self) -> Standing:
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        stacks = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0).decode()
+        at = main_frames(stacks, threading.main_thread().ident or 0)
+        return Standing(
+            rank=self._rank,
+            host=self._host,
+            pid=os.getpid(),
+            marks=self._marks,
+            doing=self._doing,
+            waits=bool(at) and _waits(at[0]),
+            stacks=stacks,
+            at=at,
+        )
+
+    def _inspected(self, rank: int) -> Standing:
+        """What can be seen from outside of a rank of this host that does not answer."""
+        process = self._process(rank)
+        pid = process["pid"]
+        state = _state(pid)
+        stacks = ""
+        if DUMP is not None and state not in "ZX":
+            with (
+                contextlib.suppress(OSError),
+                # Open before it goes on, for it may then close the file.
+                Path(f"/proc/{pid}/fd/{process['file']}").open(errors="replace") as file,
+            ):
+                os.kill(pid, DUMP)
+                os.kill(pid, signal.SIGCONT)  # one that is stopped takes the signal first of all
+                ends = time.monotonic() + REFUSES / 2
+                while not stacks.endswith("\n") and time.monotonic() < ends:
+                    time.sleep(0.1)
+                    stacks += file.read()
+        return Standing(
+            rank=rank,
+            host=process["host"],
+            pid=pid,
+            silent=STATES.get(state, BUSY),
+            stacks=stacks,
+            at=main_frames(stacks, process["thread"]),
+        )
+
+    def _unseen(self, rank: int) -> Standing:
+        process = self._process(rank)
+        return Standing(
+            rank=rank,
+            host=process.get("host", "an unknown host"),
+            pid=process.get("pid", 0),
+            silent="does not answer: its host is down or stopped, or the network to it",
+        )
+
+    def _is_witness(self, rank: int, missing: Sequence[int]) -> bool:
+        """Whether this rank is the first of those on `rank`'s host that answer."""
+        answering = [one for one in range(self._world_size) if one not in missing]
+        host = self._process(rank).get("host", "")
+        there = [one for one in answering if self._process(one)["host"] == host]
+        return there[:1] == [self._rank]
+
+    def _process(self, rank: int) -> dict[str, Any]:
+        """Its host, process and open file; nothing of one that has not begun to watch."""
+        key = f"{self._prefix}/process/{rank}"
+        if not self._store.check([key]):
+            return {}
+        process: dict[str, Any] = json.loads(self._store.get(key))
+        return process
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/stands/{rank}"
+
+    def _say(self, rank: int, standing: Standing) -> None:
+        self._store.set(self._key(rank), json.dumps(asdict(standing)))
+
+    def _heard(self, rank: int) -> Standing:
+        values = json.loads(self._store.get(self._key(rank)))
+        return Standing(**{**values, "at": tuple(values["at"])})
+
+    def _missing(self, ranks: Sequence[int], seconds: float) -> list[int]:
+        """Of these ranks, those of which nothing is known after so many seconds."""
+        ends = time.monotonic() + seconds
+        missing = list(ranks)
+        while True:
+            missing = [rank for rank in missing if not self._store.check([self._key(rank)])]
+            if not missing or time.monotonic() > ends:
+                return missing
+            time.sleep(0.2)
+
+
+def verdict(standings: Sequence[Standing], limit: float, folder: Path) -> str:
+    """Which ranks hang and where, how the others stand, and what to do.
+
+    Those that do not answer hang; else those that do not wait for others; else those that are
+    behind. Where all are alike, they wait for each other.
+    """
+    order = {one.rank: (not one.silent, one.waits, one.marks) for one in standings}
+    worst = min(order.values())
+    hanging = [one for one in standings if order[one.rank] == worst]
+    others = [one for one in standings if order[one.rank] != worst]
+    lines = [f"no rank has made a step for {limit:g} s (train.hang_after)."]
+    alone = len(standings) == 1
+    if others or alone:
+        lines += [_described(one) for one in hanging[:NAMED]]
+        if more := hanging[NAMED:]:
+            lines.append(f"So do the ranks {', '.join(str(one.rank) for one in more)}.")
+    else:
+        lines.append("All ranks stand alike, as where they disagree on what comes next:")
+        lines += [_short(one) for one in hanging[:NAMED]]
+    if others:
+        lines.append(
+            "The others wait for it:" if len(hanging) == 1 else "The others wait for them:"
+        )
+        lines += [_short(one) for one in others[:NAMED]]
+        if more := others[NAMED:]:
+            lines.append(f"  and {len(more)} more")
+    lines.append(
+        f"Stacks of all ranks: {folder}/rank-*.txt. `recd train --resume` goes on from the latest "
+        "checkpoint. Where a step, a batch of an evaluation or a checkpoint may take longer than "
+        "that, give train.hang_after more seconds, or 0 to wait for ever."
+    )
+    return "\n".join(lines)
+
+
+def _described(one: Standing) -> str:
+    who = f"rank {one.rank} hangs (process {one.pid} of {one.host})"
+    what = f": it {one.silent}" if one.silent else f" at {one.doing}"
+    where = "".join(f"\n    {frame}" for frame in one.at[:FRAMES])
+    return f"{who}{what}{', in' if where else '.'}{where}"
+
+
+def _short(one: Standing) -> str:
+    return f"  rank {one.rank} at {one.doing}, in {one.at[0] if one.at else 'C code'}"
+
+
+def _titled(one: Standing) -> str:
+    return f"{_described(one)}\n\n{one.stacks}"
+
+
+def _write(standings: Sequence[Standing], folder: Path) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in standings:
+        (folder / f"rank-{one.rank}.txt").write_text(_titled(one))
+    return True
+
+
+def _unreachable(limit: float) -> str:
+    return (
+        f"no rank has made a step for {limit:g} s (train.hang_after), and the store at which the "
+        f"ranks meet does not answer ({os.environ.get('MASTER_ADDR', 'address unknown')}, port "
+        f"{os.environ.get('MASTER_PORT', 'unknown')}): its process, rank 0's or the launcher's, or "
+        "its host is stopped. `recd train --resume` goes on from the latest checkpoint."
+    )
+
+
+def _leader(standings: Sequence[Standing]) -> int:
+    return min(one.rank for one in standings if not one.silent)
+
+
+def _within(seconds: float, function: Callable[[], T]) -> T | None:
+    """What it returns; None if it does not in time, or fails. What hangs is left behind."""
+    results: list[T] = []
+
+    def call() -> None:
+        with contextlib.suppress(Exception):
+            results.append(function())
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else None
+
+
+def main_frames(stacks: str, thread: int) -> tuple[str, ...]:
+    """The frames of a thread, innermost first, of stacks as faulthandler writes them.
+
+    It reads no line of source, and neither do we: their disk may be what hangs.
+    """
+    lines = iter(stacks.splitlines())
+    for line in lines:
+        if f"hread 0x{thread:016x}" in line:
+            break
+    frames = []
+    for line in lines:
+        if not (found := FRAME.search(line)):
+            break
+        frames.append("{}:{} {}".format(*found.groups()))
+    return tuple(frames)
+
+
+def _waits(frame: str) -> bool:
+    return frame.endswith(WAITS_IN_BACKWARD) or any(part in frame for part in WAITS)
+
+
+def _state(pid: int) -> str:
+    """A letter, as ps(1) has it; X where no such process is, R where the system has none."""
+    if not Path("/proc/self/stat").exists():
+        return "R"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "X"

@@ -1,0 +1,132 @@
+"""What is made of where ranks stand (values); then two gloo ranks, of which one hangs."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from recd_plugins.testing.gloo import GlooPool, RanksFailed
+from recd_plugins.trainer.watchdog import Standing, Watchdog, main_frames, verdict
+
+WAITING = "/site-packages/torch/distributed/distributed_c10d.py:3252 all_reduce"
+
+
+def standing(rank: int, **what: object) -> Standing:
+    values: dict[str, object] = {"host": "h1", "pid": 100 + rank, "marks": 9, "doing": "step 8"}
+    return Standing(rank=rank, **{**values, "at": (WAITING,), "waits": True, **what})  # type: ignore[arg-type]
+
+
+SILENT = {"silent": "is stopped (SIGSTOP or SIGTSTP)", "marks": 0, "doing": "", "waits": False}
+
+
+@pytest.mark.parametrize(
+    ("standings", "hang", "wait"),
+    [
+        ([standing(0), standing(1, **SILENT)], [1], [0]),
+        # One that does not answer hangs, whatever the others do.
+        ([standing(0, waits=False), standing(1), standing(2, **SILENT)], [2], [0, 1]),
+        ([standing(0), standing(1, waits=False, at=("reader.py:3 read",))], [1], [0]),
+        # It waits where the others do, for what they have done already.
+        ([standing(0, marks=8, doing="step 7"), standing(1), standing(2)], [0], [1, 2]),
+        ([standing(0), *(standing(n, **SILENT) for n in (1, 2))], [1, 2], [0]),
+        ([standing(0, waits=False)], [0], []),
+    ],
+)
+def test_who_hangs(standings: list[Standing], hang: list[int], wait: list[int]) -> None:
+    text = verdict(standings, 30.0, Path("runs/a/stacks"))
+    for rank in hang:
+        assert f"rank {rank} hangs (process {100 + rank} of h1)" in text
+    for rank in wait:
+        assert f"\n  rank {rank} at step 8, in {WAITING}" in text
+    assert text.count(" hangs (") == len(hang)
+    assert "All ranks stand alike" not in text
+    assert "no rank has made a step for 30 s (train.hang_after)" in text
+
+
+def test_ranks_that_stand_alike_wait_for_each_other() -> None:
+    text = verdict([standing(0), standing(1)], 30.0, Path("runs/a/stacks"))
+    assert "All ranks stand alike" in text
+    assert text.count(f"at step 8, in {WAITING}") == 2
+    assert " hangs (" not in text
+
+
+def test_of_many_ranks_a_few_are_described() -> None:
+    many = [standing(rank, **(SILENT if rank < 6 else {})) for rank in range(100)]
+    text = verdict(many, 30.0, Path("runs/a/stacks"))
+    assert "So do the ranks 4, 5." in text
+    assert "  and 90 more" in text
+    assert len(text.splitlines()) < 30
+
+
+def test_the_frames_of_a_thread_are_found_among_those_of_all() -> None:
+    asleep = threading.Thread(target=time.sleep, args=(1,), daemon=True)
+    asleep.start()
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        stacks = os.pread(file.fileno(), 1 << 20, 0).decode()
+    ident = threading.main_thread().ident
+    assert ident is not None
+    here = sys._getframe()
+    frames = main_frames(stacks, ident)
+    assert frames[0].startswith(f"{here.f_code.co_filename}:")
+    assert frames[0].endswith(here.f_code.co_name)
+    assert len(frames) > 3
+    assert main_frames(stacks, asleep.ident or 0) != frames
+    assert main_frames(stacks, 1) == ()
+
+
+def steps(folder: str, limit: float, hangs: str) -> float:
+    """On a rank: marks and meets the other, until rank 1 hangs; the seconds that it took."""
+    began = time.monotonic()
+    with Watchdog(limit, Path(folder)) as watchdog:
+        for step in range(4):
+            watchdog.mark(f"step {step}")
+            dist.barrier()
+            time.sleep(0.3)
+        if dist.get_rank() == 1:
+            if hangs == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if hangs == "asleep":
+                time.sleep(60)
+        dist.barrier()
+    return time.monotonic() - began
+
+
+def test_while_ranks_get_on_nothing_happens(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    assert max(gloo_pool.run(steps, str(tmp_path), 1.0, "")) > 1.0  # marks count, not the whole
+    assert not threads_of_a_watch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def threads_of_a_watch() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "watchdog"]
+
+
+@pytest.mark.parametrize(
+    ("hangs", "how"),
+    [
+        ("asleep", f"at step 3, in\n    {__file__}:"),
+        ("stopped", f": it is stopped (SIGSTOP or SIGTSTP), in\n    {__file__}:"),
+    ],
+)
+def test_a_rank_that_hangs_is_named_and_the_job_ends(
+    hangs: str, how: str, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    with pytest.raises(RanksFailed) as failed:
+        gloo_pool.run(steps, str(tmp_path), 1.0, hangs)
+    said = failed.value.ranks[0]
+    assert said.startswith("died (exit code 3)")
+    assert "rank 1 hangs (process " in said
+    assert how in said
+    assert "The others wait for it:\n  rank 0 at step 3, in " in said
+    for rank in (0, 1):
+        assert f"{__file__}" in (tmp_path / f"rank-{rank}.txt").read_text()
