@@ -82,7 +82,7 @@ def test_touched_rows_alone_are_reduced_node_by_node() -> None:
     ):
         cost = prices(reduce).replicated(ONE, R).total(ONE.counts)
         assert cost.ar_global == 0
-        assert cost.a2a_intra == pytest.approx(2 * (union * R + bits))
+        assert cost.a2a_intra == pytest.approx((appears(B) + union) * R + 2 * bits)
         assert cost.ar_cross == pytest.approx((carried * R + bits * N / 2) / W)
         # Of the bits, each of W ranks a node sends a W-th to the N - 1 other nodes.
         assert cost.between_nodes == pytest.approx(2 * carried * R + N * (N - 1) * bits)
@@ -288,7 +288,7 @@ def test_the_papers_measured_times(name: str) -> None:
 
 
 def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums() -> None:
-    """Of one node: s r through the all-to-all, (W - 1) v r / W sent; the rest as it is priced."""
+    """Of one node: s r and the rows' bits through the all-to-all, (W - 1) v r / W and bits sent."""
     rows = RowDistribution.of([4, 96], [0.05, 0.001])
     table = SequenceTable(name="t", rows=rows, dim=16)
     prices = Prices(cluster=Cluster.of(Topology(ranks_per_node=4), 4), batch_size=8, k=1.0)
@@ -297,4 +297,5 @@ def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums() -> None:
     assert handed_over(plain) == plain.cost.exchanged
     home = ledger.tables["t"].entries["home"].cost.exchanged
     touched, by_any = (4 * (1 - 0.95**samples) * 64 for samples in (8, 32))
-    assert handed_over(ledger) == pytest.approx(home + touched + 3 / 4 * by_any)
+    bits = 2 * 4 / 8
+    assert handed_over(ledger) == pytest.approx(home + touched + 3 / 4 * by_any + bits)

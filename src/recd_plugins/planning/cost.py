@@ -206,11 +206,11 @@ class Prices:
                         taken from among them; dense 4 (pB + 1) r; rows that are `pooled` (1)
                         are summed where they are: 3 pB for 8 pB, and no dynamic memory
         ar_global       r where the reduce is dense, v = t = 1; else, node by node,
-        a2a_intra       2 v r + 1/4: parts to the rank that sums them, and sums back
-        ar_cross        t r / W + N / 16 W
-        with v = appears(B U), and t the same for a reduce over the union of touched rows;
-        gathered sparsely t = appears(B W) N / 2, which carries as much as an all-reduce of so
-        many. The bits of the rows that are touched make the small terms.
+        a2a_intra       (s + v) r + 1/4: parts to the rank that sums them, and sums back
+        ar_cross        t r / W + N / 16 W; none where all ranks are of one node
+        with s = appears(B), v = appears(B U), and t the same as v for a reduce over the union of
+        touched rows; gathered sparsely t = appears(B W) N / 2, which carries as much as an
+        all-reduce of so many. The bits of the rows that are touched make the small terms.
         """
         accesses = rows.p * self.batch_size
         n, w, _ = self._shape
@@ -224,13 +224,13 @@ class Prices:
                 between_nodes=2 * (n - 1) * every * width,
                 local=4 * (accesses + 1) * width,
             )
-        union = self._union(rows)
+        own, union = appears(rows.presence, self.batch_size), self._union(rows)
         across = self._across(rows, width)
         return Cost(
             static_memory=self.k * width,
             rows_accessed=accesses,
             dynamic_memory=accesses * (1 - pooled) * width,
-            a2a_intra=self._beside(2 * (union * width + TOUCHED_BYTES)),
+            a2a_intra=self._beside((own + union) * width + 2 * TOUCHED_BYTES),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=((8 - 5 * pooled) * accesses + 4 * union) * width,
@@ -286,13 +286,15 @@ class Prices:
         """t r: bytes of a row that an all-reduce across nodes carries, and of the bits before."""
         n, w, _ = self._shape
         union = self._union(rows)
-        if n == 1 or self.reduce in ("dense", "union"):
+        if n == 1:
+            return 0.0 * union * width
+        if self.reduce in ("dense", "union"):
             carried = union
         else:
             carried = appears(rows.presence, self.batch_size * w) * n / 2
             if self.reduce == "touched":
                 carried = np.minimum(carried, union)
-        bits = 0.0 if n == 1 or self.reduce == "dense" else TOUCHED_BYTES * n / 2
+        bits = 0.0 if self.reduce == "dense" else TOUCHED_BYTES * n / 2
         return carried * width + bits
 
 

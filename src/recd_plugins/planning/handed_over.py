@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from recd_plugins.planning.access.distribution import appears
 from recd_plugins.planning.ledger import Ledger, TableLedger
 
@@ -13,29 +11,20 @@ __all__ = ["handed_over"]
 def handed_over(ledger: Ledger) -> float:
     """Of one rank, on average; all of an operand counts, what stays on the rank too.
 
-    Prices of replicas count what a link carries, there and back. Of one node's ranks each hands
-    over the gradients of the rows that it touched itself, s r of each, and sends the sums of its
-    share of those that any touched to each other rank, (W - 1) v r / W; s = appears(B), v =
-    appears(B W).
+    But of the sums of replicas' gradients, which its node gathers, a rank hands over its share for
+    each other rank, (W - 1) v r / W of the v r that they are priced for; v = appears(B U).
     """
-    prices = ledger.prices
-    cluster = prices.cluster
     total = ledger.cost.exchanged
-    if cluster.n_nodes > 1 or cluster.world_size == 1 or prices.reduce == "dense":
+    if ledger.prices.cluster.ranks_per_node == 1 or ledger.prices.reduce == "dense":
         return total
-    return total + sum(_beyond(table, ledger) for table in ledger.tables.values())
+    return total - sum(_own_share(table, ledger) for table in ledger.tables.values())
 
 
-def _beyond(table: TableLedger, ledger: Ledger) -> float:
-    """What a table's replicas hand over beyond what they are priced for."""
-    taken = table.sizes.replicated
+def _own_share(table: TableLedger, ledger: Ledger) -> float:
+    """v r / W: the sums of a table's replicas that stay on the rank."""
+    taken, cluster = table.sizes.replicated, ledger.prices.cluster
     if table.sizes.as_torchrec or not taken:
         return 0.0
-    ranks, batch_size = ledger.prices.cluster.world_size, ledger.prices.batch_size
-    rows, cost = table.table.rows.part(0, taken), table.entries["replicated"].cost
-    own, any_rank = (
-        float(rows.counts @ appears(rows.presence, samples)) * table.table.width
-        for samples in (batch_size, batch_size * ranks)
-    )
-    priced = float(np.mean(cost.a2a_intra) + np.mean(cost.ar_cross))
-    return own + any_rank * (ranks - 1) / ranks - priced
+    rows = table.table.rows.part(0, taken)
+    summed = rows.counts @ appears(rows.presence, ledger.prices.batch_size * cluster.world_size)
+    return float(summed) * table.table.width / cluster.ranks_per_node
