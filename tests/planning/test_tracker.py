@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_tracker.types import DeltaTrackerConfig
 from torchrec.distributed.sharding_plan import (
@@ -20,8 +21,8 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
@@ -39,9 +40,15 @@ BAGS = {
     "both": column_wise(ranks=[1, 1]),
     "copies": data_parallel(),
 }
+SEQUENCES = {
+    # fbgemm's dense kernel knows no sequences on the CPU.
+    "history": row_wise(compute_kernel="fused"),
+    "recent": table_wise(rank=0, compute_kernel="fused"),
+}
+TABLES = [*BAGS, *SEQUENCES]
 
 
-class Bags(nn.Module):
+class Tables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         meta = torch.device("meta")
@@ -51,30 +58,41 @@ class Bags(nn.Module):
             False,
             meta,
         )
+        self.sequences = EmbeddingCollection(
+            [EmbeddingConfig(name=name, feature_names=[name], **shape) for name in SEQUENCES], meta
+        )
         self.over = nn.Linear(1, 1)  # for TorchRec's tracker asks for a model within DDP
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        found: torch.Tensor = self.over(self.bags(features).values().sum().view(1))
+        rows = [one.values().sum() for one in self.sequences(features).values()]
+        found: torch.Tensor = self.over((self.bags(features).values().sum() + sum(rows)).view(1))
         return found
 
 
 def batches(rank: int) -> list[KeyedJaggedTensor]:
     draw, found = np.random.default_rng(rank), []
     for _ in range(STEPS):
-        lengths = draw.integers(4, size=BATCH * len(BAGS))
+        lengths = draw.integers(4, size=BATCH * len(TABLES))
         ids = draw.zipf(1.4, lengths.sum()) % ROWS
         found.append(
-            KeyedJaggedTensor(list(BAGS), torch.from_numpy(ids), lengths=torch.from_numpy(lengths))
+            KeyedJaggedTensor(TABLES, torch.from_numpy(ids), lengths=torch.from_numpy(lengths))
         )
     return found
 
 
 def tracked() -> tuple[Profile, str]:
-    model, cpu = Bags(), torch.device("cpu")
-    sharder: Any = EmbeddingBagCollectionSharder()
-    place = construct_module_sharding_plan(model.bags, BAGS, sharder=sharder, device_type="cpu")
-    plan = ShardingPlan({"bags": place})
-    sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=[sharder])
+    model, cpu = Tables(), torch.device("cpu")
+    bags: Any = EmbeddingBagCollectionSharder()
+    sequences: Any = EmbeddingCollectionSharder()
+    plan = ShardingPlan(
+        {
+            name: construct_module_sharding_plan(
+                getattr(model, name), ways, sharder=sharder, device_type="cpu"
+            )
+            for name, ways, sharder in (("bags", BAGS, bags), ("sequences", SEQUENCES, sequences))
+        }
+    )
+    sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=[bags, sequences])
     tracker: Any = sharded.init_torchrec_delta_tracker(DeltaTrackerConfig())
     for batch in batches(dist.get_rank()):
         sharded(batch).backward()
@@ -90,7 +108,7 @@ def test_a_tracker_has_counted_as_batches_would(gloo_pool: GlooPool) -> None:
     ranks = [batches(rank) for rank in (0, 1)]
     assert other.rows == {}
     assert (profile.samples, profile.batch_size) == (2 * STEPS * BATCH, BATCH)
-    for name in BAGS:
+    for name in TABLES:
         steps = [
             [batch[name].values().numpy() for batch in step] for step in zip(*ranks, strict=True)
         ]
