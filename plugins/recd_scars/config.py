@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,15 +12,19 @@ from recd_scars.home import Home
 
 __all__ = ["ScarsConfig"]
 
+DECIDED_BY_PLAN = ("coalesce", "tables", "profile", "profile_batches", "activation_bytes")
+"""Options that have no meaning where another planner sizes the cache."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScarsConfig(Config):
     """Options of SCARS' cache."""
 
-    size: Literal["optimum", "budget", "hit_rate"] = "optimum"
+    size: Literal["optimum", "budget", "hit_rate", "plan"] = "optimum"
     """How many rows are cached, on every rank: the paper's optimum, less the rows whose
     replicas' gradients take longer to reduce than the rows to fetch from memory; what fits
-    `budget_gb`; or as few as take the share `hit_rate` of lookups."""
+    `budget_gb`; as few as take the share `hit_rate` of lookups; or as the sharding slot's planner
+    of replicas plans, say flexshard, whose tiers and coalescing are then the cache's."""
     budget_gb: Annotated[float, Range(gt=0)] | None = None
     """Memory of a rank for all cached rows and what goes with them, GB; for size budget."""
     hit_rate: Annotated[float, Range(gt=0, le=1)] | None = None
@@ -68,6 +72,8 @@ class ScarsConfig(Config):
                 raise RegistryError(f"is for `size: {size}`, but size is {self.size}.", option)
             if self.size == size and not given:
                 raise RegistryError(f"needs {option}: how much is to be cached.", "size")
+        if self.size == "plan":
+            self._check_planned()
         if self.profile_batches == 0 and self.coalesce == "none":
             raise RegistryError(
                 "is 0, so that nothing is cached at first, nor coalesced: no table would be made "
@@ -84,3 +90,14 @@ class ScarsConfig(Config):
                 "looked up. Count some batches.",
                 "profile_batches",
             )
+
+    def _check_planned(self) -> None:
+        """What the sharding slot's planner decides is not the cache's to say."""
+        usual = {field.name: field.default for field in fields(self)}
+        for option in DECIDED_BY_PLAN:
+            if getattr(self, option) != usual[option]:
+                raise RegistryError(
+                    "is not the cache's to say with `size: plan`: the sharding slot's planner "
+                    "decides it. Give the option there, or another size.",
+                    option,
+                )

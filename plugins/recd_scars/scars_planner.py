@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recd_plugins.api import CapabilityError, Context, Notice, Topology, Unused
+from recd_plugins.api import (
+    CapabilityError,
+    Context,
+    Notice,
+    RegistryError,
+    Topology,
+    Unused,
+)
 from recd_plugins.api.planning import (
     GB,
     ChosenSizes,
@@ -52,13 +59,31 @@ __all__ = ["ScarsPlanner", "build_scars"]
 
 class ScarsPlanner(TierPlanner, OrdersBatches):
     """Plans all tables row-wise and coalesced, with the hottest rows of all of them on every
-    rank."""
+    rank; or as the sharding slot's planner of replicas plans them.
+
+    Hot batches, and where tables are at home, are its own in both cases.
+    """
 
     name = "scars"
     slot = "cache"
 
-    def __init__(self, config: ScarsConfig, context: Context) -> None:
-        super().__init__(context, profile=config.profile, profile_batches=config.profile_batches)
+    def __init__(
+        self, config: ScarsConfig, context: Context, policy: TierPlanner | None = None
+    ) -> None:
+        """A `policy` says which tables have how many replicas of which rows, in place of SCARS."""
+        if policy is None:
+            super().__init__(
+                context, profile=config.profile, profile_batches=config.profile_batches
+            )
+        else:
+            super().__init__(
+                context,
+                profile=policy.profile_path,
+                profile_batches=policy.num_profile_batches,
+                plan=policy.plan_path,
+                others=policy.others,
+            )
+        self._policy = policy
         self._config = config
         self._every: Mapping[str, ModelTable] = {}
         """All tables of the model that was planned last."""
@@ -67,6 +92,11 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """What it was planned for, on rank 0."""
         self.served: Served | None = None
         """How the last plan's tables are served from host memory, on rank 0."""
+
+    def take(self, context: Context) -> None:
+        super().take(context)
+        if self._policy is not None:
+            self._policy.take(context)
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         check_home(self._config.home, self.context.device)
@@ -117,8 +147,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                 Unused(
                     what="cache: hot_batches",
                     why="no row has a copy on every rank, so that no batch can be hot",
-                    cure="Set `cache.hot_batches: false`, or give the cache more rows: `size: "
-                    "budget` with `budget_gb`.",
+                    cure="Set `cache.hot_batches: false`, or give the cache more rows: "
+                    + ("`sharding.budget_gb`." if self._policy else "`size: budget`, `budget_gb`."),
                 )
             )
         return found
@@ -143,7 +173,17 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return seen_from(self._config.home, topology)
 
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
+        if self._policy is not None:
+            return self._policy.tables(model)
         return model_tables(model, self._config.tables, where="cache.tables")
+
+    def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
+        return super().no_tables(every) if self._policy is None else self._policy.no_tables(every)
+
+    def hottest_rows(self, table: str, rows: RowDistribution, count: int) -> Integers:
+        if self._policy is not None:
+            return self._policy.hottest_rows(table, rows, count)
+        return super().hottest_rows(table, rows, count)
 
     def choose(
         self,
@@ -163,7 +203,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             fused=None if self._config.home == "mapped" else self.fused,
             hosted=tables if self._config.home == "host" else (),
         )
-        chosen = self._sized(tables, self._on, self._memory)
+        if self._policy is None:
+            chosen = self._sized(tables, self._on, self._memory)
+        else:
+            chosen = self._planned(self._policy, model, tables, topology, world_size)
         if self._config.home != "host":
             return chosen
         self.served = Served.of(
@@ -179,7 +222,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     def profiled(self) -> Profile:
         """The profile; one in which nothing is looked up, where re-tiering is to learn it."""
-        if self.num_profile_batches != 0 or self.profile_path is not None:
+        counts = self.num_profile_batches != 0 or self.profile_path is not None
+        if counts or self._policy is not None:
             return super().profiled()
         ids = np.empty(0, np.int64)
         found = self.found.items()
@@ -190,7 +234,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def hotter(self, batches: Iterable[Batch]) -> TierPlan:
         """The first time, with as many rows as these batches ask for, where none were counted."""
         assert self.profile is not None  # `retier` asked for a plan
-        if any(rows.lookups for rows in self.profile.rows.values()):
+        if self._policy or any(rows.lookups for rows in self.profile.rows.values()):
             return super().hotter(batches)
         assert self._on is not None
         assert self._memory is not None
@@ -200,6 +244,24 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         chosen = self._sized(tables, self._on, self._memory)
         self.report, self.explanation = chosen.report, chosen.reason
         return tier_plan(tables, chosen.sizes, self._on, self.hottest_rows)
+
+    def _planned(
+        self,
+        policy: TierPlanner,
+        model: nn.Module,
+        tables: Mapping[str, SequenceTable],
+        topology: Topology,
+        world_size: int,
+    ) -> ChosenSizes:
+        """What the sharding slot's planner makes of the tables."""
+        policy.fused = self.fused
+        chosen = policy.choose(model, tables, topology, world_size)
+        config = self._config
+        return dataclasses.replace(
+            chosen,
+            reason=f"scars: size plan, as sharding: {policy.name} has it\n{chosen.reason}",
+            forced=chosen.forced or config.force or config.home != "memory",
+        )
 
     def _sized(
         self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
@@ -294,4 +356,19 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
     if config.home == "mapped":  # for CUDA one may plan without having it
         check_home(config.home, context.device)
-    return ScarsPlanner(config, context)
+    others = context.others
+    if config.size != "plan":
+        if isinstance(others, TierPlanner):
+            raise RegistryError(
+                f"cache.size: is {config.size}, but sharding: {others.name} gives rows replicas "
+                "too, and a table has one tier plan. Set `size: plan`, and the cache is what "
+                f"{others.name} plans; or `sharding: {{use: torchrec}}`, and it is SCARS' own."
+            )
+        return ScarsPlanner(config, context)
+    if not isinstance(others, TierPlanner):
+        raise RegistryError(
+            "cache.size: is plan, so that the cache is what the sharding slot's planner plans, but "
+            f"that ({type(others).__name__}) gives no row replicas. Set `sharding: flexshard`, or "
+            "another size."
+        )
+    return ScarsPlanner(config, context, others)

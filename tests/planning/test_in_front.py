@@ -91,7 +91,7 @@ def test_a_cache_stands_in_front_of_the_sharding_slot_or_of_its_own_others(
 
 
 def others_of(front: Any) -> Any:
-    return getattr(front, "others", None) or front._others
+    return front.others
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def others_of(front: Any) -> Any:
         (
             {"cache": "scars", "sharding": "flexshard"},
             RegistryError,
-            "cache: scars gives rows replicas, and so does the sharding slot's planner "
-            "(FlexShardPlanner)",
+            "cache.size: is optimum, but sharding: flexshard gives rows replicas too, and a table "
+            "has one tier plan. Set `size: plan`",
         ),
         (
             {"sharding": {"use": "flexshard", "others": {"use": "flexshard"}}},

@@ -289,7 +289,7 @@ def test_options_that_clash_are_reported_at_once(options: dict[str, Any], says: 
 
 def test_planners_that_it_cannot_stand_before_are_reported() -> None:
     made = planner()
-    with pytest.raises(RegistryError, match=r"so does the sharding slot's planner \(ScarsPl"):
+    with pytest.raises(RegistryError, match=r"is optimum, but sharding: scars gives rows"):
         build_scars(ScarsConfig(), context(others=made))
     with pytest.raises(CapabilityError, match="no `may_be_row_wise` and `row_wise`"):
         build_scars(ScarsConfig(), context(others=object()))

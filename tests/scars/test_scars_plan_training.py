@@ -17,7 +17,6 @@ from torch import nn
 
 from recd_dlrm.datasets.sessions.dataset import default_features
 from recd_plugins.data.batch import Batch
-from recd_plugins.errors import RegistryError
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
@@ -249,9 +248,3 @@ def test_the_cache_follows_the_rows_that_are_hot(
     assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-6)
     assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
     assert losses(tmp_path / "learned") == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_cache_before_flexshard_is_reported_at_once(folder: Path) -> None:
-    values = registry(folder, "sequences", cache=CACHES["rank"], sharding={"use": "flexshard"})
-    with pytest.raises(RegistryError, match=r"cache: scars gives rows replicas, and so does"):
-        load(values).check()

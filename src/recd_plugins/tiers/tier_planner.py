@@ -86,16 +86,18 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         profile: Path | None,
         profile_batches: int | None = None,
         plan: Path | None = None,
+        others: HoldsRowWise | None = None,
     ) -> None:
-        """The planner of the others is the context's. Tables are profiled on so many batches of
-        each rank, or on as many as it takes (`sample`), unless a saved `profile` is named; a saved
-        tier `plan` is taken as it is."""
+        """The planner of the `others` is by default the context's. Tables are profiled on so many
+        batches of each rank, or on as many as it takes (`sample`), unless a saved `profile` is
+        named; a saved tier `plan` is taken as it is."""
         self.context = context
         """The context of the job that is planned."""
-        self._others = context.require_others()
+        self.others = others or context.require_others()
+        """What plans the tables that get no replicas, and where those at home are."""
         self.profile_path = profile
         self.num_profile_batches = profile_batches
-        self._plan_path = plan
+        self.plan_path = plan
         self.found: Mapping[str, ModelTable] = {}
         """The model's tables that the last plan was made for."""
         self.every: frozenset[str] = frozenset()
@@ -126,12 +128,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             name=mine.name,
             neighbours=mine.neighbours,
         )
-        if isinstance(self._others, TakesContext):
-            self._others.take(context)
+        if isinstance(self.others, TakesContext):
+            self.others.take(context)
 
     def notices(self) -> Sequence[Notice]:
         """What the last plan does not use of what registry.yaml switches on."""
-        others = self._others.notices() if isinstance(self._others, GivesNotices) else ()
+        others = self.others.notices() if isinstance(self.others, GivesNotices) else ()
         return [*self._notices, *others]
 
     @abstractmethod
@@ -179,15 +181,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._notices = []
         self._leave_all()
         own: ShardingPlan | None = None
-        if self._plan_path is not None:
-            reason = self._from_file(self._plan_path, Cluster.of(topology, world_size))
+        if self.plan_path is not None:
+            reason = self._from_file(self.plan_path, Cluster.of(topology, world_size))
             self._held = tuple(self.tier_plan.tables) if self.tier_plan else ()
         elif unused := self._nothing_to_plan(model):
             self._notices = [unused]
             reason = f"{self.name}: {unused.why}, so every table is left to TorchRec's planner. "
             reason += unused.cure
         else:
-            own = self._others.propose(model, self.home(topology), world_size)
+            own = self.others.propose(model, self.home(topology), world_size)
             self._no_row, self._counted_words = {}, ""
             reason = self._tier(model, topology, world_size, own)
             if self._counted_words:
@@ -195,7 +197,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             for name, ids in self._no_row.items():
                 reason += f"\n{name}: {ids:,} of the ids that rank 0 counted are of no row"
         if own is not None and not self._held:
-            self.explanation = f"{reason}\n{self._others.explain()}"
+            self.explanation = f"{reason}\n{self.others.explain()}"
             return own
         others = self._others_planner()
         plan = others.propose(model, self.home(topology), world_size)
@@ -204,7 +206,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             cure = f"stack.explain() has the prices; take `{self.slot}` out where that is right."
             what = f"{self.slot}: {self.name}"
             self._notices.append(Unused(what=what, why=slower, cure=cure))
-            self.explanation = f"{reason}\n{slower}\n{self._others.explain()}"
+            self.explanation = f"{reason}\n{slower}\n{self.others.explain()}"
             return own
         self.explanation = f"{reason}\n{others.explain()}"
         return plan
@@ -370,12 +372,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return {
             name: table
             for name, table in chosen.items()
-            if self._others.may_be_row_wise(name) and name not in refused
+            if self.others.may_be_row_wise(name) and name not in refused
         }
 
     def _counts(self) -> bool:
         """Whether batches are counted, which all ranks decide alike."""
-        given = self._plan_path or self.profile_path or self.context.profile
+        given = self.plan_path or self.profile_path or self.context.profile
         return bool(not given and self.num_profile_batches != 0 and self.context.batches)
 
     def _counted(self, model: nn.Module, group: ProcessGroup) -> Tally | None:
@@ -478,14 +480,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
         for name in model_tables(model).keys() - self.fused.keys():
             yield name, "no sharder of the trainer's is for the module that it is in"
-        for _, module, sharder in sharded_modules(model, self._others.sharders()):
+        for _, module, sharder in sharded_modules(model, self.others.sharders()):
             if why := why_no_tiers(sharder):
                 for table in sharder.shardable_parameters(module):
                     yield table, why
 
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
-        return self._others.row_wise(self._held, self.kernels())
+        return self.others.row_wise(self._held, self.kernels())
 
 
 def _listed(tables: Iterable[str], most: int = 4) -> str:
