@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.api.cli import AsJson, Debug, Overrides, RegistryFile, reported
+from recd_plugins.api.cli import AsJson, Commands, Debug, Overrides, RegistryFile, reported
 
 if TYPE_CHECKING:
     from recd_scars.cache_curve import CacheCurve
 
 __all__ = ["scars"]
 
-scars = typer.Typer(help="SCARS: how much to cache.", no_args_is_help=True, add_completion=False)
+scars = Commands(help="SCARS: how much to cache.", no_args_is_help=True, add_completion=False)
 
 SHOWN = 12
 """Cache sizes in the table."""

@@ -7,6 +7,8 @@ escapes is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -18,6 +20,8 @@ __all__ = [
     "RegistryError",
     "VersionError",
     "nearest",
+    "shortened",
+    "shown",
 ]
 
 
@@ -66,3 +70,45 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known: {', '.join(names)}."
+
+
+MOST_SHOWN = 200
+"""Characters of a value that a message shows."""
+
+
+def shown(value: object) -> str:
+    """A value as a message has it: as Python writes it, what is long cut in its middle.
+
+    >>> shown("exat"), len(shown("x" * 5_000))
+    ("'exat'", 200)
+    """
+    try:
+        text = _Cut().repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = f"a value of type {type(value).__name__} that is too large to show"
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def shortened(message: str) -> str:
+    """A message, each word of it cut in its middle that has more characters than are shown of a
+    value: what a user wrote may be anything.
+
+    >>> shortened(f"--ranks {'9' * 5_000} is too large") == (
+    ...     f"--ranks {'9' * 100}[4,800 characters]{'9' * 100} is too large")
+    True
+    """
+    return re.sub(rf"\S{{{MOST_SHOWN + 1},}}", _cut_in_the_middle, message)
+
+
+def _cut_in_the_middle(word: re.Match[str]) -> str:
+    text, half = word.group(), MOST_SHOWN // 2
+    return f"{text[:half]}[{len(text) - MOST_SHOWN:,} characters]{text[-half:]}"
+
+
+class _Cut(reprlib.Repr):
+    """Writes no more of a value than is shown of it, be it as large as it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = MOST_SHOWN
+        self.maxlist = self.maxdict = self.maxtuple = self.maxset = 20

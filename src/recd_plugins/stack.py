@@ -232,6 +232,17 @@ class Stack:
             self.planner()  # it says, when built, what it cannot stand in front of
         self._features.check()
 
+    def check_topology(self, topology: Topology | None = None) -> None:
+        """`CapabilityError` where tables would be placed on devices that training has none of."""
+        stated = (topology or self.registry.topology).device
+        if stated == "cuda" and self.device == "cpu":
+            raise CapabilityError(
+                "topology.device: the topology is one of CUDA devices, but this job trains on the "
+                "CPU, where no table of such a plan has a place. Set topology.device=cpu, or "
+                "train.device=cuda where there are GPUs; `recd plan` plans for a cluster that is "
+                "not here."
+            )
+
     def adapt(
         self,
         model: nn.Module,
@@ -347,6 +358,7 @@ class Stack:
                 "stack.plan needs a process group: call torch.distributed.init_process_group "
                 "first, or pass one."
             )
+        self.check_topology(topology)
         if sharders is not None:
             self._sharders = list(sharders)
         check_registry_agrees(

@@ -103,6 +103,12 @@ def test_every_kind_of_value_is_taken() -> None:
         ({"inner": {}}, "model.inner", "option 'width' is required. How wide."),
         ({"by_name": {"a": 1}}, "model.by_name.a", "expected a mapping, got 1 (int)"),
         ({"rate": None}, "model.rate", "got nothing"),
+        ({"rate": 10**400}, "model.rate", "expected a number, got 1000"),
+        ({"rate": 16**5000}, "model.rate", "got a value of type int that is too large to show"),
+        ({"sizes": [2**64]}, "model.sizes[0]", "must be an integer of 64 bits, but is 1844674"),
+        ({"name": ["x" * 5000]}, "model.name", "xxx...xxx"),
+        ({"path": "a\0b"}, "model.path", "no path has a NUL in it"),
+        ({"path": "~nosuchuser/x"}, "model.path", "the home of a user who is not known here"),
     ],
 )
 def test_what_does_not_fit_is_named(given: dict[str, Any], where: str, says: str) -> None:
@@ -110,6 +116,7 @@ def test_what_does_not_fit_is_named(given: dict[str, Any], where: str, says: str
         parse(Options, given, "model")
     assert caught.value.where == where
     assert says in caught.value.message
+    assert len(caught.value.message) < 400
 
 
 def test_bounds_hold_on_construction_too() -> None:

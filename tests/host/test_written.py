@@ -16,7 +16,7 @@ from recd_plugins.cli.options import reported
 from recd_plugins.cli.written import check_writable
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.arrow_file import write_arrow
-from recd_plugins.trainer.run_folder import set_aside
+from recd_plugins.trainer.run_folder import check_is_run, set_aside
 from recd_plugins.trainer.run_lock import RunLock, check_free
 
 
@@ -42,8 +42,25 @@ def test_what_cannot_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RegistryError, match=says) as caught:
             check_writable(path, "--figure", (".png",))
         assert str(caught.value).startswith(f"--figure: {path}")
-    with pytest.raises(RegistryError, match="is a file, not a folder"):
+    with pytest.raises(RegistryError, match="is no folder"):
         set_aside(tmp_path / "file")
+
+
+def test_a_run_is_where_nothing_else_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path / "here")
+    for run, says in (
+        (".", "is the folder that this is called in, or one that it is in"),
+        ("..", "is the folder that this is called in, or one that it is in"),
+        ("/", "is the folder that this is called in, or one that it is in"),
+        ("../loop", "is a link that leads to itself"),
+        ("/proc/x", "cannot be written, for /proc takes no files"),
+        ("/dev/null", "is no folder"),
+    ):
+        with pytest.raises(RegistryError, match=f"train.run: {run} {says}"):
+            check_is_run(Path(run))
+    check_is_run(Path("new"))
 
 
 def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:

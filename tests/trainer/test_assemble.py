@@ -131,6 +131,9 @@ def test_every_parameter_has_one_optimizer(tmp_path: Path, gloo_pool: GlooPool) 
         ({"dense": "optimizer"}, "has no 'optimizer'"),
         ({"dense_options": {"betas": [2, 3]}}, "Invalid beta parameter at index 0: 2. Change dens"),
         ({"dense_options": {"weight": 1}}, "unexpected keyword argument 'weight'. Change dense_op"),
+        ({"dense_options": {"capturable": True}}, "If capturable=True, params"),
+        ({"dense_options": {"eps": "x"}}, "Change dense_options, or choose another"),
+        ({"dense_options": {"betas": 3}}, "Change dense_options, or choose another"),
         ({"dense_options": {"lr": 1}}, "multiple values for keyword argument 'lr'"),
         (
             {"dense": "muon"},

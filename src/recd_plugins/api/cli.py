@@ -1,5 +1,6 @@
 """What the host's commands share, so that a plugin's look like them."""
 
+from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -12,6 +13,7 @@ from recd_plugins.cli.options import (
 
 __all__ = [
     "AsJson",
+    "Commands",
     "Debug",
     "Overrides",
     "RegistryFile",

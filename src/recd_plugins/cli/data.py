@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import typer
-
+from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.data_check import check
 from recd_plugins.cli.data_import import import_
 from recd_plugins.cli.data_schema import schema
@@ -25,7 +24,7 @@ from recd_plugins.cli.stats import stats
 
 __all__ = ["data"]
 
-data = typer.Typer(help="Prepare and look at tables.", no_args_is_help=True)
+data = Commands(help="Prepare and look at tables.", no_args_is_help=True)
 data.command()(schema)
 data.command()(check)
 data.command("import")(import_)

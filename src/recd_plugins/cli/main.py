@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
+from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.data import data
 from recd_plugins.cli.doctor import doctor
 from recd_plugins.cli.init import init
@@ -18,7 +17,7 @@ from recd_plugins.cli.tune import tune
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = Commands(
     name="recd",
     cls=WithPlugins,
     help="Train recommendation models with TorchRec and the plugins that registry.yaml names.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, shortened
 
 if TYPE_CHECKING:
     from recd_plugins.data.table import Progress, Table  # pyarrow, which `recd --help` does without
@@ -86,6 +87,39 @@ def opened_table(path: Path, registry: Path) -> Table:
     return Table.open(path, given if isinstance(given, ForeignSchema) else None)
 
 
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Print what is a user's to mend as one message and exit with code 2."""
+    try:
+        yield
+    except Exception as error:
+        message = _message(error)
+        if message is None:
+            raise
+        if debug:
+            traceback.print_exc()
+        print(f"error: {shortened(message)}", file=sys.stderr, flush=True)
+        raise typer.Exit(2) from None
+
+
+def _message(error: Exception) -> str | None:
+    """What a user reads of it; none of what is a defect of ours, which keeps its traceback."""
+    if isinstance(error, RecdError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in REFUSED:
+        return (
+            f"{error.filename or error}: {error.strerror or 'cannot be read or written'}. Name "
+            "another path, or see to its rights and to the space on its disk."
+        )
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
+        why = str(error).strip().partition("\n")[0]
+        return (
+            f"there is not enough memory for what was asked{f' ({why})' if why else ''}. Ask for "
+            "fewer or smaller rows, tables or batches, or see what else takes memory here."
+        )
+    return None
+
+
 REFUSED = frozenset(
     {
         errno.EACCES,
@@ -93,36 +127,21 @@ REFUSED = frozenset(
         errno.EROFS,
         errno.ENOSPC,
         errno.EDQUOT,
+        errno.EFBIG,
         errno.ENOTDIR,
         errno.EISDIR,
+        errno.EEXIST,
         errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.EBUSY,
+        errno.EIO,
     }
 )
 """What a system says of a path that a user named and that cannot be read or written."""
-
-
-@contextmanager
-def reported(debug: bool) -> Iterator[None]:
-    """Print a user's error as one message and exit with code 2."""
-    try:
-        yield
-    except (RecdError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in REFUSED:
-            raise
-        if debug:
-            traceback.print_exc()
-        print(f"error: {_message(error)}", file=sys.stderr, flush=True)
-        raise typer.Exit(2) from None
-
-
-def _message(error: RecdError | OSError) -> str:
-    if isinstance(error, RecdError):
-        return str(error)
-    what = error.filename or error
-    return (
-        f"{what}: {error.strerror or 'cannot be read or written'}. Name another path, or see to "
-        "its rights and to the space on its disk."
-    )
+OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
+"""How torch's RuntimeErrors say it."""
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from recd_plugins.cli.command_help import help_text
+from recd_plugins.cli.commands import Commands, readable
 from recd_plugins.cli.options import reported
 from recd_plugins.errors import PluginError
 
@@ -31,6 +32,14 @@ class WithPlugins(TyperGroup):
                 same.append(point)
         for name in sorted(points.keys() - self.commands.keys()):
             self.commands[name] = PluginCommand(name, points[name])
+
+    def parse_args(self, *args: Any) -> list[str]:
+        with readable():
+            return super().parse_args(*args)
+
+    def invoke(self, *args: Any) -> Any:
+        with readable():
+            return super().invoke(*args)
 
 
 class PluginCommand(TyperCommand):
@@ -67,7 +76,7 @@ class PluginCommand(TyperCommand):
                 f"`recd {self.name}` of {self._owners}: {point.value} is {found!r}, "
                 f"not a typer app or a function. Name one in its entry point of {GROUP}."
             )
-        app = typer.Typer(add_completion=False)
+        app = Commands(add_completion=False)
         app.command()(found)
         return typer.main.get_command(app)
 

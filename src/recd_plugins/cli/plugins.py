@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.new_plugin import new
 from recd_plugins.cli.options import AsJson, Debug, RegistryFile, reported
 
@@ -47,7 +48,7 @@ class ShowsByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-plugins = typer.Typer(
+plugins = Commands(
     cls=ShowsByDefault,
     help="List the slots and who fills them, one slot, or a record's options; write a new plugin. "
     "`recd plugins exact` is short for `recd plugins show exact`.",

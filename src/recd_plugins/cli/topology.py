@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.options import AsJson, Debug, reported, server_of_ranks
 from recd_plugins.cli.written import check_writable
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["topology"]
 
-topology = typer.Typer(no_args_is_help=True, help="Links between ranks and between nodes.")
+topology = Commands(no_args_is_help=True, help="Links between ranks and between nodes.")
 
 Ranks = Annotated[
     int, typer.Option("--ranks", help="Processes to start; under torchrun its world size counts.")

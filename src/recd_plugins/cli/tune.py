@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tune"]
 
-tune = typer.Typer(help="Find settings by trying them.", no_args_is_help=True)
+tune = Commands(help="Find settings by trying them.", no_args_is_help=True)
 tune.command()(loss)
 
 Budget = Annotated[

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from recd_plugins.errors import RegistryError
+from recd_plugins.trainer.run_folder import check_makes_files
 
 __all__ = ["check_writable"]
 
@@ -23,13 +23,4 @@ def check_writable(path: Path | None, option: str, suffixes: tuple[str, ...] = (
         )
     if suffixes and path.suffix not in suffixes:
         raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")
-    folder = next(one for one in path.resolve().parents if one.exists())
-    try:
-        # Asking for permission is not enough: root has it where nothing can be written.
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise RegistryError(
-            f"{option}: {path} cannot be written, for {folder} takes no files ({error.strerror}). "
-            "Name another."
-        ) from None
+    check_makes_files(path, option)

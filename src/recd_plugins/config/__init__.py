@@ -1,5 +1,5 @@
 """What users write as YAML: read safely, and parsed into frozen dataclasses."""
 
-from recd_plugins.config.parsing import Config, Range, parse
+from recd_plugins.config.parsing import Config, Range, parse, path_of
 
-__all__ = ["Config", "Range", "parse"]
+__all__ = ["Config", "Range", "parse", "path_of"]

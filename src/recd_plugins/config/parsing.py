@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from recd_plugins.describe import describe, field_docs, type_hints
-from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.errors import RegistryError, nearest, shown
 
-__all__ = ["Config", "Range", "parse"]
+__all__ = ["Config", "Range", "parse", "path_of"]
 
 C = TypeVar("C")
 
@@ -69,7 +69,7 @@ def _check_bounds(hint: Any, value: Any, where: str) -> None:
             for number in value if isinstance(value, tuple) else (value,):
                 for bound in bounds:
                     if isinstance(number, int | float) and not bound.holds(number):
-                        raise RegistryError(f"must be {bound}, but is {number!r}.", where)
+                        raise RegistryError(f"must be {bound}, but is {shown(number)}.", where)
             _check_bounds(args[0], value, where)
         case typing.Union | types.UnionType, _:
             for arg in args:
@@ -94,7 +94,7 @@ def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
     for name in options:
         if name not in hints:
             raise RegistryError(
-                f"unknown option {name!r}; {nearest(str(name), hints)}", f"{where}.{name}"
+                f"unknown option {shown(name)}; {nearest(str(name), hints)}", f"{where}.{name}"
             )
     values = {
         name: _convert(hints[name], value, f"{where}.{name}") for name, value in options.items()
@@ -123,7 +123,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if value in args:
             return value
         raise RegistryError(
-            f"unknown value {value!r}; {nearest(str(value), map(str, args))}", where
+            f"unknown value {shown(value)}; {nearest(str(value), map(str, args))}", where
         )
     if origin is tuple:
         if isinstance(value, list | tuple):
@@ -142,13 +142,13 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     elif hint is Any:
         return value
     elif hint is Path and isinstance(value, str | Path):
-        return Path(value).expanduser()
+        return path_of(value, where)
     elif hint is float:
         number = _number(value)
         if number is not None:
             return number
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
+        return _whole(value, where) if hint is int else value
     raise RegistryError(f"expected {describe(hint)}, got {_shown(value)}.", where)
 
 
@@ -167,15 +167,39 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
     raise RegistryError(f"expected {expected}, got {_shown(value)}.", where)
 
 
+WHOLE = 1 << 63
+"""Integers are of 64 bits wherever they go from here: in files, tensors and seeds."""
+
+
+def _whole(value: int, where: str) -> int:
+    if not -WHOLE <= value < WHOLE:
+        raise RegistryError(f"must be an integer of 64 bits, but is {shown(value)}.", where)
+    return value
+
+
+def path_of(value: str | Path, where: str) -> Path:
+    """What a user wrote as a path, `~` and `~user` written out."""
+    if "\0" in str(value):
+        raise RegistryError(f"no path has a NUL in it, as {shown(str(value))} has.", where)
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:  # ~somebody, whom the system does not know
+        raise RegistryError(
+            f"{shown(str(value))} begins with the home of a user who is not known here. Write the "
+            "whole path.",
+            where,
+        ) from None
+
+
 def _number(value: Any) -> float | None:
     """A float from YAML, which reads `1e-3` (no dot) as text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is None else f"{value!r} ({type(value).__name__})"
+    return "nothing" if value is None else f"{shown(value)} ({type(value).__name__})"

@@ -2,19 +2,78 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import RegistryError, shown
 
-__all__ = ["read_yaml"]
+__all__ = ["read_yaml", "text_of"]
 
 DEEPEST = 100
 """Levels of nesting: Python's own stack ends a little below a thousand."""
 MOST = 100_000
 """Values, each alias written out: nine lines of aliases of aliases stand for a billion."""
+MOST_DIGITS = 40
+"""Digits of an integer: a longer one is no number that anything here takes, and Python itself
+refuses to print one of thousands."""
+
+LARGEST = 16 << 20
+"""Bytes of a file: what is larger is something else, and may have no end."""
+
+TAG = "tag:yaml.org,2002:"
+FORMS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (
+        r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF",
+        list("yYnNtTfFoO"),
+    ),
+    "int": (r"[-+]?(0|[1-9][0-9_]*|0b[01_]*[01]|0x[0-9a-fA-F_]*[0-9a-fA-F])", list("-+0123456789")),
+    "float": (
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
+        r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+}
+"""How values are written that are no texts, and what they begin with."""
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Reads values that nobody takes for others: a date is a text, and so is `1:30`, which YAML 1.1
+    has be ninety, and `010`, which it has be eight; `1e-3` is the number that it looks like."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # declared by the base class, as it is there
+        "<": yaml.SafeLoader.yaml_implicit_resolvers["<"]  # `<<` merges mappings
+    }
+
+
+for _name, (_form, _first) in FORMS.items():
+    PlainLoader.add_implicit_resolver(f"{TAG}{_name}", re.compile(f"(?:{_form})$"), _first)
+
+
+def text_of(path: Path) -> str:
+    """The text of a file that a person wrote; `RegistryError` where it is not one, or cannot be
+    read. What a shell hands over (`<(...)`, /dev/stdin) is a file too."""
+    handed = str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
+    try:
+        if not handed and path.exists() and not path.is_file():
+            raise RegistryError(f"{path}: is no file (a folder, a device or a pipe). Name one.")
+        with path.open("rb") as file:
+            held = file.read(LARGEST + 1)
+        if len(held) > LARGEST:
+            raise RegistryError(
+                f"{path}: holds more than {LARGEST >> 20} MiB, which no person wrote. Name another."
+            )
+        return held.decode()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RegistryError(f"{path}: cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise RegistryError(f"{path}: cannot be read as text: {error}.") from error
 
 
 def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
@@ -22,9 +81,9 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
     (`train.batch_size`, `preprocess[0].modulo`); `name` opens error messages."""
     try:
         _check_depth(text, name)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=PlainLoader)
         lines = {} if node is None else dict(_bounded(_walk(node, "", name), name))
-        return yaml.safe_load(text), lines
+        return yaml.load(text, Loader=PlainLoader), lines  # plain values alone are left
     except RegistryError:  # a ValueError too
         raise
     except yaml.MarkedYAMLError as error:
@@ -34,13 +93,13 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
             f"{name}:{line}: not valid YAML: {error.problem or error.context}. "
             "Check indentation, colons and brackets there."
         ) from None
-    except (yaml.YAMLError, ValueError) as error:  # a date of month 13 is a ValueError
+    except (yaml.YAMLError, ValueError) as error:
         raise RegistryError(f"{name}: not valid YAML: {error}.") from None
 
 
 def _check_depth(text: str, name: str) -> None:
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=PlainLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -70,14 +129,21 @@ def _walk(
         raise RegistryError(
             f"{name}:{node.start_mark.line + 1}: this value holds an alias of itself; write it out."
         )
+    if refused := _refused(node):
+        raise RegistryError(f"{name}:{node.start_mark.line + 1}: {refused}")
     above = (*above, node)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise RegistryError(
+                    f"{name}:{key.start_mark.line + 1}: a key must be a name, not a list or a "
+                    "mapping."
+                )
             line, text = key.start_mark.line + 1, str(key.value)
             if text in seen:
                 raise RegistryError(
-                    f"{name}:{line}: {text!r} stands twice in one mapping; keep one."
+                    f"{name}:{line}: {shown(text)} stands twice in one mapping; keep one."
                 )
             seen.add(text)
             child = f"{where}.{text}" if where else text
@@ -88,3 +154,24 @@ def _walk(
             child = f"{where}[{index}]"
             yield child, item.start_mark.line + 1
             yield from _walk(item, child, name, above)
+
+
+def _refused(node: yaml.Node) -> str:
+    """What is wrong with a value by itself, be its kind written (`!!int`) or seen by its form."""
+    kind = node.tag.removeprefix(TAG)
+    if not isinstance(node, yaml.ScalarNode):
+        plain = "map" if isinstance(node, yaml.MappingNode) else "seq"
+        return "" if kind == plain else f"{_written(kind)} is no value that is taken here."
+    if kind == "str":
+        return ""
+    if kind not in FORMS:
+        return f"{_written(kind)} is no value that is taken here: write a text or a number."
+    if not re.fullmatch(FORMS[kind][0], node.value):
+        return f"{shown(node.value)} is no {_written(kind)}."
+    if kind == "int" and len(node.value) > MOST_DIGITS:
+        return f"an integer of {len(node.value):,} digits is larger than any that is taken here."
+    return ""
+
+
+def _written(kind: str) -> str:
+    return f"!{kind}" if kind.startswith("!") else f"!!{kind}"

@@ -12,7 +12,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["HOST", "LOOPBACK", "PARENT", "die_with_parent", "loopback_store", "rank_environment"]
+from recd_plugins.errors import CapabilityError, shown
+
+__all__ = [
+    "HOST",
+    "LOOPBACK",
+    "PARENT",
+    "check_rank",
+    "die_with_parent",
+    "loopback_store",
+    "rank_environment",
+]
 
 HOST = "127.0.0.1"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -43,6 +53,32 @@ def rank_environment(
     if port is not None:
         variables |= {"MASTER_ADDR": address, "MASTER_PORT": port}
     return {name: str(value) for name, value in variables.items()}
+
+
+def check_rank() -> None:
+    """`CapabilityError` where what torchrun sets beside `RANK` is not there, or no such number."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        text = os.environ.get(name)
+        if text is None and name == "LOCAL_WORLD_SIZE":
+            continue  # older launchers know none
+        if text is None or not (text.isascii() and text.isdigit()):
+            raise CapabilityError(
+                f"RANK is set, so this is one rank of a job, but {name} "
+                f"{'is not set' if text is None else f'is {shown(text)}, no number'}. Start ranks "
+                "with torchrun, which sets all that they need; or unset RANK, and the ranks of "
+                "this machine are started here."
+            )
+    for number, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if of in os.environ and int(os.environ[number]) >= int(os.environ[of]):
+            raise CapabilityError(
+                f"{number} is {os.environ[number]}, and {of} {os.environ[of]}: ranks are counted "
+                "from 0. Start them with torchrun, which sets both."
+            )
+    if not os.environ.get("MASTER_ADDR"):
+        raise CapabilityError(
+            "RANK is set, so this is one rank of a job, but MASTER_ADDR is not set: nobody knows "
+            "where the ranks meet. Start them with torchrun; or unset RANK."
+        )
 
 
 def loopback_store(world_size: int) -> Any:

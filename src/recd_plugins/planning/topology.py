@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from recd_plugins.config import Config, Range, parse
-from recd_plugins.config.yaml_text import read_yaml
+from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.errors import CapabilityError, RegistryError
 
 __all__ = ["GB", "PRESETS", "Cluster", "Link", "Topology", "load_topology", "save_topology"]
@@ -142,17 +142,13 @@ def save_topology(topology: Topology, path: Path) -> None:
 def load_topology(path: Path, where: str) -> Topology:
     """What `save_topology` or a person wrote; `where` opens error messages."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+        options, _ = read_yaml(text_of(path), str(path))
+    except FileNotFoundError:
         raise RegistryError(
-            f"{path}: there is no such file to read ({error.strerror}). `recd topology measure` "
-            "writes one; presets have no suffix.",
+            f"{path}: there is no such file to read. `recd topology measure` writes one; presets "
+            "have no suffix.",
             where,
         ) from None
-    except UnicodeDecodeError as error:
-        raise RegistryError(f"{path}: not valid YAML: {error}.", where) from None
-    try:
-        options, _ = read_yaml(text, str(path))
     except RegistryError as error:
         raise RegistryError(error.message, where) from None
     if not isinstance(options, dict):

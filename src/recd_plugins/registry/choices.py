@@ -10,8 +10,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.config import Config, parse
-from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest
+from recd_plugins.config import Config, parse, path_of
+from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks.manager import Catalog, Provider
 from recd_plugins.planning.topology import PRESETS, Topology, load_topology
 from recd_plugins.registry.capability import check_needs
@@ -145,7 +145,7 @@ def _checked(source: Source) -> Registry:
     values = source.values
     for key in values:
         if key not in KEYS:
-            raise RegistryError(f"unknown key {key!r}; {nearest(str(key), KEYS)}", str(key))
+            raise RegistryError(f"unknown key {shown(key)}; {nearest(str(key), KEYS)}", str(key))
     train = parse(TrainSettings, _mapping(values.get("train"), "train"), "train")
     topology = _topology(values.get("topology"), source.base)
     plugins = plugin_names(values.get("plugins"))
@@ -181,7 +181,9 @@ def _choices(slot: str, value: Any, catalog: Catalog) -> Iterator[Choice]:
             yield _choice(slot, value, slot, catalog)
         case "many":
             if not isinstance(value, list):
-                raise RegistryError(f"expected a list, as [{{use: ...}}], got {value!r}.", slot)
+                raise RegistryError(
+                    f"expected a list, as [{{use: ...}}], got {shown(value)}.", slot
+                )
             for index, item in enumerate(value):
                 yield _choice(slot, item, f"{slot}[{index}]", catalog)
         case "by feature":
@@ -288,7 +290,7 @@ def plugin_names(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise RegistryError(f"expected a list of plugin names, got {value!r}.", "plugins")
+        raise RegistryError(f"expected a list of plugin names, got {shown(value)}.", "plugins")
     return tuple(value)
 
 
@@ -297,9 +299,11 @@ def _topology(value: Any, base: Path) -> Topology:
         return PRESETS["local"]
     if isinstance(value, str):
         if value.endswith((".yaml", ".yml")):
-            return load_topology(base / Path(value).expanduser(), "topology")
+            return load_topology(base / path_of(value, "topology"), "topology")
         if value not in PRESETS:
-            raise RegistryError(f"unknown preset {value!r}; {nearest(value, PRESETS)}", "topology")
+            raise RegistryError(
+                f"unknown preset {shown(value)}; {nearest(value, PRESETS)}", "topology"
+            )
         return PRESETS[value]
     options = dict(_mapping(value, "topology"))
     preset = _topology(options.pop("use", None), base)
@@ -309,19 +313,21 @@ def _topology(value: Any, base: Path) -> Topology:
 def _features(value: Any, where: str) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-        raise RegistryError(f"expected a feature, a glob or a list of them, got {value!r}.", where)
+        raise RegistryError(
+            f"expected a feature, a glob or a list of them, got {shown(value)}.", where
+        )
     return tuple(names)
 
 
 def _folder(value: Any) -> Path:
     if value is not None and not isinstance(value, str | Path):
-        raise RegistryError(f"expected a path, got {value!r}.", "folder")
-    return Path(value or "data").expanduser()
+        raise RegistryError(f"expected a path, got {shown(value)}.", "folder")
+    return path_of(value or "data", "folder")
 
 
 def _strict(value: Any) -> bool:
     if value is not None and not isinstance(value, bool):
-        raise RegistryError(f"expected true or false, got {value!r}.", "strict")
+        raise RegistryError(f"expected true or false, got {shown(value)}.", "strict")
     return bool(value)
 
 
@@ -329,5 +335,5 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise RegistryError(f"expected a mapping of options, got {value!r}.", where)
+        raise RegistryError(f"expected a mapping of options, got {shown(value)}.", where)
     return value

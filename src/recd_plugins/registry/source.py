@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.config.yaml_text import read_yaml
-from recd_plugins.errors import RegistryError
+from recd_plugins.config.yaml_text import read_yaml, text_of
+from recd_plugins.errors import RegistryError, shown
 
 __all__ = ["Source"]
 
@@ -50,7 +50,7 @@ class Source:
             # What no line says came with the override of something in it.
             within = bool(where) and where not in self.lines and key.startswith(place + ".")
             if within or place == key or place.startswith(key + "."):
-                return f"override {override!r}: {where}"
+                return f"override {shown(override)}: {where}"
         if self.path is None:
             return where
         known = where
@@ -62,14 +62,12 @@ class Source:
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except FileNotFoundError:
         raise RegistryError(
             f"{path}: there is no such registry. Name one with --registry FILE; "
             "examples/ holds several to start from."
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RegistryError(f"{path}: cannot be read as text: {error}.") from error
     values, lines = read_yaml(text, str(path))
     if values is None:
         return {}, {}
@@ -81,11 +79,15 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise RegistryError(f"override {override!r}: write key=value, as train.batch_size=512.")
+        raise RegistryError(
+            f"override {shown(override)}: write key=value, as train.batch_size=512."
+        )
     try:
         value, _ = read_yaml(text, "its value")
     except RegistryError as error:
-        raise RegistryError(f"override {override!r}: its value is not valid YAML.") from error
+        raise RegistryError(
+            f"override {shown(override)}: {error}".replace("its value:1: ", "its value: ")
+        ) from error
     *parents, last = key.split(".")
     place: Any = values
     for depth, name in enumerate(parents):
@@ -127,13 +129,15 @@ def _opened(value: Any, where: str, override: str) -> dict[str, Any] | list[Any]
         return {"use": value}
     if isinstance(value, dict | list):
         return value
-    raise RegistryError(f"override {override!r}: {where} is {value!r}, which holds no options.")
+    raise RegistryError(
+        f"override {shown(override)}: {where} is {shown(value)}, which holds no options."
+    )
 
 
 def _index(place: list[Any], name: str, override: str) -> int:
-    if not name.isdigit() or int(name) >= len(place):
+    if not (name.isascii() and name.isdigit() and len(name) < 10) or int(name) >= len(place):
         raise RegistryError(
-            f"override {override!r}: {name!r} is no position in a list of {len(place)}; "
+            f"override {shown(override)}: {shown(name)} is no position in a list of {len(place)}; "
             "count from 0."
         )
     return int(name)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.errors import RegistryError
+from recd_plugins.launch.environment import check_rank
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import assemble
@@ -28,6 +29,7 @@ __all__ = ["process_group", "train"]
 def process_group(stack: Stack) -> Iterator[torch.device]:
     """Join the group that the launcher's environment names (torchrun's variables)."""
     settings = stack.registry.train
+    check_rank()
     local, locals_ = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if stack.device == "cuda":
         if local >= torch.cuda.device_count():

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +15,14 @@ from typing import Any
 
 from recd_plugins.errors import RegistryError
 
-__all__ = ["RunReport", "check_is_run", "check_resumable", "defined", "set_aside"]
+__all__ = [
+    "RunReport",
+    "check_is_run",
+    "check_makes_files",
+    "check_resumable",
+    "defined",
+    "set_aside",
+]
 
 STANDARD_METRICS = ("loss", "ne", "auc", "samples", "samples_per_second")
 """The metrics of every run; a line shows those that callbacks added beside them."""
@@ -24,17 +33,42 @@ OF_A_RUN = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard")
 
 
 def check_is_run(run: Path) -> None:
-    """`RegistryError` where the folder is there and is somebody else's: it is left as it is."""
+    """`RegistryError` where the folder is there and is somebody else's: it is left as it is; and
+    where none can be made."""
+    here = Path.cwd()
+    if Path(os.path.realpath(run)) in (here, *here.parents):
+        raise RegistryError(
+            f"train.run: {run} is the folder that this is called in, or one that it is in. Name "
+            "one for the run, as runs/first."
+        )
     if not run.exists():
+        check_makes_files(run, "train.run")
         return
     if not run.is_dir():
-        raise RegistryError(f"train.run: {run} is a file, not a folder. Name another.")
+        raise RegistryError(f"train.run: {run} is no folder. Name another.")
     held = sorted(one.name for one in run.iterdir() if not one.name.startswith("."))
     if held and not set(held) & set(OF_A_RUN):
         raise RegistryError(
             f"train.run: {run} is no run: it holds {', '.join(held[:3])}"
             f"{' and more' if len(held) > 3 else ''}. Name a folder that is empty, or not there."
         )
+
+
+def check_makes_files(path: Path, option: str) -> None:
+    """`RegistryError` where no file or folder of this name can be made."""
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise RegistryError(f"{option}: {path} is a link that leads to itself. Name another.")
+    folder = next(one for one in real.parents if one.exists())
+    try:
+        # Asking for permission is not enough: root has it where nothing can be written.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RegistryError(
+            f"{option}: {path} cannot be written, for {folder} takes no files ({error.strerror}). "
+            "Name another."
+        ) from None
 
 
 def set_aside(run: Path) -> Path | None:

@@ -59,7 +59,7 @@ def check_free(run: Path) -> None:
 
 
 def _lock_of(run: Path) -> Path:
-    run = run.expanduser().resolve()
+    run = Path(os.path.realpath(run))
     return run.with_name(f".{run.name}.lock")
 
 

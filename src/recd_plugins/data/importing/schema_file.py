@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from recd_plugins.config import parse
-from recd_plugins.config.yaml_text import read_yaml
+from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.errors import DataError, RegistryError
 
@@ -19,14 +19,12 @@ __all__ = ["as_yaml", "load_schema", "options_of_schema"]
 def load_schema(path: Path) -> ForeignSchema:
     """What a person or `recd data schema` wrote."""
     try:
-        options, _ = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
+        options, _ = read_yaml(text_of(path), str(path))
+    except FileNotFoundError:
         raise DataError(
-            f"{path}: this schema cannot be read ({error.strerror}). `recd data schema FILE --out "
-            f"{path}` writes one."
+            f"{path}: there is no such schema to read. `recd data schema FILE --out {path}` writes "
+            "one."
         ) from None
-    except UnicodeDecodeError as error:
-        raise RegistryError(f"{path}: not valid YAML: {error}.") from None
     if not isinstance(options, dict):
         raise RegistryError(f"{path}: must hold a mapping, as `recd data schema` writes it.")
     schema: ForeignSchema = parse(ForeignSchema, options.get("schema", options), str(path))

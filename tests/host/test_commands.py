@@ -1,0 +1,77 @@
+"""Property tests: what a command line cannot mean is refused by its option, in a few words."""
+
+from __future__ import annotations
+
+import pytest
+
+from recd_plugins.cli.main import app
+from recd_plugins.errors import CapabilityError
+from recd_plugins.launch.environment import check_rank
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        app(list(arguments))
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("data", "profile", "--batches", "1" + "0" * 30), "is no integer of 64 bits"),
+        (("train", "--ranks", "9" * 5000), "--ranks"),
+        (("tune", "batch", "--budget", "inf"), "inf is no finite number"),
+        (("tune", "loss", "--loss", "nan"), "nan is no finite number"),
+        (("scars", "curve", "--rows", "1" + "0" * 30), "is no integer of 64 bits"),
+        (("scars", "curve", "--law", "\udcff"), "is no text of UTF-8"),
+        (("report", "\udcff"), "is no text of UTF-8"),
+        (("x" * 5000,), "No such command"),
+        (("train", "--" + "x" * 5000), "No such option"),
+        (("train", "x" * 5000), "write key=value"),
+        (("train", "--registry", "x" * 5000), "cannot be read (File name too long)"),
+    ],
+)
+def test_what_no_command_takes_is_refused_in_few_words(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = " ".join(refused(capsys, *arguments).replace("│", " ").split())
+    assert says in message
+    assert len(message) < 800
+
+
+RANK = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("LOCAL_RANK", None, "but LOCAL_RANK is not set. Start ranks with torchrun"),
+        ("WORLD_SIZE", None, "but WORLD_SIZE is not set"),
+        ("RANK", "first", "but RANK is 'first', no number"),
+        ("LOCAL_RANK", "-1", "but LOCAL_RANK is '-1', no number"),
+        ("RANK", "2", "RANK is 2, and WORLD_SIZE 2: ranks are counted from 0"),
+        ("MASTER_ADDR", None, "but MASTER_ADDR is not set"),
+    ],
+)
+def test_a_rank_knows_what_its_launcher_left_out(
+    name: str, value: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for known, right in RANK.items():
+        monkeypatch.setenv(known, right)
+    check_rank()
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    check_rank()
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CapabilityError, match=says):
+        check_rank()
