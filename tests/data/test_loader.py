@@ -278,9 +278,11 @@ def test_blocks_from_all_over_an_epoch_are_its_batches(tmp_path, monkeypatch, wo
     again = [(block, ids(batch)) for block, batch in loader.spread(range(2, 6), 2)]
     assert sorted(one for one in found if one[0] >= 2) == sorted(again)
     assert sorted(block for block, _ in found) == sorted([*range(6)] * 2)
+    early = [ids(batch) for _, batch in loader.spread(range(64), 1, 10)]
     assert loader.state_dict() == state
     every = [ids(batch) for batch in loader]
     places = [every.index(batch) for _, batch in found]
     assert len(set(places)) == 12
     assert max(places) - min(places) > 16
     assert list(loader.spread(range(1000, 1002), 2)) == []
+    assert sorted(map(every.index, early)) == [*range(10)]

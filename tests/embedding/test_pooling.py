@@ -183,6 +183,32 @@ def test_it_runs_on_unique_samples_where_it_can(caplog: pytest.LogCaptureFixture
     assert rows(values, lengths) == (7, False)
 
 
+class Shared(Silent):
+    """Notes whether it was asked for all samples, or for unique ones with a query each."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        self.given = values
+        return super().forward(values, lengths, query)
+
+    def pool_unique(self, values: Tensor, lengths: Tensor, query: Tensor, lookup: Tensor) -> Tensor:
+        self.given = None
+        return Silent.forward(self, values, lengths, query)
+
+
+def test_where_no_sample_repeats_another_nothing_is_copied_or_shared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for kind in (Counted, Shared):
+        pooling, samples = DedupPooling(kind().double()), Samples(lookup=torch.arange(4))
+        pooling.forward(*samples.deduplicated(), samples.query)
+        assert pooling.__dict__.get("given", samples.values) is samples.values
+    assert not caplog.records
+    for lookup in ([1, 0, 2, 3], [0, 1, 2, 2]):
+        samples = Samples(lookup=torch.tensor(lookup))
+        pooling(*samples.deduplicated(), samples.query)
+        assert pooling.given is None
+
+
 def test_it_stays_the_module_that_it_was() -> None:
     plain, pooling = build("transformer"), build("transformer")
     held, names = nn.ModuleList([pooling]), [name for name, _ in plain.named_parameters()]

@@ -90,10 +90,14 @@ class RankBatches(IterableDataset[Batch | RecdError]):
         windows = sum(1 for _ in self.order.windows(epoch, self._shares.streams_of(self._rank)[0]))
         return max(FEWEST, int(windows * max(WINDOW_SHARE, WINDOW_ROWS / rows)))
 
-    def spread(self, epoch: int, blocks: range, size: int) -> Iterator[tuple[int, Batch]]:
+    def spread(
+        self, epoch: int, blocks: range, size: int, first: int | None = None
+    ) -> Iterator[tuple[int, Batch]]:
         """`LocalLoader.spread` of an epoch: block b is of worker b modulo their number."""
         workers = max(1, self._shares.workers)
         length = self.order.num_batches
+        if first is not None:  # the workers take turns
+            length = min(length, max(1, -(-first // workers)))
         size = min(size, length)
         for worker in range(workers):
             draw = np.random.default_rng([self.order.seed % 2**64, self._rank, worker])
@@ -216,14 +220,17 @@ class LocalLoader:
             # one), torchdata's iterator would wait 5 s for each.
             torchdata.load_state_dict({})
 
-    def spread(self, blocks: range, size: int) -> Iterator[tuple[int, Batch]]:
-        """Blocks of `size` batches from all over the epoch, laid out by lot, each batch with the
-        number of its block; read in this process, while the position stays.
+    def spread(
+        self, blocks: range, size: int, first: int | None = None
+    ) -> Iterator[tuple[int, Batch]]:
+        """Blocks of `size` batches from all over the epoch, or its `first` so many, laid out by
+        lot, each batch with the number of its block; read in this process, while the position
+        stays.
 
         Any block is then as far from those before it as another, so that what is held out of some
         says what the others will be.
         """
-        yield from self._batches.spread(self._epoch, blocks, size)
+        yield from self._batches.spread(self._epoch, blocks, size, first)
 
     @property
     def places(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 
 from recd_plugins.embedding.unexpanded import Unexpanded
@@ -36,6 +37,7 @@ class DedupPooling(nn.Module):
     - Without a query, or a use for it (`needs_query = False`), it runs on the unique samples;
       so it does on a query that is `Unexpanded` by the same lookup. The result [B, D] is
       `Unexpanded` too.
+    - Where no sample repeats another, nothing is copied and nothing shared: it runs as it is.
     - On a query for each sample it runs `pool_unique`, if the pooling has it (`PoolsUnique`).
     - Else it runs on the expansion, and says so once in the log; `explain_pooling` knows before.
 
@@ -69,6 +71,8 @@ class DedupPooling(nn.Module):
             return Unexpanded.rows(pool(values.unique, lengths.unique), lookup)
         if isinstance(query, Unexpanded) and _alike(values, query):
             return Unexpanded.rows(pool(values.unique, lengths.unique, query.unique), lookup)
+        if _repeats_nothing(lookup, lengths.unique.numel()):
+            return pool(values.unique, lengths.unique, query)
         # A protocol's own isinstance takes as long as a small pooling's operations.
         pool_unique: Callable[..., Tensor] | None = getattr(self, "pool_unique", None)
         if pool_unique is not None:
@@ -121,6 +125,14 @@ def _alike(values: Unexpanded, rows: Unexpanded) -> bool:
         and rows.is_unique
         and values.shares_lookup(rows)
     )
+
+
+def _repeats_nothing(inverse_lookup: Tensor, num_unique: int) -> bool:
+    """Whether each sample is a unique one of its own, and they lie in one order."""
+    if inverse_lookup.numel() != num_unique:
+        return False
+    kind = {"dtype": inverse_lookup.dtype, "device": inverse_lookup.device}
+    return torch.equal(inverse_lookup, torch.arange(num_unique, **kind))
 
 
 _WARNED: WeakSet[nn.Module] = WeakSet()

@@ -246,13 +246,18 @@ class InverseKeyedJaggedTensor(Bundle):
 
         1 where there are no ids.
         """
+        before, kept = self.id_counts(key)
+        return before / kept if kept else 1.0
+
+    def id_counts(self, key: str | None = None) -> tuple[int, int]:
+        """The ids of the B samples, and how many are kept of them; of one key, or of all."""
         before, kept = 0, 0
         group_of = self.group_of
         for name, rows in self.parts().items():
             if key in (None, name):
                 before += int(rows.lengths[self.inverse_lookup[group_of[name]]].sum())
                 kept += rows.values.numel()
-        return before / kept if kept else 1.0
+        return before, kept
 
     def validate(self) -> InverseKeyedJaggedTensor:
         """Return the IKJT, or raise `DataError` for the first invariant that does not hold."""

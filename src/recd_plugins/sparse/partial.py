@@ -171,9 +171,13 @@ class PartialInverseKeyedJaggedTensor(Bundle):
 
         1 where there are no ids.
         """
+        before, kept = self.id_counts(key)
+        return before / kept if kept else 1.0
+
+    def id_counts(self, key: str | None = None) -> tuple[int, int]:
+        """The ids of the B samples, and the values kept for them; of one key, or of all."""
         keys = self.kjt.keys() if key is None else [key]
-        kept = self.values_kept(key)
-        return sum(int(rows[:, 1].sum()) for rows in self._rows(keys)) / kept if kept else 1.0
+        return sum(int(rows[:, 1].sum()) for rows in self._rows(keys)), self.values_kept(key)
 
     def select(self, samples: Tensor) -> PartialInverseKeyedJaggedTensor:
         """Samples [N], in this order, repeats included; values that none of them needs go."""

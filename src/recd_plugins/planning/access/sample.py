@@ -37,10 +37,12 @@ POINTS = 64
 class Spread(Protocol):
     """A loader that can begin anywhere in its epoch."""
 
-    def spread(self, blocks: range, size: int) -> Iterator[tuple[int, Any]]:
-        """The batches of an epoch, in blocks of `size`, laid out by lot: those of some blocks, each
-        with the number of its block. After the last block there is nothing; the position of the
-        loader stays."""
+    def spread(
+        self, blocks: range, size: int, first: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """The batches of an epoch, or the `first` so many, in blocks of `size`, laid out by lot:
+        those of some blocks, each with the number of its block. After the last block there is
+        nothing; the position of the loader stays."""
 
     @property
     def places(self) -> int:

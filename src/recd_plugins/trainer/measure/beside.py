@@ -60,7 +60,11 @@ class Beside:
             return in_share(value, interval or (value, value))
         if self.unit == "bytes":
             return in_bytes(value)
-        return f"{value:,.0f}" if self.unit == "batches" else f"{value:,.3g}"
+        if self.unit == "batches":
+            return f"{value:,.0f}"
+        low, high = interval or (value, value)
+        wide = f"{(high - low) / 2:,.2g}"
+        return f"{value:,.3g}" + (f"±{wide}" if high > low else "")
 
 
 def lines(found: Sequence[Beside]) -> Iterator[str]:

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.sample import Spread
 from recd_plugins.planning.handed_over import handed_over
 from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.slots import Callback
 from recd_plugins.tiers.tier_planner import TierPlanner
 from recd_plugins.trainer.measure.beside import Beside, lines
+from recd_plugins.trainer.measure.dedupe_ahead import KeptIds, read_ahead
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -30,8 +30,6 @@ __all__ = ["ForecastMeter"]
 
 ONE_IN = 8
 """Batches of which one is looked at for the lookups that tiers serve."""
-LOOKED_AT, PLACES = 32, 8
-"""Batches that are read at the start for the dedupe factor to come, and from how many places."""
 CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
 
 
@@ -53,30 +51,25 @@ class ForecastMeter(Callback):
         """By table [3]: lookups that each tier serves, and all."""
         self._batches = self._hot = 0
         self._lot = np.random.default_rng(0)  # windows of hot batches have a period
-        self._to_come: list[float] = []
-        """The dedupe factors of batches that were read ahead."""
-        self._came: list[float] = []
-        """Those of the batches of training."""
+        self._ahead = KeptIds()
+        """The ids of batches that were read ahead."""
+        self._came: list[tuple[int, int]] = []
+        """The ids of each batch of training, and those kept."""
 
     def at_start(self, training: Training) -> None:
-        """Read a few batches from all over the table, as they will be delivered."""
+        """Read some of the batches that will be delivered: what they show of deduplication."""
         if not self._stack.registry.chosen("dedup"):
             return
+        steps = None if training.step else training.settings.steps
         loader = self._stack.read(training.rank, training.world_size)
-        if isinstance(loader, Spread):
-            blocks = range(min(PLACES, loader.places))
-            self._to_come = [
-                batch.dedup.dedupe_factor()
-                for _, batch in loader.spread(blocks, LOOKED_AT // PLACES)
-                if batch.dedup is not None
-            ]
+        self._ahead = read_ahead(loader, steps, training.world_size)
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         if split == "train":
             self._batches += 1
             self._hot += batch.hot
             if batch.dedup is not None:
-                self._came.append(batch.dedup.dedupe_factor())
+                self._came.append(batch.dedup.id_counts())
             if self._lot.integers(ONE_IN) == 0:
                 self._count(batch)
         return batch
@@ -84,16 +77,19 @@ class ForecastMeter(Callback):
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
         """Every rank calls it: the counts are those of all."""
         names = sorted(self._rows())
-        mine = [self._batches, self._hot, *_kept(self._to_come), *_kept(self._came)]
+        mine = [self._batches, self._hot, *self._ahead, *KeptIds.each(self._came)]
         for name in names:
             mine += self._served.get(name, np.zeros(3)).tolist()
         every = torch.tensor(mine, dtype=torch.float64, device=training.device)
         dist.all_reduce(every)
-        batches, hot, to_come, ahead, came, trained, *served = every.tolist()
+        batches, hot, *rest = every.tolist()
+        fields = len(KeptIds._fields)
+        ahead, came = (KeptIds(*rest[at : at + fields]) for at in (0, fields))
+        served = rest[2 * fields :]
         found = [
             *self._coverage(dict(zip(names, np.reshape(served, (-1, 3)), strict=True))),
             *self._bytes(training, (summary.get("cost") or {}).get("traffic") or {}),
-            *(_dedupe(ahead / to_come, trained / came) if ahead and trained else ()),
+            *_dedupe(ahead, came),
             *self._time(summary.get("parts_ms") or {}),
             *self._hot_batches(batches / training.world_size, hot / training.world_size),
         ]
@@ -226,19 +222,27 @@ class ForecastMeter(Callback):
         yield Beside(what=what, unit="batches", forecast=None, fact=hot, note=note)
 
 
-def _kept(factors: Sequence[float]) -> tuple[float, int]:
-    """What deduplication leaves of so many batches: what all of them have over it is the factor of
-    all, in which a batch of few ids kept counts no more than another."""
-    return sum(1 / factor for factor in factors), len(factors)
-
-
-def _dedupe(forecast: float, fact: float) -> Iterator[Beside]:
-    one = Beside(what="dedupe factor", unit="factor", forecast=forecast, fact=fact)
+def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
+    if came.factor is None:
+        return
+    known = ahead.factor is not None
+    share = f", forecast by {ahead.batches / ahead.of:.0%} of the batches" if known else ""
+    one = Beside(
+        what=f"dedupe factor{share}",
+        unit="factor",
+        forecast=ahead.factor,
+        interval=ahead.interval,
+        fact=came.factor,
+    )
     note = (
         "samples of a session do not come together as in the batches that were read first: cluster "
         "the table (etl: cluster_by_session) and set reader.sessions: whole"
     )
-    yield dataclasses.replace(one, note=note) if one.parted and fact < forecast else one
+    if not known:
+        note = "nobody could say the dedupe factor: this reader cannot begin anywhere in its epoch"
+        yield dataclasses.replace(one, note=note)
+        return
+    yield dataclasses.replace(one, note=note) if one.parted and one.fact < ahead.factor else one
 
 
 def _within(ids: Any, rows: Any) -> int:

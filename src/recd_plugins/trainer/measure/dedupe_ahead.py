@@ -1,0 +1,106 @@
+"""The dedupe factor of a run's batches: some of them are read ahead, until it is known.
+
+Of m of M batches, with n ids of which k are kept, what is kept of an id is r = sum k / sum n, and
+the factor 1 / r: a batch counts by its ids, one without ids not at all. By the rest e = k - r n of
+each batch, r is off by a share of about
+
+    sqrt((1 - m / M) * m / (m - 1) * sum e^2) / sum k.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from recd_plugins.planning.access.sample import Spread
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+
+__all__ = ["KeptIds", "read_ahead"]
+
+FIRST = 32
+"""Batches that are read before it is asked whether more are needed."""
+SURE = 0.02
+"""By how much the factor may be in doubt before more are read."""
+SECONDS = 2.0
+"""After so long no more are read."""
+DEVIATIONS = 2.2
+"""Of an interval, on either side: it holds in nine of ten cases, of a few uneven batches too."""
+LEAST = 0.005
+"""A share by which any forecast may be off."""
+
+
+class KeptIds(NamedTuple):
+    """Sums over m batches of n ids each, of which k are kept; numbers add up over ranks."""
+
+    batches: float = 0.0
+    """m; blocks, where batches are read in such."""
+    ids: float = 0.0
+    kept: float = 0.0
+    ids_squared: float = 0.0
+    ids_kept: float = 0.0
+    """Of n * k."""
+    kept_squared: float = 0.0
+    of: float = 0.0
+    """M, those that m were drawn from."""
+
+    @classmethod
+    def each(cls, counts: Iterable[tuple[int, int]], of: float = 0.0) -> KeptIds:
+        """The sums over (n, k) of batches."""
+        sums = [0.0] * 6
+        for ids, kept in counts:
+            terms = (1, ids, kept, ids * ids, ids * kept, kept * kept)
+            sums = [one + term for one, term in zip(sums, terms, strict=True)]
+        return cls(*sums, of=of)
+
+    @property
+    def factor(self) -> float | None:
+        """None where there are no ids."""
+        return self.ids / self.kept if self.kept else None
+
+    def off(self, ranks: int = 1) -> float:
+        """By what share the factor may be off, where so many ranks each have as many batches."""
+        if self.batches < 2 or not self.kept:
+            return 0.0 if self.batches and self.batches >= self.of else math.inf
+        r = self.kept / self.ids
+        rest = self.kept_squared - 2 * r * self.ids_kept + r * r * self.ids_squared
+        drawn = max(0.0, 1 - self.batches / self.of) * self.batches / (self.batches - 1)
+        return DEVIATIONS * math.sqrt(drawn * max(rest, 0.0) / ranks) / self.kept
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """What the factor will be; None where nothing is known of it."""
+        factor, off = self.factor, math.hypot(self.off(), LEAST)
+        if factor is None or off >= 1:
+            return None
+        return max(1.0, factor / (1 + off)), factor / (1 - off)
+
+
+def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptIds:
+    """What this rank's batches show: drawn from the first `steps` of the epoch, or from all of it.
+
+    A loader that can `Spread` them alone can be read ahead; of any other nothing is known.
+    """
+    if not isinstance(loader, Spread):
+        return KeptIds()
+    began = time.monotonic()
+    places = loader.places
+    length = len(loader)  # type: ignore[arg-type]
+    first = None if steps is None or steps >= length else steps
+    size = max(1, FIRST // max(1, places))
+    of = (first or length) // min(size, first or length)
+    blocks: dict[int, tuple[int, int]] = {}
+    wanted, found = range(min(FIRST, places)), KeptIds(of=of)
+    while wanted and found.off(ranks) > SURE:
+        for block, batch in loader.spread(wanted, size, first):
+            if batch.dedup is not None:
+                counted, before = batch.dedup.id_counts(), blocks.get(block, (0, 0))
+                blocks[block] = (before[0] + counted[0], before[1] + counted[1])
+            if time.monotonic() - began > SECONDS:
+                return KeptIds.each(blocks.values(), of)
+        found = KeptIds.each(blocks.values(), of)
+        wanted = range(wanted.stop, min(2 * wanted.stop, places, of))
+    return found

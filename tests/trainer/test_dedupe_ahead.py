@@ -1,0 +1,91 @@
+"""Ladder: worked values of the dedupe factor to come, then batches that a loader hands out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recd_plugins.trainer.measure import dedupe_ahead
+from recd_plugins.trainer.measure.dedupe_ahead import KeptIds, read_ahead
+
+
+def test_a_batch_counts_by_its_ids_and_one_without_ids_not_at_all() -> None:
+    found = KeptIds.each([(10, 1), (90, 9), (0, 0)], of=6)
+    assert found.factor == 10
+    assert found.off() < 1e-6  # each keeps a tenth
+    assert found.interval == pytest.approx((10 / 1.005, 10 / 0.995))
+    # r = 12/30, e = (-2, 2): sqrt((1 - 2/8) * 2/1 * 8) / 12
+    uneven = KeptIds.each([(10, 2), (20, 10)], of=8)
+    assert uneven.off() == pytest.approx(2.2 * math.sqrt(0.75 * 2 * 8) / 12)
+    assert uneven.off(4) == pytest.approx(uneven.off() / 2)
+    assert uneven._replace(of=2).off() == 0
+
+
+def test_nothing_is_known_without_ids_and_little_of_one_batch() -> None:
+    assert (KeptIds().factor, KeptIds().interval) == (None, None)
+    assert KeptIds.each([(0, 0)] * 3, of=9).factor is None
+    one = KeptIds.each([(8, 2)], of=9)
+    assert (one.factor, one.interval) == (4, None)
+    assert KeptIds.each([(8, 2)], of=1).off() == 0
+
+
+class Loader:
+    """Batches of which it is known how many ids they have and keep; drawn by lot."""
+
+    def __init__(self, counts: list[tuple[int, int]]) -> None:
+        self._counts = counts
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @property
+    def places(self) -> int:
+        return len(self)
+
+    def spread(
+        self, blocks: range, size: int, first: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        order = np.random.default_rng(0).permutation(first or len(self))
+        for block in blocks:
+            at = int(order[block])
+            self.read.append(at)
+            counts = self._counts[at]
+            yield block, SimpleNamespace(dedup=SimpleNamespace(id_counts=lambda c=counts: c))
+
+
+def test_more_batches_are_read_until_the_factor_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    even = Loader([(100, 25)] * 400)
+    assert read_ahead(even, None, 1).factor == 4  # type: ignore[arg-type]
+    assert len(even.read) == dedupe_ahead.FIRST
+
+    draw = np.random.default_rng(1)
+    counts = [(int(2000 * n), 1 + int(1000 * n * r)) for n, r in draw.random((400, 2))]
+    uneven = Loader(counts)
+    found = read_ahead(uneven, 300, 1)  # type: ignore[arg-type]
+    assert sorted(uneven.read) == [*range(300)]  # of the run's batches alone, each once
+    assert found.factor == pytest.approx(
+        sum(n for n, _ in counts[:300]) / sum(k for _, k in counts[:300])
+    )
+    monkeypatch.setattr(dedupe_ahead, "SECONDS", -1.0)
+    assert read_ahead(Loader(counts), None, 1).batches == 1  # type: ignore[arg-type]
+    assert read_ahead(counts, None, 1) == KeptIds()  # type: ignore[arg-type]
+
+
+def test_nine_of_ten_intervals_hold() -> None:
+    """Uneven batches, drawn anew: what all of them show lies within what some of them promise."""
+    draw, held = np.random.default_rng(2), 0
+    for _ in range(200):
+        ids = draw.integers(0, 2000, 500) * draw.integers(0, 2, 500)
+        kept = np.ceil(ids * draw.random(500) ** 2).astype(int)
+        some = draw.permutation(500)[:32]
+        counts = [(int(n), int(k)) for n, k in zip(ids[some], kept[some], strict=True)]
+        found = KeptIds.each(counts, of=500).interval
+        assert found is not None
+        held += found[0] <= ids.sum() / kept.sum() <= found[1]
+    assert held >= 180
