@@ -131,8 +131,8 @@ def _repeats_nothing(inverse_lookup: Tensor, num_unique: int) -> bool:
     """Whether each sample is a unique one of its own, and they lie in one order."""
     if inverse_lookup.numel() != num_unique:
         return False
-    kind = {"dtype": inverse_lookup.dtype, "device": inverse_lookup.device}
-    return torch.equal(inverse_lookup, torch.arange(num_unique, **kind))
+    dtype, device = inverse_lookup.dtype, inverse_lookup.device
+    return torch.equal(inverse_lookup, torch.arange(num_unique, dtype=dtype, device=device))
 
 
 _WARNED: WeakSet[nn.Module] = WeakSet()

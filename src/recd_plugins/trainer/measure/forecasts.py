@@ -225,24 +225,25 @@ class ForecastMeter(Callback):
 def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
     if came.factor is None:
         return
-    known = ahead.factor is not None
-    share = f", forecast by {ahead.batches / ahead.of:.0%} of the batches" if known else ""
+    share = ""
+    if ahead.factor is None:
+        note = "nobody could say the dedupe factor: this reader cannot begin anywhere in its epoch"
+    else:
+        share = f", forecast by {ahead.batches / ahead.of:.0%} of the batches"
+        note = (
+            "samples of a session do not come together as in the batches that were read first: "
+            "cluster the table (etl: cluster_by_session) and set reader.sessions: whole"
+        )
     one = Beside(
         what=f"dedupe factor{share}",
         unit="factor",
         forecast=ahead.factor,
         interval=ahead.interval,
         fact=came.factor,
+        note=note,
     )
-    note = (
-        "samples of a session do not come together as in the batches that were read first: cluster "
-        "the table (etl: cluster_by_session) and set reader.sessions: whole"
-    )
-    if not known:
-        note = "nobody could say the dedupe factor: this reader cannot begin anywhere in its epoch"
-        yield dataclasses.replace(one, note=note)
-        return
-    yield dataclasses.replace(one, note=note) if one.parted and one.fact < ahead.factor else one
+    why = one.forecast is None or (one.parted and one.fact < one.forecast)
+    yield one if why else dataclasses.replace(one, note="")
 
 
 def _within(ids: Any, rows: Any) -> int:
