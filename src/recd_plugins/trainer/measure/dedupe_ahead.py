@@ -54,7 +54,7 @@ class KeptIds(NamedTuple):
         for ids, kept in counts:
             terms = (1, ids, kept, ids * ids, ids * kept, kept * kept)
             sums = [one + term for one, term in zip(sums, terms, strict=True)]
-        return cls(*sums, of)
+        return cls(*sums)._replace(of=of)
 
     @property
     def factor(self) -> float | None:
