@@ -7,7 +7,11 @@ import pickletools
 import random
 import re
 import resource
+import shutil
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from jobs import REGISTRY, metrics
 from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.checkpoints.checkpoint import check_whole
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, check_whole
 
 
 def run(folder: str, overrides: list[str], resume: bool = False) -> dict[str, Any] | str:
@@ -69,6 +73,100 @@ def test_resumed_equals_uninterrupted(
     )
     assert [line["kind"] for line in before] == ["train", "test"]
     assert after == before
+
+
+@contextmanager
+def snapshots(run: Path, to: Path) -> Iterator[None]:
+    """Rank 0 copies a run's folder before and after each checkpoint gets its name, as a kill would
+    leave it."""
+    put, number = Checkpoints._put, count()
+
+    def copy() -> None:
+        if dist.get_rank() == 0 and run.exists():
+            shutil.copytree(run, to / f"{next(number):02}", dirs_exist_ok=True)
+
+    def put_between(checkpoints: Checkpoints, part: Path, target: Path) -> None:
+        copy()
+        put(checkpoints, part, target)
+        copy()
+
+    Checkpoints._put = put_between  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Checkpoints._put = put  # type: ignore[method-assign]
+
+
+def killed_anywhere(folder: str, overrides: list[str]) -> list[tuple[Any, Any]]:
+    """On a rank: lines and summary of a run, then of runs that were killed at any of its
+    checkpoints, and of the finished run, all resumed; without times."""
+    root = Path(folder)
+    with snapshots(root / "run", root / "killed"):
+        run(folder, overrides)
+    if dist.get_rank() == 0:
+        shutil.copytree(root / "run", root / "killed/finished")
+    dist.barrier()
+    found = [(reported(root / "run"))]
+    for copy in sorted((root / "killed").iterdir()):
+        if any((copy / "checkpoints").glob("step-????????")):
+            run(folder, [*overrides, f"train.run={copy}"], resume=True)
+            dist.barrier()
+            found.append(reported(copy))
+    return found
+
+
+TIMES = ("samples_per_second", "step_ms", "data_wait", "peak_memory_mib", "run")
+
+
+def reported(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """All of metrics.jsonl and of summary.json, but for times and memory."""
+
+    def timeless(value: Any) -> Any:
+        if isinstance(value, list):
+            return [timeless(one) for one in value]
+        if isinstance(value, dict):
+            return {name: timeless(one) for name, one in value.items() if name not in TIMES}
+        return value
+
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return timeless(lines), timeless(json.loads((run / "summary.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("options", "resumed", "last"),
+    [
+        (["train.steps=10", "train.eval_every=5", "train.checkpoint_every=5"], 4, 10),
+        (
+            [
+                "train.steps=12",
+                "train.eval_every=3",
+                "train.checkpoint_every=6",
+                "callbacks=[{use: early_stopping, patience: 1, min_delta: 10.0}]",
+            ],
+            4,
+            7,
+        ),
+    ],
+    ids=["to the last step", "ended by a callback"],
+)
+def test_a_run_that_was_killed_reports_what_it_would_have(
+    options: list[str], resumed: int, last: int, folder: Path, gloo_pool: GlooPool
+) -> None:
+    options = [
+        *options,
+        "plugins=[recd_dlrm, recd_dedup]",
+        "dedup={use: exact, groups: [[history], [user_topics]]}",
+        "train.log_every=4",
+        "train.eval_batches=1",
+    ]
+    whole, *others = gloo_pool.run(killed_anywhere, str(folder), options)[0]
+    lines, summary = whole
+    assert summary["step"] == last
+    assert summary["train"] is not None
+    assert [line["step"] for line in lines if line["kind"] == "test"][-1] == last
+    assert len(others) == resumed
+    for found in others:
+        assert found == whole
 
 
 def test_a_run_with_other_choices_is_refused(folder: Path, gloo_pool: GlooPool) -> None:

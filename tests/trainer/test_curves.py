@@ -40,7 +40,7 @@ COST = StepCost(
 
 def write_run(folder: Path, *, ended: bool = True, parts: bool = False) -> Path:
     """A run of 20 steps, evaluated twice; the second line of its AUC is not defined."""
-    report = RunReport(folder, speaks=True, steps=20, start=0)
+    report = RunReport(folder, speaks=True, steps=20)
     for step in (10, 20):
         trained = Metrics(loss=1 / step, ne=0.9, auc=0.6, samples=64)
         report.metrics("train", step, dataclasses.asdict(trained) | {"samples_per_second": 100.0})
@@ -114,7 +114,7 @@ def test_a_single_evaluation_is_a_value_on_axes_that_mean_something(tmp_path: Pa
     """Runs that agree show through each other, as dots and as lines."""
     runs = []
     for name in ("one", "two"):
-        report = RunReport(tmp_path / name, speaks=True, steps=20, start=0)
+        report = RunReport(tmp_path / name, speaks=True, steps=20)
         for step in (10, 20):
             report.metrics("train", step, {"loss": 0.5, "ne": 0.9, "auc": 0.6})
         report.metrics("test", 20, {"loss": 0.6931, "ne": 0.8, "auc": 0.7})
@@ -135,7 +135,7 @@ def test_a_single_evaluation_is_a_value_on_axes_that_mean_something(tmp_path: Pa
 
 def test_rates_have_their_spread(tmp_path: Path) -> None:
     """The first line is left out: kernels compile in it."""
-    report = RunReport(tmp_path / "run", speaks=True, steps=60, start=0)
+    report = RunReport(tmp_path / "run", speaks=True, steps=60)
     for step, rate in enumerate((1.0, 90.0, 100.0, 110.0, 100.0), 1):
         loss = {"loss": 0.5, "ne": 0.9, "auc": 0.6}
         report.metrics("train", step, loss | {"samples_per_second": rate})

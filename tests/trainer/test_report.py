@@ -16,6 +16,7 @@ from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
+from recd_plugins.trainer.checkpoints.checkpoint import Reached
 from recd_plugins.trainer.measure.metrics import Metrics
 from recd_plugins.trainer.run_folder import RunReport
 
@@ -30,7 +31,8 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def report(run: Path, *, steps: int = 100, start: int = 0, speaks: bool = True) -> RunReport:
-    return RunReport(run, speaks=speaks, steps=steps, start=start)
+    reached = Reached(step=start, loader={}) if start else None
+    return RunReport(run, speaks=speaks, steps=steps, reached=reached)
 
 
 def test_metrics_are_reported_everywhere(

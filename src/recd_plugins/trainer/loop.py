@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 from recd_plugins.errors import RecdError
 from recd_plugins.registry import Choice
+from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
-from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, DiskFullError
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, DiskFullError, Reached
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
@@ -33,11 +34,15 @@ from recd_plugins.trainer.watchdog import Watchdog
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["Loop", "StopSignal"]
+__all__ = ["Loop", "StopSignal", "evaluates_again"]
 
 
 class Loop:
-    """Trains from step `start` to the settings' last; all ranks run it alike."""
+    """Trains from the first step, or the one that was reached, to the settings' last; all ranks run
+    it alike.
+
+    A run that was killed and resumed reports what an uninterrupted one does, but for times.
+    """
 
     def __init__(
         self,
@@ -46,10 +51,12 @@ class Loop:
         checkpoints: Checkpoints,
         report: RunReport,
         positions: Positions,
-        start: int,
+        reached: Reached | None = None,
         chosen: Sequence[tuple[Callback, Choice]] = (),
     ) -> None:
         """`chosen`: the callbacks of registry.yaml, which the host's own stand around."""
+        self._reached = reached
+        start = reached.step if reached else 0
         self._stack = stack
         self._settings = settings = stack.registry.train
         self._job = job
@@ -64,19 +71,33 @@ class Loop:
             after=settings.log_every,
             steps=settings.profile_steps,
         )
+        self._parts: dict[str, float] | None = None
         if self._profile.too_short:
             report.say(
                 f"train.profile_steps: {settings.steps - start} steps are too few to profile "
                 f"{settings.profile_steps} of them"
             )
-        self._parts: dict[str, float] | None = None
         self._unsaved: list[int] = []
         """The steps whose checkpoints the disk had no room for."""
         self._metrics_steps = (start, start)
         """The steps that the latest metrics of training cover: after the first, to the second."""
+        self._evaluated = -1
+        """The step that was evaluated last."""
+        self._ended = ""
+        """Why a callback ended the run."""
+        self._meter = CostMeter(
+            positions,
+            job.device,
+            start=start,
+            steps=settings.steps,
+            every=settings.log_every,
+            skips=self._profile.covers,
+            before=report.before,
+        )
+        self._forecasts = ForecastMeter(stack)
         callbacks: list[tuple[Callback, Choice | None]] = [
-            (self._meter(start), None),
-            (ForecastMeter(stack), None),
+            (self._meter, None),
+            (self._forecasts, None),
             *chosen,
         ]
         if settings.retier_every:
@@ -100,16 +121,6 @@ class Loop:
         self._inputs = FiniteInputs(lacking=bool(stack.schema.without_target))
         self._watchdog = Watchdog(settings.hang_after, settings.run / "stacks")
 
-    def _meter(self, start: int) -> CostMeter:
-        return CostMeter(
-            self._positions,
-            self._job.device,
-            start=start,
-            steps=self._settings.steps,
-            every=self._settings.log_every,
-            skips=self._profile.covers,
-        )
-
     def _retiering(self, start: int) -> Retiering:
         return Retiering(
             self._stack.retiering_planner(),
@@ -118,23 +129,59 @@ class Loop:
             keep=self._settings.retier_batches,
         )
 
-    def run(self, states: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Train, to the end or until stopped; the summary. `states`: the callbacks' of a resumed
-        run."""
+    def run(self) -> dict[str, Any]:
+        """Train, to the end or until stopped; the summary."""
         stop = StopSignal()
         update = self._job.dense.register_step_pre_hook(lambda *_: self._call("before_update"))
         try:
             with self._watchdog:
                 self._call("at_start")
-                for name in self._callbacks.load_state_dict(states or {}):
-                    self._report.say(
-                        f"callbacks: the checkpoint's state of {name} has no taker now"
-                    )
+                if self._reached is not None:
+                    self._go_on(self._reached)
                 return self._run(stop)
         finally:
             update.remove()
             self._callbacks.call("close")
             stop.close()
+
+    def _go_on(self, reached: Reached) -> None:
+        """Take over what the run had counted and reported as the checkpoint was made."""
+        for name in self._callbacks.load_state_dict(reached.callbacks):
+            self._report.say(f"callbacks: the checkpoint's state of {name} has no taker now")
+        so_far, training = reached.so_far, self._training
+        if "window" in so_far:
+            self._window.load_state_dict(so_far["window"])
+        if "cost" in so_far:
+            self._meter.load_state_dict(so_far["cost"])
+            training.metrics = so_far["metrics"]
+            first, last = so_far["metrics_steps"]
+            self._metrics_steps = (first, last)
+            self._unsaved = so_far["unsaved"]
+            self._parts = so_far["parts_ms"]
+        if "forecasts" in so_far:
+            self._forecasts.load_state_dict(so_far["forecasts"])
+        if reached.same_end:
+            training.stopping, self._ended = so_far.get("stopping", ""), so_far.get("ended", "")
+        finished = bool(self._ended) or reached.step == self._settings.steps
+        if not finished and evaluates_again(reached, self._settings):
+            self._evaluate()
+
+    def _so_far(self) -> dict[str, Any]:
+        """What `_go_on` takes over."""
+        training = self._training
+        return {
+            "window": self._window.state_dict(),
+            "cost": self._meter.state_dict(),
+            "forecasts": self._forecasts.state_dict(),
+            "metrics": dict(training.metrics),
+            "metrics_steps": self._metrics_steps,
+            "unsaved": self._unsaved,
+            "parts_ms": self._parts,
+            "evaluated": self._evaluated == training.step,
+            "stopping": training.stopping,
+            "ended": self._ended,
+            "lines": self._report.lines,
+        }
 
     def _call(self, event: str, *args: Any) -> None:
         self._callbacks.call(event, self._training, *args)
@@ -152,8 +199,8 @@ class Loop:
 
     def _run(self, stop: StopSignal) -> dict[str, Any]:
         settings, training = self._settings, self._training
-        saved, reason = self._steps(stop)
-        step = training.step
+        saved, self._ended = (training.step, self._ended) if self._ended else self._steps(stop)
+        reason, step = self._ended, training.step
         if saved != step:
             self._save()
         finished = step == settings.steps or bool(reason)
@@ -221,10 +268,11 @@ class Loop:
     def _save(self) -> None:
         self._watchdog.mark(f"the checkpoint of step {self._training.step}")
         self._call("on_checkpoint")
-        states = self._callbacks.state_dict()
+        states, so_far = self._callbacks.state_dict(), self._so_far()
         step = self._training.step
+        self._report.sync()
         try:
-            self._checkpoints.save(self._job, step, self._positions.state, states)
+            self._checkpoints.save(self._job, step, self._positions.state, states, so_far)
         except DiskFullError as error:
             if self._settings.on_full == "stop":
                 raise
@@ -289,10 +337,20 @@ class Loop:
         pipeline.attach(sparse_dist=False)  # the ids of the batches in flight are exchanged already
         self._watchdog.mark(f"the metrics of the evaluation after step {training.step}")
         values = window.metrics()
+        self._evaluated = training.step
         self._call("on_evaluation", values)
         self._report.metrics("test", training.step, values)
         self._report_lines()
         return values
+
+
+def evaluates_again(reached: Reached, settings: TrainSettings) -> bool:
+    """Whether the step that was reached is due for an evaluation, and its checkpoint was made
+    before that: what the run reported of it then is reported anew."""
+    step, every = reached.step, settings.eval_every
+    due = step == settings.steps or (bool(every) and step % every == 0)
+    ended = reached.same_end and bool(reached.so_far.get("ended"))
+    return (due or ended) and not reached.so_far.get("evaluated", False)
 
 
 class StopSignal:

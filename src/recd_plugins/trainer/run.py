@@ -15,10 +15,10 @@ from recd_plugins.launch.environment import check_rank
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.checkpoints.reshard import resumed_position
-from recd_plugins.trainer.loop import Loop
+from recd_plugins.trainer.loop import Loop, evaluates_again
 from recd_plugins.trainer.run_folder import RunReport, check_resumable, set_aside
 from recd_plugins.trainer.run_lock import RunLock
 
@@ -62,30 +62,36 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
     with RunLock(settings.run) as lock, closing(stack.loader(rank, world_size)) as loader:
         agreed(lock.take)
         job = assemble(stack, device)
-        start, states = 0, None
+        reached: Reached | None = None
         lost: list[str] = []
         if resume:
             check_resumable(settings.run)
             latest, lost = checkpoints.whole(settings.on_damaged)
-            start, position, states = checkpoints.load(job, latest)
-            if start > settings.steps:
+            reached = checkpoints.load(job, latest)
+            if reached.step > settings.steps:
                 raise RegistryError(
                     f"train.steps: {latest} is past step {settings.steps} already; raise "
                     "train.steps to train on."
                 )
-            loader.load_state_dict(resumed_position(loader.state_dict(), position))
+            loader.load_state_dict(resumed_position(loader.state_dict(), reached.loader))
         moved = set_aside(settings.run) if rank == 0 and not resume else None
-        report = RunReport(settings.run, speaks=rank == 0, steps=settings.steps, start=start)
+        report = RunReport(
+            settings.run,
+            speaks=rank == 0,
+            steps=settings.steps,
+            reached=reached,
+            again=reached is not None and evaluates_again(reached, settings),
+        )
         report.say(stack.explain())
         if moved:
             report.say(f"the run before is now {moved}")
         for one in lost:
             report.say(f"a damaged checkpoint is passed over: {one}")
-        went_on = f"resumed after step {start}" if resume else "a new run"
+        went_on = f"resumed after step {reached.step}" if reached else "a new run"
         report.say(f"{went_on}: {settings.run}")
         dist.barrier()
-        positions = Positions(loader, settings.steps - start)
-        loop = Loop(stack, job, checkpoints, report, positions, start, callbacks)
-        summary = loop.run(states)
+        positions = Positions(loader, settings.steps - (reached.step if reached else 0))
+        loop = Loop(stack, job, checkpoints, report, positions, reached, callbacks)
+        summary = loop.run()
         report.close(summary)
         return summary

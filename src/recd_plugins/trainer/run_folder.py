@@ -11,9 +11,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import RegistryError
+
+if TYPE_CHECKING:
+    from recd_plugins.trainer.checkpoints.checkpoint import Reached
 
 __all__ = [
     "RunReport",
@@ -96,22 +99,43 @@ def check_resumable(run: Path) -> None:
 class RunReport:
     """What rank 0 reports; the other ranks' reports are silent."""
 
-    def __init__(self, run: Path, *, speaks: bool, steps: int, start: int) -> None:
-        """Open the files of a run; from step `start` on, earlier lines of metrics stay."""
+    def __init__(
+        self,
+        run: Path,
+        *,
+        speaks: bool,
+        steps: int,
+        reached: Reached | None = None,
+        again: bool = False,
+    ) -> None:
+        """Open the files of a run that begins, or goes on where `reached` says.
+
+        Of metrics those lines stay that were there when the checkpoint was made; and those of its
+        step that came later, unless an evaluation makes them `again`.
+        """
         self._speaks = speaks
         self._run = run
         self._steps = steps
-        self._start = start
+        self._start = start = reached.step if reached else 0
+        self.before: list[dict[str, Any]] = []
+        """The lines of metrics that stay; none on a rank that is silent."""
+        self.lines = 0
+        """How many metrics.jsonl has."""
         self._began = time.monotonic()
         if not speaks:
             return
         from torch.utils.tensorboard import SummaryWriter
 
         run.mkdir(parents=True, exist_ok=True)
-        kept = _lines_before(run / "metrics.jsonl", start) if start else []
-        self._file = (run / "metrics.jsonl").open("w", buffering=1)
-        self._file.writelines(kept)
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=start or None)
+        file = run / "metrics.jsonl"
+        if reached:
+            text, self.before = _lines_before(file, start, reached.so_far.get("lines"), again)
+            self.lines = len(self.before)
+            write_whole(file, text)
+        self._file = file.open("a" if reached else "w", buffering=1)
+        self._board = SummaryWriter(
+            str(run / "tensorboard"), purge_step=start + 1 if start else None
+        )
 
     def say(self, text: str) -> None:
         if self._speaks:
@@ -143,13 +167,19 @@ class RunReport:
         if not self._speaks:
             return
         self._file.write(json.dumps({"kind": kind, "step": step, **defined(values)}) + "\n")
+        self.lines += 1
         for name, value in _numbers(kind, values):
             self._board.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """The disk has every line that was reported: a checkpoint counts on them."""
+        if self._speaks:
+            os.fsync(self._file.fileno())
 
     def close(self, summary: Mapping[str, Any]) -> None:
         if not self._speaks:
             return
-        (self._run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        write_whole(self._run / "summary.json", json.dumps(summary, indent=1) + "\n")
         self._file.close()
         self._board.close()
         sys.stdout.flush()
@@ -172,18 +202,34 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-def _lines_before(file: Path, step: int) -> list[str]:
-    """What a resumed run keeps: the lines up to the step of its checkpoint."""
+def _lines_before(
+    file: Path, step: int, count: int | None, again: bool
+) -> tuple[str, list[dict[str, Any]]]:
+    """What a resumed run keeps, as text and as values: the first `count` lines, and those after
+    them up to the step of its checkpoint, unless they come `again`."""
     if not file.exists():
-        return []
-    kept = []
-    for line in file.read_text().splitlines(keepends=True):
+        return "", []
+    kept, values = [], []
+    for number, line in enumerate(file.read_text().splitlines(keepends=True)):
         try:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
+            value = json.loads(line) if line.endswith("\n") else {}
+            late = count is not None and number >= count
+            if value["step"] <= step and not (late and again):
                 kept.append(line)
-        except (ValueError, KeyError):
+                values.append(value)
+        except (ValueError, KeyError, TypeError):
             break  # a torn last line
-    return kept
+    return "".join(kept), values
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is there whole, or as it was before."""
+    part = file.with_name(file.name + ".part")
+    with part.open("w") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    part.replace(file)
 
 
 def _clock(seconds: float) -> str:

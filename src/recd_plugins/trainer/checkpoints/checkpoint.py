@@ -2,7 +2,8 @@
 
     run/checkpoints/step-00000100/
         *.distcp, metadata.json    tables, dense parameters, optimizer states (DCP)
-        rank-0.json, ...           each rank's loader position, random state, callbacks' states
+        rank-0.json, ...           each rank's loader position, random state, callbacks' states,
+                                   and what it has counted for the lines that come next
         job.json                   step, world size, plan, registry, optimizer settings
         digest.json                what each of these files was when it was written
 
@@ -17,6 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -39,7 +41,15 @@ from recd_plugins.trainer.checkpoints.digest import (
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.every_rank import on_every_rank
 
-__all__ = ["Checkpoints", "DiskFullError", "check_whole", "read_job", "read_rank", "write_json"]
+__all__ = [
+    "Checkpoints",
+    "DiskFullError",
+    "Reached",
+    "check_whole",
+    "read_job",
+    "read_rank",
+    "write_json",
+]
 
 STEPS = "step-????????"
 
@@ -50,6 +60,22 @@ SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What a system says where there is no room for a file, or none left that this user may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """Where a checkpoint goes on, beside model and optimizers."""
+
+    step: int
+    loader: dict[str, Any]
+    """This rank's loader's state."""
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """The states of this rank's callbacks, by name."""
+    so_far: dict[str, Any] = field(default_factory=dict)
+    """What this rank has counted and reported."""
+    same_end: bool = False
+    """Whether the registry has the run end when it would have ended then: its steps and callbacks
+    are the same."""
 
 
 class DiskFullError(RecdError):
@@ -97,6 +123,7 @@ class Checkpoints:
         step: int,
         loader: Mapping[str, Any],
         callbacks: Mapping[str, Any] | None = None,
+        so_far: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write step `step`; afterwards the latest `keep` are left.
 
@@ -105,7 +132,12 @@ class Checkpoints:
         target = self._folder / f"step-{step:08}"
         part = target.with_suffix(".part")
         tensors = _tensors(job)
-        mine = {"loader": loader, "random": _random_state(job), "callbacks": callbacks or {}}
+        mine = {
+            "loader": loader,
+            "random": _random_state(job),
+            "callbacks": callbacks or {},
+            "so_far": so_far or {},
+        }
         try:
             on_every_rank(lambda: _make_anew(part))
             dcp.save(tensors, storage_writer=JsonWriter(part))
@@ -167,8 +199,8 @@ class Checkpoints:
             "run trains on without such a checkpoint."
         )
 
-    def load(self, job: Job, path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
-        """Fill model and optimizers; the step reached, this rank's loader state and callbacks'."""
+    def load(self, job: Job, path: Path) -> Reached:
+        """Fill model and optimizers; where the run goes on."""
         saved = read_job(path)
         self._check(path, saved)
         mine = read_rank(path, dist.get_rank())
@@ -192,13 +224,13 @@ class Checkpoints:
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 file = path / f"rank-{dist.get_rank()}.json"
                 raise damaged(file, f"its random state is none: {error}") from error
-        step: int = saved["step"]
-        loader: dict[str, Any] = mine["loader"]
-        callbacks = mine.get("callbacks", {})
-        if not isinstance(callbacks, dict):
-            file = path / f"rank-{dist.get_rank()}.json"
-            raise damaged(file, "its 'callbacks' is no mapping")
-        return step, loader, callbacks
+        states = {name: mine.get(name, {}) for name in ("callbacks", "so_far")}
+        for name, state in states.items():
+            if not isinstance(state, dict):
+                file = path / f"rank-{dist.get_rank()}.json"
+                raise damaged(file, f"its {name!r} is no mapping")
+        same_end = _end(saved["registry"]) == _end(self._registry)
+        return Reached(step=saved["step"], loader=mine["loader"], same_end=same_end, **states)
 
     def _check(self, path: Path, saved: Mapping[str, Any]) -> None:
         if saved["world_size"] != dist.get_world_size():
@@ -318,6 +350,11 @@ def check_whole(path: Path, rank: int = 0, world_size: int = 1) -> None:
     step = read_job(path)["step"]
     if path.match(STEPS) and path.name != f"step-{step:08}":
         raise damaged(path / "job.json", f"it is of step {step}")
+
+
+def _end(registry: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What decides when a run ends."""
+    return registry.get("callbacks"), registry.get("train", {}).get("steps")
 
 
 def _place() -> tuple[int, int]:

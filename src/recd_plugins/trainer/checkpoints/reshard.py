@@ -8,7 +8,7 @@ place in the epoch, its random state and its callbacks' states.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
     write_json,
 )
 from recd_plugins.trainer.checkpoints.digest import digest_of, read_digest, write_digest
+from recd_plugins.trainer.measure.metrics import joined_windows
 
 __all__ = ["Resharded", "reshard", "resumed_position"]
 
@@ -79,7 +80,8 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
     for rank in range(ranks):
         # A rank that is new draws its own random numbers; callbacks' states are alike on all.
         kept = {"callbacks": states[0].get("callbacks", {})} if rank >= before else states[rank]
-        mine = {key: kept[key] for key in ("random", "callbacks") if key in kept}
+        mine: dict[str, Any] = {key: kept[key] for key in ("random", "callbacks") if key in kept}
+        mine["so_far"] = _so_far(states, rank, ranks)
         write_json(part / f"rank-{rank}.json", {"loader": position} | mine)
     write_json(part / "job.json", {**job, "world_size": ranks, "registry": registry})
     # What was copied keeps the digest that it was written with: a bad copy is found as it is read.
@@ -128,6 +130,18 @@ def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: 
     streams: int = (reader.get("streams") or 0) if isinstance(reader, Mapping) else 0
     made_for = position.get("made_for", {"workers": 1})
     return streams > 0 and streams % ranks == 0 and not made_for["workers"]
+
+
+def _so_far(states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> dict[str, Any]:
+    """What a rank has counted toward the metrics that come next; of another number of ranks, rank 0
+    has what all of them collected, and forecasts, which are of a plan's ranks, are counted anew."""
+    every = [state.get("so_far", {}) for state in states]
+    if ranks == len(states):
+        return dict(every[rank])
+    kept = {name: value for name, value in every[0].items() if name != "forecasts"}
+    windows = [one["window"] for one in every if "window" in one]
+    kept.pop("window", None)
+    return kept | {"window": joined_windows(windows)} if windows and rank == 0 else kept
 
 
 def _is_mapping(value: object) -> bool:

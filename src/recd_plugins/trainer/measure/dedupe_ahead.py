@@ -56,6 +56,10 @@ class KeptIds(NamedTuple):
             sums = [one + term for one, term in zip(sums, terms, strict=True)]
         return cls(*sums)._replace(of=of)
 
+    def plus(self, other: KeptIds) -> KeptIds:
+        """Those of both."""
+        return KeptIds(*(mine + its for mine, its in zip(self, other, strict=True)))
+
     @property
     def factor(self) -> float | None:
         """None where there are no ids."""

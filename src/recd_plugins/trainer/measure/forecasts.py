@@ -21,7 +21,6 @@ from recd_plugins.trainer.measure.dedupe_ahead import KeptIds, read_ahead
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
-    from recd_plugins.data.dataset import Split
     from recd_plugins.planning.ledger import TierName
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training
@@ -36,7 +35,7 @@ CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
 class ForecastMeter(Callback):
     """Counts what tiers serve and which batches are hot, and says at the end what was forecast.
 
-    Of one batch in `ONE_IN` the lookups are counted by tier, where they are read: some
+    Of one trained batch in `ONE_IN` the lookups are counted by tier: some
     milliseconds, and no collective before the end. Bytes are those that the run's `CostMeter` left
     in the summary.
     """
@@ -53,8 +52,8 @@ class ForecastMeter(Callback):
         self._lot = np.random.default_rng(0)  # windows of hot batches have a period
         self._ahead = KeptIds()
         """The ids of batches that were read ahead."""
-        self._came: list[tuple[int, int]] = []
-        """The ids of each batch of training, and those kept."""
+        self._came = KeptIds()
+        """The ids of the batches of training."""
 
     def at_start(self, training: Training) -> None:
         """Read some of the batches that will be delivered: what they show of deduplication."""
@@ -64,20 +63,37 @@ class ForecastMeter(Callback):
         loader = self._stack.read(training.rank, training.world_size)
         self._ahead = read_ahead(loader, steps, training.world_size)
 
-    def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
-        if split == "train":
-            self._batches += 1
-            self._hot += batch.hot
-            if batch.dedup is not None:
-                self._came.append(batch.dedup.id_counts())
-            if self._lot.integers(ONE_IN) == 0:
-                self._count(batch)
-        return batch
+    def after_step(self, training: Training) -> None:
+        """Count what was trained; what is only read ahead, a resumed run reads again."""
+        batch = training.batch
+        assert batch is not None
+        self._batches += 1
+        self._hot += batch.hot
+        if batch.dedup is not None:
+            self._came = self._came.plus(KeptIds.each([batch.dedup.id_counts()]))
+        if self._lot.integers(ONE_IN) == 0:
+            self._count(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "batches": self._batches,
+            "hot": self._hot,
+            "ahead": self._ahead,
+            "came": self._came,
+            "served": {name: counts.tolist() for name, counts in self._served.items()},
+            "lot": self._lot.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._batches, self._hot = state["batches"], state["hot"]
+        self._ahead, self._came = KeptIds(*state["ahead"]), KeptIds(*state["came"])
+        self._served = {name: np.array(counts) for name, counts in state["served"].items()}
+        self._lot.bit_generator.state = state["lot"]
 
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
         """Every rank calls it: the counts are those of all."""
         names = sorted(self._rows())
-        mine = [self._batches, self._hot, *self._ahead, *KeptIds.each(self._came)]
+        mine = [self._batches, self._hot, *self._ahead, *self._came]
         for name in names:
             mine += self._served.get(name, np.zeros(3)).tolist()
         every = torch.tensor(mine, dtype=torch.float64, device=training.device)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins.data.schema import Label
 
-__all__ = ["LabelMetrics", "Metrics", "MetricsWindow"]
+__all__ = ["LabelMetrics", "Metrics", "MetricsWindow", "joined_windows"]
 
 ETA = 1e-12
 """Predictions are kept this far from 0 and 1, as TorchRec does."""
@@ -58,7 +61,7 @@ class MetricsWindow:
         predictions, labels, weights = logits.double().sigmoid(), labels.double(), weights.double()
         states = get_ne_states(labels, predictions, weights, ETA)
         self._states += torch.stack([*states.values(), (weights > 0).double().sum()])
-        self._losses.append(loss)
+        self._losses.append(loss.double())
         self._outputs.append((predictions, labels, weights))
         self._held += predictions.numel()
         while (
@@ -67,12 +70,39 @@ class MetricsWindow:
         ):
             self._held -= self._outputs.pop(0)[0].numel()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has collected, as JSON takes it: to the bit."""
+        outputs = [torch.stack(one).cpu() for one in self._outputs]
+        joined = torch.cat(outputs, 1).numpy().tobytes() if outputs else b""
+        return {
+            "losses": [float(loss) for loss in self._losses],
+            "states": self._states.tolist(),
+            "sizes": [one.shape[1] for one in outputs],
+            "outputs": base64.b64encode(joined).decode(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was collected."""
+        self._reset()
+        losses, states = (
+            torch.tensor(state[name], dtype=torch.float64, device=self._device)
+            for name in ("losses", "states")
+        )
+        self._losses, self._states = list(losses), states
+        held = bytearray(base64.b64decode(state["outputs"]))
+        if held:
+            outputs = torch.frombuffer(held, dtype=torch.float64).view(3, -1).to(self._device)
+            for part in outputs.split(state["sizes"], 1):
+                predictions, labels, weights = part.unbind()
+                self._outputs.append((predictions, labels, weights))
+        self._held = sum(state["sizes"])
+
     def metrics(self) -> Metrics:
         """The metrics of all ranks; every rank must call it, after the same steps."""
         from torchrec.metrics.auc import compute_auc
         from torchrec.metrics.ne import compute_ne
 
-        loss = torch.stack(self._losses).double().sum()
+        loss = torch.stack(self._losses).sum()
         sums = torch.cat([torch.stack([loss, loss.new_tensor(len(self._losses))]), self._states])
         dist.all_reduce(sums)
         entropy, seen, positive, negative, samples = sums[2:].unbind()
@@ -137,6 +167,21 @@ class LabelMetrics:
                 target = torch.zeros_like(target)
             window.add(loss, output, target / label.scale, counted)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has collected, as JSON takes it: to the bit."""
+        return {
+            "windows": [window.state_dict() for window in self._windows],
+            "errors": self._errors.tolist(),
+            "samples": self._samples.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was collected."""
+        for window, held in zip(self._windows, state["windows"], strict=True):
+            window.load_state_dict(held)
+        self._errors = torch.tensor(state["errors"], dtype=torch.float64, device=self._device)
+        self._samples = torch.tensor(state["samples"], dtype=torch.float64, device=self._device)
+
     def metrics(self) -> dict[str, float]:
         """The metrics of all ranks; every rank must call it, after the same steps.
 
@@ -162,6 +207,28 @@ class LabelMetrics:
                 values |= {f"ne/{label.name}": one.ne, f"auc/{label.name}": one.auc}
         self._reset()
         return values
+
+
+def joined_windows(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several ranks' `LabelMetrics` have collected, as the state of one."""
+    windows = []
+    for parts in zip(*(state["windows"] for state in states), strict=True):
+        outputs = [
+            np.frombuffer(base64.b64decode(part["outputs"])).reshape(3, -1) for part in parts
+        ]
+        windows.append(
+            {
+                "losses": [loss for part in parts for loss in part["losses"]],
+                "states": np.sum([part["states"] for part in parts], axis=0).tolist(),
+                "sizes": [size for part in parts for size in part["sizes"]],
+                "outputs": base64.b64encode(np.concatenate(outputs, 1).tobytes()).decode(),
+            }
+        )
+    sums = {
+        name: np.sum([state[name] for state in states], axis=0).tolist()
+        for name in ("errors", "samples")
+    }
+    return {"windows": windows, **sums}
 
 
 def ranks(label: Label) -> bool:

@@ -72,7 +72,7 @@ class CostMeter(Callback):
     Time, waiting and memory are counted always. Traffic and the dedupe factor take some
     milliseconds, so they are those of one step in `every`, in `SPACING` at most, and of none at
     the run's ends, where DDP arranges its buckets and the pipeline fills and empties; nor of those
-    that `skips` names.
+    that `skips` names. Which ones does not depend on where a run was resumed.
     """
 
     def __init__(
@@ -84,16 +84,21 @@ class CostMeter(Callback):
         steps: int,
         every: int,
         skips: Callable[[int], bool] = lambda step: False,
+        before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        """`before`: the lines of metrics that a resumed run has already."""
         self._positions = positions
         self._device = device
-        self._sampled = range(start + 3, steps - 2)
+        self._start = start
+        self._sampled = range(3, steps - 2)
         self._every = every
         self._skips = skips
         self._memory = PeakMemory(device)
         self._counter: TrafficCounter | None = None
-        self._costs: list[StepCost] = []
-        self._rates: list[float] = []
+        self._costs = [_cost_of(line) for line in before if line["kind"] == "cost"]
+        self._rates: list[float] = [
+            line["samples_per_second"] for line in before if line["kind"] == "train"
+        ]
         self._reset()
 
     def _reset(self) -> None:
@@ -114,8 +119,9 @@ class CostMeter(Callback):
         due = step in self._sampled and step % self._every == self._every - 1
         if due and not self._skips(step):
             self._sampled = range(step + SPACING, self._sampled.stop)
-            self._counter = TrafficCounter()
-            self._counter.__enter__()
+            if step >= self._start + 3:
+                self._counter = TrafficCounter()
+                self._counter.__enter__()
 
     def after_step(self, training: Training) -> None:
         if self._counter is not None:
@@ -140,6 +146,22 @@ class CostMeter(Callback):
         summary["samples_per_second"] = rates[len(rates) // 2] if rates else 0
         summary["peak_memory_mib"] = cost.peak_memory_mib if cost else 0.0
         summary["cost"] = cost and dataclasses.asdict(cost)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self._steps,
+            "seconds": self._seconds,
+            "waited": self._positions.waited - self._waited,
+            "traffic": self._traffic,
+            "factor": self._factor,
+            "sampled_from": self._sampled.start,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._steps, self._seconds = state["steps"], state["seconds"]
+        self._waited = self._positions.waited - state["waited"]
+        self._traffic, self._factor = state["traffic"], state["factor"]
+        self._sampled = range(state["sampled_from"], self._sampled.stop)
 
     def close(self) -> None:
         if self._counter is not None:
@@ -182,6 +204,10 @@ class CostMeter(Callback):
             peak_memory_mib=float(every[:, 3].max()) / 2**20,
             traffic=found,
         )
+
+
+def _cost_of(line: Mapping[str, Any]) -> StepCost:
+    return StepCost(**{one.name: line[one.name] for one in dataclasses.fields(StepCost)})
 
 
 def mean_cost(costs: Sequence[StepCost]) -> StepCost | None:

@@ -22,8 +22,9 @@ __all__ = ["StepProfiler", "pooling_modules"]
 class StepProfiler:
     """Watches `steps` steps of a rank, once, in a run from step `start` to step `stop`.
 
-    They follow the first `after` steps and one more to warm up, or are the last that fit
-    before the pipeline empties. Pooling modules carry a range of their own meanwhile.
+    They follow the first `after` steps (of a run that is resumed after those, as many since) and
+    one more to warm up, or are the last that fit before the pipeline empties. Pooling modules carry
+    a range of their own meanwhile.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class StepProfiler:
     ) -> None:
         self._model = model
         self._device = device
-        self._first = max(start + 2, min(start + after + 1, stop - 2 - steps))
+        begins = 0 if start < after else start
+        self._first = max(start + 2, min(begins + after + 1, stop - 2 - steps))
         self._steps = steps if self._first + steps <= stop - 2 else 0
         self.too_short = bool(steps) and not self._steps
         """Whether the run has too few steps for it."""
