@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
 from recd_plugins.cli.written import check_writable
-
-if TYPE_CHECKING:
-    from recd_plugins.trainer.checkpoints.reshard import Resharded
 
 __all__ = ["reshard"]
 
@@ -49,20 +45,12 @@ def reshard(
         check_writable(target / "checkpoints" / "job.json", "TO")
         found = write(source, target, ranks, batch_size)
     if as_json:
-        print(json.dumps({**dataclasses.asdict(found), "path": str(found.path)}))
+        names = ("step", "ranks_before", "ranks", "batch_size", "exact", "begins_epoch")
+        values = {name: getattr(found, name) for name in names}
+        print(json.dumps({"path": str(found.checkpoint), **values}))
         return
     print(
-        f"{found.path}: step {found.step}, for {found.ranks} ranks ({found.ranks_before} before) "
-        f"of {found.batch_size} samples\n{_goes_on(found)}\nrecd train --resume "
+        f"{found.checkpoint}: step {found.step}, for {found.ranks} ranks ({found.ranks_before} "
+        f"before) of {found.batch_size} samples\n{found.goes_on()}\nrecd train --resume "
         f"--ranks {found.ranks} train.run={target} train.batch_size={found.batch_size}"
-    )
-
-
-def _goes_on(found: Resharded) -> str:
-    if found.exact:
-        return "goes on with the batches that would have come next"
-    if found.begins_epoch is None:
-        return "goes on where its reader begins: it counts no epochs"
-    return (
-        f"goes on with the start of epoch {found.begins_epoch}; what an epoch had left is skipped"
     )

@@ -129,6 +129,16 @@ class Registry:
             values = values.get(key) or {}
         return values
 
+    def with_batch_size(self, batch_size: int) -> Registry:
+        """The same composition with so many samples per rank."""
+        values = dict(self.source.values)
+        values["train"] = {**(values.get("train") or {}), "batch_size": batch_size}
+        return dataclasses.replace(
+            self,
+            train=dataclasses.replace(self.train, batch_size=batch_size),
+            source=dataclasses.replace(self.source, values=values),
+        )
+
     def one(self, slot: str) -> Choice:
         """The record of a slot that takes one; an error where nothing fills it."""
         choices = self.chosen(slot)

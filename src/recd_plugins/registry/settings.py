@@ -85,6 +85,9 @@ class TrainSettings(Config):
     that is not; the damaged one is renamed."""
     on_full: Literal["stop", "go_on"] = "stop"
     """What a run does where the disk has no room for a checkpoint: stop, or train on without it."""
+    elastic: Literal["step", "rank"] = "step"
+    """What stays when torchrun restarts the job on another number of ranks: the samples of a
+    `step`, where the ranks can share them evenly, or those of a `rank`."""
     run: Path = Path("runs/latest")
     """The folder of metrics, TensorBoard events and checkpoints."""
     hang_after: Annotated[float, Range(ge=0)] = 600.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
+from recd_plugins.trainer.checkpoints.other_ranks import resumed_position
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
-from recd_plugins.trainer.checkpoints.reshard import resumed_position
+from recd_plugins.trainer.elastic import Launchers, samples_of_step, taken_over
 from recd_plugins.trainer.loop import Loop, evaluates_again
 from recd_plugins.trainer.run_folder import RunReport, check_resumable, set_aside
 from recd_plugins.trainer.run_lock import RunLock
@@ -50,48 +52,100 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
 
 
 def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[str, Any]:
-    """Train the registry's model over the current process group; the summary."""
+    """Train the registry's model over the current process group; the summary.
+
+    A job that torchrun restarted goes on as with `resume`, on as many ranks as there are by now.
+    """
+    run = stack.registry.train.run
+    launchers = Launchers.found()
+    with RunLock(run) as lock:
+        agreed(lock.take)
+        restarted = launchers.restarted(run)
+        if resume or restarted:
+            return _resumed(stack, device, launchers, restarted)
+        return _begun(stack, device, launchers)
+
+
+def _begun(stack: Stack, device: torch.device, launchers: Launchers) -> dict[str, Any]:
     settings = stack.registry.train
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    checkpoints = Checkpoints(
+    callbacks = stack.callbacks()
+    with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
+        job = assemble(stack, device)
+        moved = set_aside(settings.run) if dist.get_rank() == 0 else None
+        report = _report(stack, None)
+        if moved:
+            report.say(f"the run before is now {moved}")
+        report.say(f"a new run: {settings.run}")
+        samples = settings.batch_size * dist.get_world_size()
+        positions = Positions(loader, settings.steps)
+        loop = Loop(stack, job, _checkpoints(stack, samples), report, positions, None, callbacks)
+        return _finished(loop, report, launchers, settings.run)
+
+
+def _resumed(
+    stack: Stack, device: torch.device, launchers: Launchers, restarted: bool
+) -> dict[str, Any]:
+    settings = stack.registry.train
+    check_resumable(settings.run)
+    latest, lost = _checkpoints(stack, None).whole(settings.on_damaged)
+    other = taken_over(latest, settings) if restarted else None
+    if other:
+        stack = Stack(stack.registry.with_batch_size(other.batch_size))
+        settings = stack.registry.train
+    checkpoints = _checkpoints(stack, samples_of_step(latest))
+    callbacks = stack.callbacks()
+    with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
+        job = assemble(stack, device)
+        reached = checkpoints.load(job, latest, other)
+        if reached.step > settings.steps:
+            raise RegistryError(
+                f"train.steps: {latest} is past step {settings.steps} already; raise "
+                "train.steps to train on."
+            )
+        loader.load_state_dict(resumed_position(loader.state_dict(), reached.loader))
+        report = _report(stack, reached)
+        for one in lost:
+            report.say(f"a damaged checkpoint is passed over: {one}")
+        if other:
+            report.say(
+                f"restarted on {other.ranks} ranks ({other.ranks_before} before) of "
+                f"{other.batch_size} samples: {other.goes_on()}"
+            )
+        again = "restarted and " if restarted else ""
+        report.say(f"{again}resumed after step {reached.step}: {settings.run}")
+        positions = Positions(loader, settings.steps - reached.step)
+        loop = Loop(stack, job, checkpoints, report, positions, reached, callbacks)
+        return _finished(loop, report, launchers, settings.run)
+
+
+def _checkpoints(stack: Stack, samples_of_step: int | None) -> Checkpoints:
+    settings = stack.registry.train
+    return Checkpoints(
         settings.run / "checkpoints",
         keep=settings.keep_checkpoints,
         registry=stack.registry.source.values,
+        samples_of_step=samples_of_step,
     )
-    callbacks = stack.callbacks()
-    with RunLock(settings.run) as lock, closing(stack.loader(rank, world_size)) as loader:
-        agreed(lock.take)
-        job = assemble(stack, device)
-        reached: Reached | None = None
-        lost: list[str] = []
-        if resume:
-            check_resumable(settings.run)
-            latest, lost = checkpoints.whole(settings.on_damaged)
-            reached = checkpoints.load(job, latest)
-            if reached.step > settings.steps:
-                raise RegistryError(
-                    f"train.steps: {latest} is past step {settings.steps} already; raise "
-                    "train.steps to train on."
-                )
-            loader.load_state_dict(resumed_position(loader.state_dict(), reached.loader))
-        moved = set_aside(settings.run) if rank == 0 and not resume else None
-        report = RunReport(
-            settings.run,
-            speaks=rank == 0,
-            steps=settings.steps,
-            reached=reached,
-            again=reached is not None and evaluates_again(reached, settings),
-        )
-        report.say(stack.explain())
-        if moved:
-            report.say(f"the run before is now {moved}")
-        for one in lost:
-            report.say(f"a damaged checkpoint is passed over: {one}")
-        went_on = f"resumed after step {reached.step}" if reached else "a new run"
-        report.say(f"{went_on}: {settings.run}")
-        dist.barrier()
-        positions = Positions(loader, settings.steps - (reached.step if reached else 0))
-        loop = Loop(stack, job, checkpoints, report, positions, reached, callbacks)
-        summary = loop.run()
-        report.close(summary)
-        return summary
+
+
+def _report(stack: Stack, reached: Reached | None) -> RunReport:
+    settings = stack.registry.train
+    report = RunReport(
+        settings.run,
+        speaks=dist.get_rank() == 0,
+        steps=settings.steps,
+        reached=reached,
+        again=reached is not None and evaluates_again(reached, settings),
+    )
+    report.say(stack.explain())
+    return report
+
+
+def _finished(loop: Loop, report: RunReport, launchers: Launchers, run: Path) -> dict[str, Any]:
+    """Train to the end; the summary."""
+    if dist.get_rank() == 0:
+        launchers.keep(run)
+    dist.barrier()
+    summary = loop.run()
+    report.close(summary)
+    return summary

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,9 @@ from recd_plugins.trainer.checkpoints.digest import (
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.every_rank import on_every_rank
+
+if TYPE_CHECKING:
+    from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks
 
 __all__ = [
     "Checkpoints",
@@ -85,8 +88,18 @@ class DiskFullError(RecdError):
 class Checkpoints:
     """The checkpoints of a run; every rank must call each method."""
 
-    def __init__(self, folder: Path, *, keep: int, registry: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        registry: Mapping[str, Any],
+        samples_of_step: int | None = None,
+    ) -> None:
+        """`samples_of_step`: those of all ranks, as the job was begun, if its ranks may become
+        others."""
         self._folder = folder
+        self._samples_of_step = samples_of_step
         self._keep = keep
         self._registry = json.loads(json.dumps(registry, default=str))
 
@@ -157,12 +170,14 @@ class Checkpoints:
         """On rank 0: the files that are no rank's, and the digest of all."""
         if dist.get_rank():
             return
-        about = {
+        about: dict[str, Any] = {
             "step": step,
             "world_size": dist.get_world_size(),
             "registry": self._registry,
             "plan": str(job.plan).splitlines(),
         }
+        if self._samples_of_step is not None:
+            about["samples_of_step"] = self._samples_of_step
         write_json(part / "job.json", about)
         every = {name: one for rank in files for name, one in rank.items()}
         others = {file.name for file in part.iterdir()} - every.keys()
@@ -199,11 +214,14 @@ class Checkpoints:
             "run trains on without such a checkpoint."
         )
 
-    def load(self, job: Job, path: Path) -> Reached:
-        """Fill model and optimizers; where the run goes on."""
-        saved = read_job(path)
+    def load(self, job: Job, path: Path, other: OtherRanks | None = None) -> Reached:
+        """Fill model and optimizers; where the run goes on.
+
+        `other`: what the checkpoint is for these ranks, where they are not those that made it.
+        """
+        saved = other.job if other else read_job(path)
         self._check(path, saved)
-        mine = read_rank(path, dist.get_rank())
+        mine = other.rank(dist.get_rank()) if other else read_rank(path, dist.get_rank())
         _materialise(job)
         tensors = _tensors(job)
         try:

@@ -1,0 +1,145 @@
+"""What a checkpoint is for another number of ranks.
+
+Tables, dense parameters and optimizer states lie whole in it, wherever their parts do: they load
+under any plan and world size. A rank's own are its place in the epoch, its random state and its
+callbacks' states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import RegistryError
+from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.trainer.checkpoints.checkpoint import read_job, read_rank
+from recd_plugins.trainer.measure.metrics import joined_windows
+
+__all__ = ["OtherRanks", "for_ranks", "resumed_position"]
+
+BEGINS = "begins_epoch"
+"""What a rank's position says where it is no more than that; none: where the reader begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherRanks:
+    """A checkpoint as ranks of another number see it, or with other samples each."""
+
+    checkpoint: Path
+    step: int
+    ranks_before: int
+    ranks: int
+    batch_size: int
+    """Samples per rank, to which a resumed run must keep."""
+    exact: bool
+    """Whether the batches that come next are those that would have come."""
+    begins_epoch: int | None
+    """The epoch with which training goes on otherwise; none if the reader counts none."""
+    job: Mapping[str, Any]
+    """What job.json would hold."""
+    position: Mapping[str, Any]
+    """Where the loader of every rank goes on."""
+
+    def rank(self, rank: int) -> dict[str, Any]:
+        """What the file of this rank would hold: one that is new draws its own random numbers;
+        callbacks' states are alike on all."""
+        first = read_rank(self.checkpoint, 0)
+        new = {"callbacks": first.get("callbacks", {})}
+        kept = read_rank(self.checkpoint, rank) if rank < self.ranks_before else new
+        mine: dict[str, Any] = {key: kept[key] for key in ("random", "callbacks") if key in kept}
+        mine["so_far"] = kept.get("so_far", {})
+        if self.ranks != self.ranks_before:
+            mine["so_far"] = self._so_far(rank, first.get("so_far", {}))
+        return {"loader": dict(self.position), **mine}
+
+    def _so_far(self, rank: int, first: Mapping[str, Any]) -> dict[str, Any]:
+        """What a rank has counted toward the metrics that come next: rank 0 has what all of them
+        collected, and forecasts, which are of a plan's ranks, are counted anew."""
+        kept = {name: one for name, one in first.items() if name not in ("forecasts", "window")}
+        if rank == 0:
+            states = [read_rank(self.checkpoint, one) for one in range(self.ranks_before)]
+            every = [state.get("so_far", {}) for state in states]
+            if windows := [one["window"] for one in every if "window" in one]:
+                kept["window"] = joined_windows(windows)
+        return kept
+
+    def goes_on(self) -> str:
+        """With which batches, for people."""
+        if self.exact:
+            return "goes on with the batches that would have come next"
+        if self.begins_epoch is None:
+            return "goes on where its reader begins: it counts no epochs"
+        return (
+            f"goes on with the start of epoch {self.begins_epoch}; what an epoch had left is "
+            "skipped"
+        )
+
+
+def for_ranks(checkpoint: Path, ranks: int, batch_size: int | None = None) -> OtherRanks:
+    """The checkpoint for so many ranks, of `batch_size` samples each (by default as before).
+
+    The epoch goes on where it was if that is the same place for any rank: no batch of it has
+    been trained; or `reader.streams` is set and a multiple of `ranks`, no workers read, and
+    `batch_size` times ranks is unchanged. Else the next epoch begins, and what was left of this
+    one is skipped.
+    """
+    job = read_job(checkpoint)
+    before, registry = job["world_size"], job["registry"]
+    size_before = registry.get("train", {}).get("batch_size", TrainSettings().batch_size)
+    size = batch_size or size_before
+    if ranks < 1 or size < 1:
+        raise RegistryError(f"reshard: {ranks} ranks of {size} samples train nothing. Name more.")
+    if size != size_before:
+        registry.setdefault("train", {})["batch_size"] = size
+    position = read_rank(checkpoint, 0)["loader"]
+    epoch = _begins(position)
+    exact = ranks * size == before * size_before and _any_ranks(registry, position, ranks)
+    return OtherRanks(
+        checkpoint=checkpoint,
+        step=job["step"],
+        ranks_before=before,
+        ranks=ranks,
+        batch_size=size,
+        exact=exact,
+        begins_epoch=None if exact else epoch,
+        job={**job, "world_size": ranks, "registry": registry},
+        position=position if exact else {BEGINS: epoch},
+    )
+
+
+def resumed_position(fresh: dict[str, Any], position: dict[str, Any]) -> dict[str, Any]:
+    """A loader's state from a rank's `position`; of one that begins an epoch, the state of a
+    `fresh` loader, at that epoch."""
+    if set(position) != {BEGINS}:
+        return position
+    return fresh if position[BEGINS] is None else _at_epoch(fresh, position[BEGINS])
+
+
+def _at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
+    """Wherever it lies: a stage of the loader keeps its reader's state within its own."""
+    return {
+        key: epoch if key == "epoch" else _at_epoch(value, epoch) if _is_mapping(value) else value
+        for key, value in state.items()
+    }
+
+
+def _begins(position: Mapping[str, Any]) -> int | None:
+    """The epoch that begins where a position of the local reader is left."""
+    if "epoch" in position:
+        return int(position["epoch"]) + bool(position.get("batches"))
+    within = (_begins(value) for value in position.values() if _is_mapping(value))
+    return next((epoch for epoch in within if epoch is not None), None)
+
+
+def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: int) -> bool:
+    """Whether a position of the local reader is the same for so many ranks."""
+    reader = registry.get("reader")
+    streams: int = (reader.get("streams") or 0) if isinstance(reader, Mapping) else 0
+    made_for = position.get("made_for", {"workers": 1})
+    return streams > 0 and streams % ranks == 0 and not made_for["workers"]
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)

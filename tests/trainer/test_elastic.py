@@ -1,0 +1,104 @@
+"""Three and four gloo ranks, restarted as torchrun does: on others each time, with no option."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import REGISTRY, metrics
+
+from recd_plugins.errors import RecdError
+from recd_plugins.stack import load
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer import elastic
+from recd_plugins.trainer.run import train
+
+LOSS = 1e-6
+"""What a loss may differ by where ranks divide the samples otherwise, as in test_reshard."""
+
+SETTINGS = [
+    "train.eval_every=0",
+    "train.log_every=1",
+    "train.checkpoint_every=3",
+    "reader.streams=12",
+    "train.batch_size=24",
+]
+
+
+def attempt(
+    folder: str, name: str, overrides: Sequence[str], parent: str | None = "an agent"
+) -> Any:
+    """On a rank that `parent` started, which torchrun is if it is one: train; the summary."""
+    settings = [f"folder={folder}/data", f"train.run={folder}/{name}", *SETTINGS, *overrides]
+    named = elastic._parent
+    if parent is not None:
+        os.environ[elastic.ELASTIC] = "a-job"
+        elastic._parent = lambda: parent  # the pool has one parent for all of its life
+    try:
+        return train(load(Path(folder) / "registry.yaml", settings), torch.device("cpu"))
+    except RecdError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        os.environ.pop(elastic.ELASTIC, None)
+        elastic._parent = named
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("elastic")
+    (folder / "registry.yaml").write_text(REGISTRY)
+    return folder
+
+
+def batch_size(folder: Path, name: str, step: int) -> tuple[int, int]:
+    """Ranks and samples of each that a checkpoint was made with."""
+    job = json.loads((folder / name / f"checkpoints/step-{step:08}/job.json").read_text())
+    return job["world_size"], job["registry"]["train"]["batch_size"]
+
+
+def test_four_three_and_four_ranks_train_as_four_do(folder: Path, gloo_pool: GlooPool) -> None:
+    gloo_pool.run(attempt, str(folder), "whole", ["train.steps=9"], world_size=4)
+    for ranks, steps in ((4, 3), (3, 6), (4, 9)):  # lost after step 3; one more after step 6
+        (summary, *_) = gloo_pool.run(
+            attempt, str(folder), "parts", [f"train.steps={steps}"], world_size=ranks
+        )
+        assert (summary["step"], summary["world_size"]) == (steps, ranks)
+    assert batch_size(folder, "parts", 6) == (3, 32)
+    assert batch_size(folder, "parts", 9) == (4, 24)
+    expected = {one["step"]: one for one in metrics(folder, "whole") if one["kind"] == "train"}
+    found = [one for one in metrics(folder, "parts") if one["kind"] == "train"]
+    assert [one["step"] for one in found] == list(range(1, 10))
+    for one in found:
+        assert one["loss"] == pytest.approx(expected[one["step"]]["loss"], abs=LOSS)
+        assert one["samples"] == 96
+    assert not (folder / "parts.1").exists()
+
+
+def test_samples_that_ranks_cannot_share_come_back_with_them(
+    folder: Path, gloo_pool: GlooPool
+) -> None:
+    # 100 a step, of which three ranks have no even share; and no streams that ranks could share.
+    odd = ["train.batch_size=25", "reader.streams=null"]
+    for ranks, steps in ((4, 3), (3, 6), (4, 9)):
+        options = [*odd, f"train.steps={steps}"]
+        (summary, *_) = gloo_pool.run(attempt, str(folder), "odd", options, world_size=ranks)
+        assert summary["step"] == steps, summary
+    found = [batch_size(folder, "odd", step) for step in (6, 9)]
+    assert found == [(3, 25), (4, 25)]
+    position = json.loads((folder / "odd/checkpoints/step-00000006/rank-0.json").read_text())
+    assert (position["loader"]["epoch"], position["loader"]["batches"]) == (1, 3)
+
+
+def test_another_job_begins_anew(folder: Path, gloo_pool: GlooPool) -> None:
+    steps = ["train.steps=3"]
+    for parent in ("one", "two", None):
+        (summary, *_) = gloo_pool.run(attempt, str(folder), "other", steps, parent, world_size=3)
+        assert summary["step"] == 3
+    assert (folder / "other.2").exists()
+    # Without torchrun nothing is restarted, and nobody is noted.
+    assert not (folder / "other/launchers.json").exists()
