@@ -13,11 +13,12 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.harness import Report, main
-from benchmarks.honesty import imports
+from benchmarks.honesty import imports, scored_ids, step_time
 from benchmarks.honesty.coverage import figures, judge
 from benchmarks.honesty.profile_cost import profile_cost
 from benchmarks.honesty.tables import generated_tables, real_tables
@@ -44,8 +45,12 @@ def measure(quick: bool, data: Path = DATA) -> Report:
                 for one in found
             )
             print(f"{table.name}: {errors}", file=sys.stderr, flush=True)
-    settings = {"tables": [table.name for table in tables]}
+    settings: dict[str, Any] = {"tables": [table.name for table in tables]}
     every = [*figures(judged), *trained, *imports.figures(quick)]
+    for part in (scored_ids, step_time):
+        report = part.measure(quick)
+        every += report.figures
+        settings[part.__name__.rpartition(".")[2]] = dict(report.settings)
     return Report(figures=every, settings=settings)
 
 

@@ -89,6 +89,9 @@ class Stack:
         self._known: dict[str, Any] = {}
         """What a plan is made by beside the registry, in the words of `Context`."""
         self._planned = False
+        self.dense_bytes = 0
+        """Of the parameters to train that are in no planned table: what an all-reduce of their
+        gradients takes."""
         self.ordered = False
         """Whether the batches of the train split come in an order of the planner's."""
         self._usage = Usage(registry)
@@ -374,6 +377,7 @@ class Stack:
             planner = self._planner_by_now()
             plan = planner.plan(model, topology or self.registry.topology, group)
         self._planned = True
+        self.dense_bytes = _bytes_beside(model, plan)
         self._usage.planned(planner, group)
         self._usage.watch(model, planner, self._planning, adapted=bool(self._adapted))
         return plan
@@ -529,3 +533,13 @@ class Stack:
     def _planning(self) -> Choice:
         """What plans: a cache stands in front of the sharding slot's planner."""
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
+
+
+def _bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:
+    """Of the parameters that are in no module which the plan shards."""
+    sharded = tuple(f"{path}." if path else "" for path in plan.plan)
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not name.startswith(sharded)
+    )

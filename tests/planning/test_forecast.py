@@ -54,6 +54,26 @@ def test_a_forecast_is_what_later_batches_look_up(exponent: float, batches: int)
     assert rows.appearing(100) == pytest.approx(-np.expm1(400 * np.log1p(-chance)).sum(), rel=0.03)
 
 
+def test_the_first_batches_say_less_of_later_ones() -> None:
+    """Rows rise and fall: what 16 folds agree on in their mean, a later one need not."""
+    counter, served = RowCounter(ROWS), []
+    draw = np.random.default_rng(3)
+    for number in range(32):
+        hot = 0.3 + 0.2 * np.sin(number)  # the share of ten rows
+        ids = np.where(draw.random(2000) < hot, draw.integers(0, 10, 2000), 10)
+        ids = np.where(ids == 10, draw.integers(10, ROWS, 2000), ids)
+        if number < FOLDS:
+            counter.add(ids, 500, number)
+        else:
+            served.append(np.mean(ids < 10))
+    held = []
+    for in_order in (False, True):
+        low, high = counter.distribution(sample=True, in_order=in_order).interval(10)
+        held.append(np.mean([low <= share <= high for share in served]))
+    assert held[0] < 0.6
+    assert held[1] > 0.9
+
+
 def test_lookups_that_come_together_are_held_out_together() -> None:
     """Sessions of 20 samples repeat a row: its lookups foretell none of another batch."""
     draw, counter = np.random.default_rng(0), RowCounter(ROWS)

@@ -6,14 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.api.training import WatchedBatches
+from recd_plugins.compat.pytorch import is_innermost
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.runs_compared import page, read_run
+from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 
 def test_forecast_and_fact_part_by_more_than_a_tenth_and_out_of_the_interval() -> None:
@@ -86,3 +97,77 @@ def test_a_run_says_what_was_forecast_and_what_came(gloo_pool: GlooPool, tmp_pat
     assert "Forecast beside fact" in shown
     assert "lookups that DP serves" in shown
     assert "all-to-all, ids" in shown
+
+
+def own_batches(rank: int) -> list[Batch]:
+    """64 of 64 samples: in fours they have the same six ids of a user, and an item each."""
+    draw, found = np.random.default_rng(rank), []
+    for _ in range(64):
+        users = (2000 ** draw.random((16, 6))).astype(int).repeat(4, 0)
+        items = (2000 ** draw.random(64)).astype(int)
+        kjt = KeyedJaggedTensor(
+            ["user", "item"],
+            torch.from_numpy(np.concatenate([users.ravel(), items]) - 1),
+            lengths=torch.tensor([6] * 64 + [1] * 64),
+        )
+        found.append(Batch(torch.rand(64, 2), kjt, torch.randint(0, 2, (64,))))
+    return found
+
+
+def own_trainer() -> list[dict[str, Any]]:
+    """On a rank: TorchRec's own parts, and batches that are watched as they pass."""
+    cache = {"use": "scars", "size": "hit_rate", "hit_rate": 0.3, "coalesce": "rank"}
+    stack = load(
+        {
+            "plugins": ["recd_dedup", "recd_scars"],
+            "dedup": {"use": "exact", "groups": [["user"]]},
+            "cache": {**cache, "hot_batches": False, "profile_batches": 24},
+        }
+    )
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t_{key}", num_embeddings=2000, embedding_dim=8, feature_names=[key]
+        )
+        for key in ("user", "item")
+    ]
+    bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    model = stack.adapt(DLRMTrain(DLRM(bags, 2, [8, 8], [8, 1])))
+    batches = list(map(stack.converting(), own_batches(dist.get_rank())))
+    plan = stack.plan(model, batches=batches)
+    device = torch.device("cpu")
+    sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+    dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    watched = WatchedBatches(stack, batches)
+    assert len(watched) == 64
+    assert len(watched.copy()) == 64  # a list's own method
+    pipeline = TrainPipelineSparseDist(sharded, torch.optim.SGD(dense.values(), lr=0.1), device)
+    stream = iter(watched)
+    for _ in range(64):
+        pipeline.progress(stream)
+    assert next(stream, None) is None
+    assert dist.get_rank() or watched.lines()[0].startswith("forecast beside fact")
+    assert not dist.get_rank() or not watched.lines()
+    return [one.values() for one in watched.forecasts()]
+
+
+def test_a_trainer_of_ones_own_has_forecast_beside_fact(gloo_pool: GlooPool) -> None:
+    found, others = gloo_pool.run(own_trainer)
+    assert not others
+    by_what = {one["what"].split(":")[0].split(",")[0]: one for one in found}
+    assert set(by_what) == {"t_user", "t_item", "bytes of collectives", "dedupe factor"}
+    assert by_what["dedupe factor"]["what"].endswith("forecast by the first batches")
+    assert by_what["dedupe factor"]["fact"] == pytest.approx(4, rel=0.02)
+    for what, one in by_what.items():
+        assert one["fact"] == pytest.approx(one["forecast"], rel=0.15), what
+    low, high = by_what["t_user"]["interval"]
+    assert high - low > 0.01  # its batches were counted in their order: the interval says so
+    assert low <= by_what["t_user"]["fact"] <= high
+
+
+def test_a_mode_is_left_by_who_entered_it_last() -> None:
+    outer, inner = TrafficCounter(), TrafficCounter()
+    with outer:
+        assert is_innermost(outer)
+        with inner:
+            assert (is_innermost(outer), is_innermost(inner)) == (False, True)
+    assert not is_innermost(outer)

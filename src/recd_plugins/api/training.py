@@ -1,6 +1,8 @@
-"""What a callback sees of the run that it is called by."""
+"""What a callback sees of its run; and what was forecast of a trainer's own batches, and came."""
 
 from recd_plugins.registry.settings import OptimizerSettings, TrainSettings
+from recd_plugins.trainer.measure.beside import Beside
+from recd_plugins.trainer.measure.watched import WatchedBatches
 from recd_plugins.trainer.training import Training
 
-__all__ = ["OptimizerSettings", "TrainSettings", "Training"]
+__all__ = ["Beside", "OptimizerSettings", "TrainSettings", "Training", "WatchedBatches"]

@@ -13,7 +13,7 @@ from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StoredBytes
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 __all__ = [
     "StoredBytes",
@@ -22,6 +22,7 @@ __all__ = [
     "at_end_of_backward",
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",
+    "is_innermost",
     "narrow_tensor_by_index",
     "own_store",
     "pytree",
@@ -83,3 +84,8 @@ def written_arguments(operator: Any) -> Iterator[str]:
     for argument in schema_of(operator).arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield argument.name
+
+
+def is_innermost(mode: TorchDispatchMode) -> bool:
+    """Whether a mode was entered last of all that are entered: torch leaves that one."""
+    return _get_current_dispatch_mode() is mode

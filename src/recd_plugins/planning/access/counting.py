@@ -113,7 +113,9 @@ class RowCounter:
         if self._waits >= max(BUFFER, self._counted.shape[1]):
             _ = self.counted
 
-    def distribution(self, *, sample: bool = False, counted_share: float = 0.0) -> RowDistribution:
+    def distribution(
+        self, *, sample: bool = False, counted_share: float = 0.0, in_order: bool = False
+    ) -> RowDistribution:
         """p = lookups / samples; presence q such that 1 - (1 - q)^B is the share of batches of
         B samples that hold a row, over all rows with as many lookups. Ids: of all that occur.
 
@@ -121,7 +123,7 @@ class RowCounter:
         be (`forecast`), but in `counted_share` of the batches to come, which are those that were
         counted. Of batches of one fold nothing can be held out: then each row seen gives
         d = n1 / (n1 + 2 n2) of a lookup to rows not seen (Ney's absolute discounting; n1, n2
-        rows were looked up once, twice).
+        rows were looked up once, twice). `in_order`: the first batches alone were counted.
         """
         if not self.samples:
             raise DataError("rows: nothing was counted: there are no samples.")
@@ -137,7 +139,7 @@ class RowCounter:
         p, share, uncertainty = each / samples, held / batches, None
         rest = unseen_share = 0.0
         if sample:
-            found = forecast(self._folds(), lookups[starts], self.num_rows)
+            found = forecast(self._folds(), lookups[starts], self.num_rows, in_order=in_order)
             if found is not None:
                 later, size = 1 - counted_share, samples / batches
                 p, rest = counted_share * p + later * found.p, later * found.unseen
@@ -313,10 +315,15 @@ def counters(num_rows: Mapping[str, int], *, exact_rows: int = EXACT_ROWS) -> di
 
 
 def distribution(
-    counter: Counter, num_rows: int, *, sample: bool, counted_share: float = 0.0
+    counter: Counter,
+    num_rows: int,
+    *,
+    sample: bool,
+    counted_share: float = 0.0,
+    in_order: bool = False,
 ) -> RowDistribution:
     """What was counted of a table; of a `sample` what will come (`RowCounter.distribution`). A
     sketch leaves lookups to the rows that it lacks anyway."""
     if isinstance(counter, RowSketch):
         return counter.distribution(num_rows)
-    return counter.distribution(sample=sample, counted_share=counted_share)
+    return counter.distribution(sample=sample, counted_share=counted_share, in_order=in_order)

@@ -79,7 +79,9 @@ class Forecast:
     rows that were not seen last."""
 
 
-def forecast(found: FoldCounts, runs: Integers, num_rows: int) -> Forecast | None:
+def forecast(
+    found: FoldCounts, runs: Integers, num_rows: int, *, in_order: bool = False
+) -> Forecast | None:
     """The forecast for rows that were looked up `runs` [R] times, falling; none of a single fold.
 
     Rows that had r lookups in all folds but one had g(r) times what r promised in that one, over
@@ -87,6 +89,9 @@ def forecast(found: FoldCounts, runs: Integers, num_rows: int) -> Forecast | Non
     its r without it, on average. So all rows together have as many lookups as there were; but rows
     not seen yet have a little less for the fold that the others lacked (`_Folds.unseen`), and what
     this leaves is of those that were hardly seen. Batches that hold a row are held out alike.
+
+    Batches that are counted `in_order`, the first alone, say less of those that come later: these
+    may be as far from their mean as one fold is from the others.
     """
     if np.count_nonzero(found.samples) < 2 or not len(found.rows):
         return None
@@ -98,7 +103,7 @@ def forecast(found: FoldCounts, runs: Integers, num_rows: int) -> Forecast | Non
         holding=holding,
         unseen=unseen,
         unseen_holding=unseen_holding,
-        uncertainty=folds.uncertainty(),
+        uncertainty=folds.uncertainty(in_order),
     )
 
 
@@ -192,9 +197,10 @@ class _Folds:
         found: float = once * ((folds - 1) / folds) ** power
         return found
 
-    def uncertainty(self) -> Floats:
+    def uncertainty(self, in_order: bool) -> Floats:
         """[R + 1] of the share that so many rows take: Student's t times the deviation of its mean
-        over the folds that were held out, and `LEAST`."""
+        over the folds that were held out, or of one fold more where they are the first, `in_order`;
+        and `LEAST`."""
         shape = (self.classes, len(self.weight))
 
         def summed(at: Integers, weights: Integers | None = None) -> Floats:
@@ -215,7 +221,8 @@ class _Folds:
                 )
         if len(shares) < 2:
             return np.ones(len(ends))
-        deviation = np.std(shares, axis=0, ddof=1) / np.sqrt(len(shares))
+        each = np.std(shares, axis=0, ddof=1)
+        deviation = each * np.sqrt(1 / len(shares) + in_order)
         wide = STUDENT[min(len(shares), len(STUDENT)) - 1] * deviation
         share = np.mean(shares, axis=0)
         least = np.minimum(LEAST, np.minimum(share, 1 - share))

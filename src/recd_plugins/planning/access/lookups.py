@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
     from recd_plugins.sparse.own_batches import FeaturesOf
+    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
-__all__ = ["BatchLookups", "batch_lookups"]
+__all__ = ["BatchLookups", "batch_lookups", "deduplicated_parts"]
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,40 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
     these. Where it does not say, the batch is taken, or what it holds, if that is one of them; a
     `data.Batch` by its fields.
     """
-    if features is not None:
-        found = features(batch)
-        parts = list(found) if isinstance(found, list | tuple) else [found]
-        for part in parts:
-            if not _is_features(part):
-                raise DataError(
-                    f"features: of a batch ({type(batch).__name__}) it gives a "
-                    f"{type(part).__name__}, which has no sparse features. Let it give the "
-                    "batch's KeyedJaggedTensor, or a list of several."
-                )
-    else:
-        parts = _found(batch)
-    each = [_lookups(part) for part in parts]
+    each = [_lookups(part) for part in _parts(batch, features)]
     return BatchLookups(
         max(one.samples for one in each), {key: ids for one in each for key, ids in one.ids.items()}
     )
+
+
+def deduplicated_parts(
+    batch: Any, features: FeaturesOf | None = None
+) -> list[InverseKeyedJaggedTensor | PartialInverseKeyedJaggedTensor]:
+    """The deduplicated features of a batch, found as `batch_lookups` finds them."""
+    from recd_plugins.sparse.features import SparseFeatures
+    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+
+    parts = [
+        part.dedup if isinstance(part, SparseFeatures) else part for part in _parts(batch, features)
+    ]
+    kinds = InverseKeyedJaggedTensor | PartialInverseKeyedJaggedTensor
+    return [part for part in parts if isinstance(part, kinds)]
+
+
+def _parts(batch: Any, features: FeaturesOf | None) -> list[Any]:
+    if features is None:
+        return _found(batch)
+    found = features(batch)
+    parts = list(found) if isinstance(found, list | tuple) else [found]
+    for part in parts:
+        if not _is_features(part):
+            raise DataError(
+                f"features: of a batch ({type(batch).__name__}) it gives a "
+                f"{type(part).__name__}, which has no sparse features. Let it give the "
+                "batch's KeyedJaggedTensor, or a list of several."
+            )
+    return parts
 
 
 def _found(batch: Any) -> list[Any]:

@@ -1,27 +1,17 @@
-"""What was forecast of a run, beside what came: coverage, bytes, dedupe factor, hot batches."""
+"""A run of `recd train` says at its end what was forecast of it, and what came."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
-from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.handed_over import handed_over
-from recd_plugins.planning.planner_bases import OrdersBatches
-from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.slots import Callback
-from recd_plugins.tiers.tier_planner import TierPlanner
-from recd_plugins.trainer.measure.beside import Beside, lines
+from recd_plugins.trainer.measure.beside import lines
 from recd_plugins.trainer.measure.dedupe_ahead import KeptIds, read_ahead
+from recd_plugins.trainer.measure.facts import Facts
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
-    from recd_plugins.planning.ledger import TierName
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training
 
@@ -29,7 +19,6 @@ __all__ = ["ForecastMeter"]
 
 ONE_IN = 8
 """Batches of which one is looked at for the lookups that tiers serve."""
-CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
 
 
 class ForecastMeter(Callback):
@@ -42,18 +31,8 @@ class ForecastMeter(Callback):
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._planner = stack.planner()
-        self._plan: TierPlan | None = None
-        self._tiers: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
-        """By table, the rows of each tier, ascending."""
-        self._served: dict[str, np.ndarray[Any, Any]] = {}
-        """By table [3]: lookups that each tier serves, and all."""
-        self._batches = self._hot = 0
+        self._facts = Facts(stack)
         self._lot = np.random.default_rng(0)  # windows of hot batches have a period
-        self._ahead = KeptIds()
-        """The ids of batches that were read ahead."""
-        self._came = KeptIds()
-        """The ids of the batches of training."""
 
     def at_start(self, training: Training) -> None:
         """Read some of the batches that will be delivered: what they show of deduplication."""
@@ -61,210 +40,39 @@ class ForecastMeter(Callback):
             return
         steps = None if training.step else training.settings.steps
         loader = self._stack.read(training.rank, training.world_size)
-        self._ahead = read_ahead(loader, steps, training.world_size)
+        self._facts.ahead = read_ahead(loader, steps, training.world_size)
 
     def after_step(self, training: Training) -> None:
         """Count what was trained; what is only read ahead, a resumed run reads again."""
-        batch = training.batch
+        batch, facts = training.batch, self._facts
         assert batch is not None
-        self._batches += 1
-        self._hot += batch.hot
+        facts.batches += 1
+        facts.hot += batch.hot
         if batch.dedup is not None:
-            self._came = self._came.plus(KeptIds.each([batch.dedup.id_counts()]))
+            facts.came = facts.came.plus(KeptIds.each([batch.dedup.id_counts()]))
         if self._lot.integers(ONE_IN) == 0:
-            self._count(batch)
+            facts.look_at(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "batches": self._batches,
-            "hot": self._hot,
-            "ahead": self._ahead,
-            "came": self._came,
-            "served": {name: counts.tolist() for name, counts in self._served.items()},
-            "lot": self._lot.bit_generator.state,
-        }
+        return {**self._facts.state_dict(), "lot": self._lot.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._batches, self._hot = state["batches"], state["hot"]
-        self._ahead, self._came = KeptIds(*state["ahead"]), KeptIds(*state["came"])
-        self._served = {name: np.array(counts) for name, counts in state["served"].items()}
+        self._facts.load_state_dict(state)
         self._lot.bit_generator.state = state["lot"]
 
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
         """Every rank calls it: the counts are those of all."""
-        names = sorted(self._rows())
-        mine = [self._batches, self._hot, *self._ahead, *self._came]
-        for name in names:
-            mine += self._served.get(name, np.zeros(3)).tolist()
-        every = torch.tensor(mine, dtype=torch.float64, device=training.device)
-        dist.all_reduce(every)
-        batches, hot, *rest = every.tolist()
-        fields = len(KeptIds._fields)
-        ahead, came = (KeptIds(*rest[at : at + fields]) for at in (0, fields))
-        served = rest[2 * fields :]
-        found = [
-            *self._coverage(dict(zip(names, np.reshape(served, (-1, 3)), strict=True))),
-            *self._bytes(training, (summary.get("cost") or {}).get("traffic") or {}),
-            *_dedupe(ahead, came),
-            *self._time(summary.get("parts_ms") or {}),
-            *self._hot_batches(batches / training.world_size, hot / training.world_size),
-        ]
+        traffic = (summary.get("cost") or {}).get("traffic") or {}
+        found = self._facts.beside(
+            training.device,
+            traffic={to: sum(phases.values()) for to, phases in traffic.items()},
+            dense=sum(
+                parameter.numel() * parameter.element_size()
+                for group in training.dense.param_groups
+                for parameter in group["params"]
+            ),
+            parts=summary.get("parts_ms") or {},
+        )
         summary["forecasts"] = [one.values() for one in found]
         for line in lines(found):
             training.say(line)
-
-    def _rows(self) -> Mapping[str, Any]:
-        """The features of each table that has replicas."""
-        planner = self._planner
-        if not isinstance(planner, TierPlanner) or planner.tier_plan is None:
-            return {}
-        return {
-            name: planner.found[name].counted
-            for name in planner.tier_plan.tables
-            if name in planner.found
-        }
-
-    def _count(self, batch: Batch) -> None:
-        rows = self._rows()
-        if not rows:
-            return
-        plan = self._planner.tier_plan  # type: ignore[attr-defined]
-        if plan is not self._plan:
-            self._plan = plan
-            self._tiers = {
-                name: [np.sort(tier) for tier in (table.replicated, table.per_node)]
-                for name, table in plan.tables.items()
-            }
-        lookups = batch_lookups(batch)
-        for name, part in rows.items():
-            ids = np.concatenate([lookups[feature] for feature in part.features])
-            hits = [_within(ids, tier) for tier in self._tiers[name]]
-            self._served[name] = self._served.get(name, np.zeros(3)) + np.array([*hits, len(ids)])
-
-    def _coverage(self, served: Mapping[str, Any]) -> Iterator[Beside]:
-        planner = self._planner
-        report = planner.report if isinstance(planner, TierPlanner) else None
-        for name, (hot, warm, every) in served.items():
-            if report is None or name not in report.ledger.tables or not every:
-                continue
-            table = report.ledger.tables[name]
-            hits: tuple[tuple[TierName, float], ...] = (("replicated", hot), ("per_node", warm))
-            for tier, count in hits:
-                if not table.entries[tier].rows:
-                    continue
-                one = Beside(
-                    what=f"{name}: lookups that {CALLED[tier]} serves",
-                    unit="share",
-                    forecast=float(table.entries[tier].share),
-                    interval=table.interval(tier),
-                    fact=float(count / every),
-                )
-                yield dataclasses.replace(one, note=self._why_served(one)) if one.parted else one
-
-    def _why_served(self, one: Beside) -> str:
-        planner = self._planner
-        assert isinstance(planner, TierPlanner)
-        if planner.profile_path is not None:
-            return (
-                "the profile is of other batches: profile anew, without it or by recd data profile"
-            )
-        retiers = self._stack.registry.train.retier_every
-        if retiers:
-            return "replicas moved to other rows while training: the forecast is of the first plan"
-        if one.fact < (one.forecast or 0.0):
-            return (
-                "other rows are hot than those that were counted: move replicas while training "
-                "(train.retier_every), or count more batches (profile_batches)"
-            )
-        return "the batches that were counted have fewer of these rows: count more of them"
-
-    def _bytes(
-        self, training: Training, traffic: Mapping[str, Mapping[str, float]]
-    ) -> Iterator[Beside]:
-        """Of all collectives, where a plan has priced every table: those of tables, and gradients
-        of dense parameters."""
-        planner = self._planner
-        if not traffic or not isinstance(planner, TierPlanner) or planner.report is None:
-            return
-        ledger = planner.report.ledger
-        if not planner.every <= ledger.tables.keys():
-            return
-        dense = sum(
-            parameter.numel() * parameter.element_size()
-            for group in training.dense.param_groups
-            for parameter in group["params"]
-        )
-        one = Beside(
-            what=f"bytes of collectives, a rank and step ({', '.join(traffic)})",
-            unit="bytes",
-            forecast=handed_over(ledger) + dense,
-            fact=sum(size for phases in traffic.values() for size in phases.values()),
-        )
-        note = (
-            "what tables exchange was priced for other batches: see where coverage and dedupe "
-            "factor part; those of the first step's plan, and of some steps alone, are compared"
-        )
-        yield dataclasses.replace(one, note=note) if one.parted else one
-
-    def _time(self, parts: Mapping[str, float]) -> Iterator[Beside]:
-        """What the ledger has a step's exchange and lookups take; under the profiler alone is it
-        known what they took."""
-        planner = self._planner
-        report = planner.report if isinstance(planner, TierPlanner) else None
-        if report is None or not parts:
-            return
-        one = Beside(
-            what="ms of a step's exchange and lookups, under the profiler",
-            unit="ms",
-            forecast=report.ledger.ms,
-            fact=sum(parts[part] for part in ("exchange", "exposed", "lookup")),
-        )
-        note = "the topology is not this cluster's: `recd topology measure` makes one that is"
-        yield dataclasses.replace(one, note=note) if one.parted else one
-
-    def _hot_batches(self, batches: float, hot: float) -> Iterator[Beside]:
-        planner = self._planner
-        orders = isinstance(planner, OrdersBatches) and self._stack.ordered
-        if not orders or not batches:
-            return
-        note = ""
-        if not hot:
-            note = (
-                "hot batches are on, and none were made: in no window as many samples as fill a "
-                "batch look up replicated rows alone, on every rank. Give the cache more rows, or "
-                "a larger window, or set cache.hot_batches: false"
-            )
-        what = f"hot batches, of {batches:,.0f} a rank"
-        yield Beside(what=what, unit="batches", forecast=None, fact=hot, note=note)
-
-
-def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
-    if came.factor is None:
-        return
-    share = ""
-    if ahead.factor is None:
-        note = "nobody could say the dedupe factor: this reader cannot begin anywhere in its epoch"
-    else:
-        share = f", forecast by {ahead.batches / ahead.of:.0%} of the batches"
-        note = (
-            "samples of a session do not come together as in the batches that were read first: "
-            "cluster the table (etl: cluster_by_session) and set reader.sessions: whole"
-        )
-    one = Beside(
-        what=f"dedupe factor{share}",
-        unit="factor",
-        forecast=ahead.factor,
-        interval=ahead.interval,
-        fact=came.factor,
-        note=note,
-    )
-    why = one.forecast is None or (one.parted and one.fact < one.forecast)
-    yield one if why else dataclasses.replace(one, note="")
-
-
-def _within(ids: Any, rows: Any) -> int:
-    """How many ids are among rows, which rise."""
-    if not len(rows):
-        return 0
-    at = np.minimum(np.searchsorted(rows, ids), len(rows) - 1)
-    return int(np.count_nonzero(rows[at] == ids))

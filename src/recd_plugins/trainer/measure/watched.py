@@ -1,0 +1,122 @@
+"""A trainer's own batches, watched as they pass: what was forecast of them, beside what came."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from recd_plugins.compat.pytorch import is_innermost
+from recd_plugins.planning.access.lookups import deduplicated_parts
+from recd_plugins.trainer.measure.beside import Beside, lines
+from recd_plugins.trainer.measure.dedupe_ahead import KeptIds
+from recd_plugins.trainer.measure.facts import Facts
+from recd_plugins.trainer.measure.traffic import COLLECTIVES, TrafficCounter
+
+if TYPE_CHECKING:
+    from recd_plugins.sparse.own_batches import FeaturesOf
+    from recd_plugins.stack import Stack
+
+__all__ = ["WatchedBatches"]
+
+ONE_IN = 8
+"""Batches of which one is looked at for the lookups that tiers serve."""
+FIRST = 32
+"""Batches by which the dedupe factor of those after them is forecast."""
+FILLING, SPACING = 4, 20
+"""Batches that a pipeline asks for before its steps are alike; steps between two whose bytes are
+counted."""
+ROUTES = sorted(set(COLLECTIVES.values()))
+
+
+class WatchedBatches:
+    """Batches of a loader, as it yields them; whatever else the loader has is its own.
+
+    `forecasts` and `lines` say what the stack's plan forecast of them, and what came. Of one batch
+    in `ONE_IN` the lookups are counted by tier. The bytes of a step are those that this process
+    hands to collectives between one batch's coming and the next one's, in one step of `SPACING`:
+    whatever else the trainer sends meanwhile counts too.
+    """
+
+    def __init__(
+        self, stack: Stack, loader: Iterable[Any], *, features: FeaturesOf | None = None
+    ) -> None:
+        """`features(batch)` gives a batch's sparse features, by default the only ones it holds."""
+        self._stack = stack
+        self._loader = loader
+        self._features = features
+        self._facts: Facts | None = None
+        self._lot = np.random.default_rng(0)
+        self._ids: list[tuple[int, int]] = []
+        """The ids of each batch, and those kept."""
+        self._seen = 0
+        self._counter: TrafficCounter | None = None
+        self._steps: list[list[float]] = []
+        """By step, the bytes of each of `ROUTES`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            self._step_ends()
+            self._look_at(batch)
+            self._step_begins()
+            yield batch
+        self._step_ends()
+
+    def __len__(self) -> int:
+        if not isinstance(self._loader, Sized):
+            raise TypeError(f"a {type(self._loader).__name__} has no length")
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def forecasts(self, device: torch.device | str = "cpu") -> list[Beside]:
+        """Of all ranks, each of which calls it: rank 0, which planned, gets them, the others none.
+        `device`: where collectives take tensors."""
+        self._step_ends()
+        facts = self._facts or Facts(self._stack)
+        facts.ahead = KeptIds.each(self._ids[:FIRST], of=math.inf)
+        facts.came = KeptIds.each(self._ids[FIRST:])
+        at = torch.device(device)
+        mine = [*np.sum(self._steps, axis=0).tolist()] if self._steps else [0.0] * len(ROUTES)
+        every = torch.tensor([*mine, len(self._steps)], dtype=torch.float64, device=at)
+        dist.all_reduce(every)
+        *sums, steps = every.tolist()
+        traffic = {to: size / steps for to, size in zip(ROUTES, sums, strict=True) if size}
+        found = facts.beside(at, traffic=traffic, dense=self._stack.dense_bytes, parts={})
+        return [] if dist.get_rank() else found
+
+    def lines(self, device: torch.device | str = "cpu") -> list[str]:
+        """`forecasts` in words: a table, and what to do where forecast and fact part."""
+        return list(lines(self.forecasts(device)))
+
+    def _look_at(self, batch: Any) -> None:
+        self._seen += 1
+        parts = deduplicated_parts(batch, self._features)
+        if parts:
+            counts = [part.id_counts() for part in parts]
+            self._ids.append((sum(n for n, _ in counts), sum(k for _, k in counts)))
+        if self._lot.integers(ONE_IN) == 0:
+            self._facts = self._facts or Facts(self._stack)
+            self._facts.look_at(batch, self._features)
+
+    def _step_begins(self) -> None:
+        due = self._seen >= FILLING and self._seen % SPACING == FILLING
+        if due and threading.current_thread() is threading.main_thread():
+            self._counter = TrafficCounter()
+            self._counter.__enter__()
+
+    def _step_ends(self) -> None:
+        counter, self._counter = self._counter, None
+        if counter is None or not is_innermost(counter):
+            return  # another mode was entered since: this one cannot be left without it
+        counter.__exit__(None, None, None)
+        found = {to: sum(phases.values()) for to, phases in counter.traffic.items()}
+        self._steps.append([found.get(to, 0.0) for to in ROUTES])
