@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_messages import everything, messages_of, numbered
 
+from recd_dedup.log.sealed import Unsealed
 from recd_dedup.log.shard_file import (
     FILE_BYTES,
     FRAME_BYTES,
@@ -125,6 +126,67 @@ def test_what_is_skipped_is_logged(file, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"{file}: bytes {second.offset} to {third.offset} are damaged and left out"
     ]
+
+
+def test_a_sealed_file_that_is_cut_anywhere_or_gone_is_named(sealed, caplog):
+    whole = sealed.read_bytes()
+    for size in [*range(len(whole)), None]:
+        sealed.unlink() if size is None else sealed.write_bytes(whole[:size])
+        says = "is not there" if size is None else f"is cut short to {size:,} bytes"
+        with pytest.raises(DataError, match=f"{sealed.name}: {says}; it was sealed with 40 mess"):
+            read(sealed)
+    assert read(sealed, damaged="skip") == []
+    assert f"{sealed}: is not there; it was sealed with 40 messages" in caplog.text
+    sealed.write_bytes(whole)
+    assert read(sealed) == joined(range(4))
+
+
+def test_a_byte_of_the_seal_or_of_the_list_of_sealed_files_is_noticed(sealed):
+    folder = sealed.parent.parent
+    (listed,) = (folder / "sealed").iterdir()
+    seal = list(frames(sealed, 0))[-1]
+    for file, places in (
+        (sealed, range(seal.offset, seal.end)),
+        (listed, range(0, listed.stat().st_size, 5)),
+    ):
+        whole = file.read_bytes()
+        for offset in places:
+            file.write_bytes(flipped(whole, offset))
+            with pytest.raises(DataError, match=rf"{file.name}.* damaged.*from a copy"):
+                read(sealed)
+        file.write_bytes(whole)
+    listed.unlink()  # a writer that was killed as it closed
+    assert read(sealed) == joined(range(4))
+    (folder / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"manifest.json: is not there, and .* is lost"):
+        read(sealed)
+
+
+def test_a_block_that_was_taken_out_of_a_sealed_file_is_missed(sealed):
+    whole, second = sealed.read_bytes(), list(frames(sealed, 0))[1]
+    sealed.write_bytes(whole[: second.offset] + whole[second.end :])
+    (listed,) = (sealed.parent.parent / "sealed").iterdir()
+    listed.unlink()
+    with pytest.raises(DataError, match=r"3 blocks with 30 messages are before it, and 4 with 40"):
+        read(sealed)
+
+
+def test_what_is_not_sealed_is_counted(file, caplog):
+    log = log_in(file.parent.parent)
+    assert everything(log) == joined(range(4))
+    assert log.unsealed == {file: Unsealed(4, 40, 0)}
+    assert not caplog.records  # a writer may be at it
+    whole, last = file.read_bytes(), list(frames(file, 0))[-1]
+    for torn in (whole[:-1], flipped(whole, len(whole) - 1)):
+        file.write_bytes(torn)
+        caplog.clear()
+        assert everything(log) == joined(range(3))
+        size = len(torn) - last.offset
+        assert log.unsealed == {file: Unsealed(3, 30, size)}
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{file}: its writer has not sealed it: 3 blocks with 30 messages are whole, and the "
+            f"{size} bytes after them cannot be read"
+        ]
 
 
 @pytest.mark.parametrize("offset", range(FILE_BYTES))

@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_the_log_whole(tmp_path, monkeypatch):
     assert everything(log) == numbered(20)
 
 
-@pytest.mark.parametrize(("fsync", "synced"), [("block", 5), ("flush", 2), ("never", 0)])
+@pytest.mark.parametrize(("fsync", "synced"), [("block", 7), ("flush", 4), ("never", 0)])
 def test_fsync_as_asked(tmp_path, monkeypatch, fsync, synced):
     log = opened(tmp_path, shards=1, fsync=fsync, block_bytes=1000)
     log.append(messages_of(numbered(1)))

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from recd_dedup.hashing import uniforms
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
+from recd_dedup.log.shards import ZstdShards
 from recd_plugins.api import Config, Context, LogStore, Range, RegistryError
 from recd_plugins.api.data import Dataset, Progress, Schema, Split, Tables, silent
 
@@ -63,8 +64,16 @@ class LoggedSamples(Dataset):
         tables = super().prepare(folder, progress)
         if self.reports:
             report = next(iter(self.reports.values()))  # both splits join the whole log
-            (folder / "join.json").write_text(json.dumps(report.to_dict(), indent=2))
+            found = report.to_dict() | self._unsealed()
+            (folder / "join.json").write_text(json.dumps(found, indent=2))
         return tables
+
+    def _unsealed(self) -> dict[str, dict[str, int]]:
+        """Of files that no writer has sealed: how many, their messages, and bytes that are lost."""
+        left = self._log.unsealed.values() if isinstance(self._log, ZstdShards) else ()
+        names = ("files", "messages", "unreadable_bytes")
+        sums = (len(left), sum(one.messages for one in left), sum(one.tail for one in left))
+        return {"unsealed": dict(zip(names, sums, strict=True))} if left else {}
 
 
 def build_logged(config: LoggedConfig, context: Context) -> LoggedSamples:

@@ -10,14 +10,19 @@ The payload is a block of N messages, zstd-packed as one:
 
     i64 session id [N]   i64 timestamp [N]   u32 length [N]   the messages, end to end
 
-All of it is little-endian. A frame of no messages is the seal of a writer that closed. What
-cannot be read and has no whole frame after it is a torn tail: a write that a crash cut off, or
+All of it is little-endian. A frame of no messages is the seal of a writer that closed. Its payload
+is the trailer, to which the frames before it are held:
+
+    u64 blocks   u64 messages   32s SHA-256 of all their headers, end to end
+
+What cannot be read and has no whole frame after it is a torn tail: a write that a crash cut off, or
 that is still going on. What cannot be read before a whole frame is damage.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import struct
@@ -40,6 +45,7 @@ __all__ = [
     "Frame",
     "Fsync",
     "LogBlock",
+    "Sealed",
     "ShardFile",
     "file_head",
     "fitting",
@@ -57,8 +63,19 @@ MAGIC = b"RBLK"
 FILE = struct.Struct("<8sI")
 FRAME = struct.Struct("<4sIIIqI")
 CRC = struct.Struct("<I")
+TRAILER = struct.Struct("<QQ32s")
 FILE_BYTES = FILE.size + CRC.size
 FRAME_BYTES = FRAME.size + CRC.size
+
+
+class Sealed(NamedTuple):
+    """What a file was when its writer sealed it."""
+
+    bytes: int
+    blocks: int
+    messages: int
+    digest: str
+    """Of the headers of its blocks, which have the checksums of the messages."""
 
 
 class Frame(NamedTuple):
@@ -88,7 +105,7 @@ def file_head(shard: int) -> bytes:
 
 
 def frame_bytes(payload: bytes, *, messages: int, raw: int, first: int) -> bytes:
-    """A frame; without messages, the seal."""
+    """A frame; without messages, the seal, whose payload is the trailer."""
     header = FRAME.pack(MAGIC, messages, raw, len(payload), first, crc32(payload))
     return _checked(header) + payload
 
@@ -105,6 +122,7 @@ def frames(file: Path, shard: int, damaged: Damaged = "raise") -> Iterator[Frame
                 "otherwise. It was damaged or put into the wrong folder: move it out of the log."
             )
         offset = FILE_BYTES
+        blocks, messages, headers = 0, 0, hashlib.sha256()
         while len(header := _at(opened, offset, FRAME_BYTES)) == FRAME_BYTES:
             frame = _parsed(file, offset, header)
             if frame is None:
@@ -115,6 +133,12 @@ def frames(file: Path, shard: int, damaged: Damaged = "raise") -> Iterator[Frame
                 continue
             if frame.end > _size(opened):
                 return
+            if frame.messages:
+                blocks, messages = blocks + 1, messages + frame.messages
+                headers.update(header)
+            else:
+                trailer = TRAILER.pack(blocks, messages, headers.digest())
+                _check_trailer(frame, opened, trailer, damaged)
             yield frame
             offset = frame.end
             if not frame.messages and offset < _size(opened):
@@ -132,6 +156,28 @@ def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
         return payload
     _after_damage(frame.file, frame.offset, damaged)
     return None
+
+
+def _check_trailer(seal: Frame, opened: BinaryIO, found: bytes, damaged: Damaged) -> None:
+    """Hold the blocks of a file to what its writer sealed; older writers sealed without saying."""
+    trailer = _at(opened, seal.offset + FRAME_BYTES, seal.stored)
+    if trailer in (b"", found):
+        return
+    blocks, messages, _ = TRAILER.unpack(found)
+    if crc32(trailer) != seal.checksum or len(trailer) != TRAILER.size:
+        what = "its trailer is damaged"
+    else:
+        sealed_blocks, sealed, _ = TRAILER.unpack(trailer)
+        what = (
+            f"{blocks:,} blocks with {messages:,} messages are before it, and "
+            f"{sealed_blocks:,} with {sealed:,} were when it was sealed"
+        )
+    if damaged == "raise":
+        raise DataError(
+            f"{seal}: {what}. Take the file from a copy, or read with `damaged: skip` to go "
+            "without what is lost."
+        )
+    LOG.warning("%s: %s", seal, what)
 
 
 def _after_damage(file: Path, offset: int, damaged: Damaged) -> int | None:
@@ -193,6 +239,8 @@ class ShardFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self._end = 0
+        self._blocks = self._messages = 0
+        self._headers = hashlib.sha256()
         try:
             self._write(file_head(shard))
         except OSError:
@@ -206,6 +254,9 @@ class ShardFile:
     def append(self, frame: bytes) -> None:
         """Write a frame; where that fails, the file is as it was before."""
         self._write(frame)
+        self._blocks += 1
+        self._messages += FRAME.unpack_from(frame)[1]
+        self._headers.update(frame[:FRAME_BYTES])
         if self._fsync == "block":
             os.fsync(self._file)
 
@@ -213,13 +264,16 @@ class ShardFile:
         if self._fsync == "flush":
             os.fsync(self._file)
 
-    def close(self) -> None:
+    def close(self) -> Sealed:
         """Seal the file: from now on, what cannot be read at its end is damage, not a torn tail."""
+        trailer = TRAILER.pack(self._blocks, self._messages, self._headers.digest())
         try:
-            self.append(frame_bytes(b"", messages=0, raw=0, first=0))
-            self.flush()
+            self._write(frame_bytes(trailer, messages=0, raw=len(trailer), first=0))
+            if self._fsync != "never":
+                os.fsync(self._file)
         finally:
             os.close(self._file)
+        return Sealed(self._end, self._blocks, self._messages, self._headers.hexdigest())
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)

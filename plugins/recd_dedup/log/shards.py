@@ -4,8 +4,8 @@ A message's log shard is decided by its session (O1), or by the message itself (
 Writers share no file, so any number of processes may write at once, and one that is killed
 hurts nobody: the next one begins files of its own. A reader merges the files of a shard by
 the time of their blocks, and sees whole blocks only. What is in the log is the folder's to say
-(`shard-00007/<writer>.log`); its manifest holds only what must never change under the messages
-that are there.
+(`shard-00007/<writer>.log`), and what must be there is in its writers' lists of sealed files
+(`sealed.py`); its manifest holds only what must never change under the messages that are there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -26,10 +27,14 @@ import pyarrow as pa
 import zstandard
 
 from recd_dedup.hashing import I64, bucket_of, mix
+from recd_dedup.log.sealed import SealedFiles, Unsealed, write_sealed
 from recd_dedup.log.shard_file import (
+    FILE_BYTES,
     Damaged,
+    Frame,
     Fsync,
     LogBlock,
+    Sealed,
     ShardFile,
     fitting,
     frames,
@@ -50,6 +55,7 @@ __all__ = [
     "shard_files",
 ]
 
+LOG = logging.getLogger(__name__)
 NAME = "manifest.json"
 FORMAT = 1
 
@@ -99,6 +105,11 @@ class Manifest:
     def check(self, folder: Path) -> None:
         """`DataError` where the folder's log is another than this."""
         there = Manifest.of(folder)
+        if there is None and (lost := next(folder.glob("shard-*/*.log"), None)):
+            raise DataError(
+                f"{folder / NAME}: is not there, and {lost} is: how many shards the log has, and "
+                f"how it is routed, is lost. Restore it from a copy."
+            )
         if there is not None and there != self:
             raise DataError(
                 f"{folder}: holds a log of {there.shards} shards, routed by {there.route}; asked "
@@ -174,6 +185,9 @@ class ZstdShards:
         self.folder = folder
         self._manifest = Manifest(shards=config.shards, route=config.route)
         self._manifest.check(folder)
+        self._sealed = SealedFiles(folder)
+        self.unsealed: dict[Path, Unsealed] = {}
+        """What was read so far of files that their writers have not sealed."""
         self._start_writing()
 
     @property
@@ -200,20 +214,66 @@ class ZstdShards:
     def close(self) -> None:
         """Flush and seal this writer's files; it may append again, to new ones."""
         self._write_all()
-        while self._files:
-            self._files.popitem()[1].close()
+        sealed: dict[Path, Sealed] = {}
+        try:
+            while self._files:
+                file = self._files.popitem()[1]
+                sealed[file.path] = file.close()
+        finally:
+            if sealed:
+                sync = self.config.fsync != "never"
+                write_sealed(self.folder, self._writer, sealed, sync=sync)
         self._start_writing()
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """What a shard holds so far, a block at a time; torn tails are left out."""
+        """What a shard holds so far, a block at a time.
+
+        Torn tails of files that are not sealed are left out: `unsealed` counts them.
+        """
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.folder}: has shards 0 to {self.shards - 1}, not {shard}.")
         damaged = self.config.damaged
-        files = [list(frames(file, shard, damaged)) for file in shard_files(self.folder, shard)]
+        sealed = self._sealed.of(_folder_of(self.folder, shard).name, damaged)
+        files = [
+            self._frames(file, shard, sealed.get(file)) for file in shard_files(self.folder, shard)
+        ]
         for frame in heapq.merge(*files, key=lambda frame: frame.first):
-            messages = read_block(frame, damaged) if frame.messages else None
+            messages = read_block(frame, damaged)
             if messages is not None:
                 yield messages
+            elif (left := self.unsealed.get(frame.file)) is not None:
+                last = frame.end >= frame.file.stat().st_size - left.tail
+                lost = left.tail + frame.end - frame.offset if last else left.tail
+                messages_left = left.messages - frame.messages
+                self._tell(frame.file, Unsealed(left.blocks - 1, messages_left, lost))
+
+    def _frames(self, file: Path, shard: int, sealed: Sealed | None) -> list[Frame]:
+        """The blocks of a file, its seal left out; without one, what is read of it is counted."""
+        damaged = self.config.damaged
+        found = list(frames(file, shard, damaged))
+        if found and not found[-1].messages:
+            return found[:-1]
+        if sealed is not None:
+            what = (
+                f"{file}: its end is damaged: it was sealed with {sealed.blocks:,} blocks of "
+                f"{sealed.messages:,} messages, and {len(found):,} blocks can be read"
+            )
+            if damaged == "raise":
+                raise DataError(
+                    f"{what}. Take the file from a copy, or read with `damaged: skip` to go "
+                    "without what is lost."
+                )
+            LOG.warning("%s", what)
+            return found
+        end = found[-1].end if found else FILE_BYTES
+        tail = max(0, file.stat().st_size - end)
+        self._tell(file, Unsealed(len(found), sum(frame.messages for frame in found), tail))
+        return found
+
+    def _tell(self, file: Path, left: Unsealed) -> None:
+        if left.tail and self.unsealed.get(file) != left:
+            LOG.warning("%s: %s", file, left)
+        self.unsealed[file] = left
 
     def fingerprint(self) -> str:
         files = [file for shard in range(self.shards) for file in shard_files(self.folder, shard)]

@@ -1,0 +1,117 @@
+"""Which files of a log are sealed: a list by each writer, written as it closes.
+
+    sealed/<writer>.json
+        {"files": {"shard-00007/<writer>.log": [bytes, blocks, messages, digest]},
+         "digest": the SHA-256 of `files`}
+
+Writers share no file here either. A file that is on a list must be there as it was sealed; one that
+is on none was left by a writer that still writes, or was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recd_dedup.log.shard_file import Damaged, Sealed, sync_folder
+from recd_plugins.api import DataError
+
+__all__ = ["SealedFiles", "Unsealed", "write_sealed"]
+
+LOG = logging.getLogger(__name__)
+
+
+class Unsealed(NamedTuple):
+    """What is read of a file that its writer has not sealed."""
+
+    blocks: int
+    """Blocks that are whole."""
+    messages: int
+    """Their messages."""
+    tail: int
+    """Bytes after them that cannot be read: a write that was cut off, or is going on."""
+
+    def __str__(self) -> str:
+        return (
+            f"its writer has not sealed it: {self.blocks:,} blocks with {self.messages:,} messages "
+            f"are whole, and the {self.tail:,} bytes after them cannot be read"
+        )
+
+
+class SealedFiles:
+    """The sealed files of a log's folder, as far as its writers have closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lists: dict[str, dict[str, Sealed]] = {}
+        """By the writer's list, which never changes."""
+
+    def of(self, shard: str, damaged: Damaged) -> dict[Path, Sealed]:
+        """The sealed files of a shard's folder; `DataError` where one is gone or cut short."""
+        found = {}
+        for file in sorted((self._folder / "sealed").glob("*.json")):
+            if file.name not in self._lists:
+                self._lists[file.name] = _listed(file, damaged)
+            for name, sealed in self._lists[file.name].items():
+                path = self._folder / name
+                if path.parent.name == shard and _is_as_sealed(path, sealed, damaged):
+                    found[path] = sealed
+        return found
+
+
+def write_sealed(folder: Path, writer: str, files: Mapping[Path, Sealed], *, sync: bool) -> None:
+    """Write a writer's list, whole or not at all."""
+    listed = {f"{path.parent.name}/{path.name}": list(one) for path, one in sorted(files.items())}
+    target = folder / "sealed" / f"{writer}.json"
+    target.parent.mkdir(exist_ok=True)
+    draft = target.with_suffix(".part")
+    with draft.open("w", encoding="utf-8") as opened:
+        json.dump({"files": listed, "digest": _digest(listed)}, opened)
+        opened.flush()
+        if sync:
+            os.fsync(opened.fileno())
+    draft.rename(target)
+    if sync:
+        sync_folder(target.parent)
+
+
+def _listed(file: Path, damaged: Damaged) -> dict[str, Sealed]:
+    try:
+        held = json.loads(file.read_text("utf-8"))
+        if held["digest"] == _digest(held["files"]):
+            return {name: Sealed(*one) for name, one in held["files"].items()}
+        why = "its digest is not that of the files it names"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = str(error)
+    _report(file, f"this list of sealed files is damaged ({why})", damaged)
+    return {}
+
+
+def _is_as_sealed(path: Path, sealed: Sealed, damaged: Damaged) -> bool:
+    there = f"it was sealed with {sealed.messages:,} messages in {sealed.bytes:,} bytes"
+    if not path.exists():
+        _report(path, f"is not there; {there}", damaged)
+        return False
+    # What was added to one is the file's own to say, with the byte where it begins.
+    if (size := path.stat().st_size) < sealed.bytes:
+        _report(path, f"is cut short to {size:,} bytes; {there}", damaged)
+        return False
+    return True
+
+
+def _report(path: Path, what: str, damaged: Damaged) -> None:
+    if damaged == "raise":
+        raise DataError(
+            f"{path}: {what}. Take it from a copy, or read with `damaged: skip` to go without what "
+            "is lost."
+        )
+    LOG.warning("%s: %s", path, what)
+
+
+def _digest(files: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
