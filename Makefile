@@ -35,7 +35,7 @@ test: $(VENV)/ready
 
 # Without ranks, without processes that train: what to run after every change.
 test-fast: $(VENV)/ready
-	$(BIN)/python -m pytest $(WORKERS) -m "not ranks and not slow"
+	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=fast -m "not ranks and not slow"
 
 test-ranks: $(VENV)/ready
 	$(BIN)/python -m pytest $(WORKERS) -m "ranks and not slow"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Beside other workers, threads of one worker wait for each other more than they compute; and those
 # of programs that are started with several would take the processor while they wait.
@@ -16,8 +16,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# The same examples in every run; and a busy machine is slow, not wrong.
+# The same examples in every run; and a busy machine is slow, not wrong. `make test-fast` draws
+# fewer where a test says nothing of how many.
 settings.register_profile("recd", deadline=None, derandomize=True)
+settings.register_profile("fast", settings.get_profile("recd"), max_examples=30)
+# A change that is noticed needs no smallest example (benchmarks/mutants.py).
+settings.register_profile(
+    "mutants", settings.get_profile("recd"), phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile("recd")
 
 WHOLE_PROGRAMS = ("examples", "benchmarks")

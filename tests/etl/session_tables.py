@@ -43,7 +43,7 @@ def rows_of(sessions, timestamps, seed: int = 0) -> pa.Table:
     return pa.table(columns).cast(SCHEMA.arrow())
 
 
-def mixed_rows(n: int = 1_000, seed: int = 0) -> pa.Table:
+def mixed_rows(n: int = 500, seed: int = 0) -> pa.Table:
     """Sessions of all sizes, mixed; a tenth of the timestamps are late, and many are equal."""
     draw = np.random.default_rng(seed)
     sessions = draw.zipf(1.3, n) % 150 * 7_919 - 10**6

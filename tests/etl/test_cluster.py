@@ -22,7 +22,7 @@ from recd_plugins.slots import Context, EtlRecord
 from recd_plugins.testing.conformance import check_record
 
 TINY = 4e-5
-"""GB: a run of 10 kB, so that a thousand rows take many spills, buckets and parts."""
+"""GB: a run of 7 kB, so that 500 rows take many spills and buckets; of half of it, two files."""
 
 
 def cluster(table, folder, memory_gb=TINY, progress=silent):
@@ -122,9 +122,9 @@ def test_progress_is_reported_in_rows(tmp_path):
     source = table_of(tmp_path / "source", mixed_rows())
     cluster(source, tmp_path / "c", TINY / 2, progress=lambda *step: calls.append(step))
     for what in ("bucketing c", "sorting c"):
-        steps = [done for name, done, total in calls if name == what and total == 1_000]
+        steps = [done for name, done, total in calls if name == what and total == 500]
         assert steps[0] == 0
-        assert steps[-1] == 1_000
+        assert steps[-1] == 500
         assert steps == sorted(steps)
         assert len(steps) > 2
 

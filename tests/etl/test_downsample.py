@@ -37,7 +37,7 @@ def steady_rows(sessions=2_000, each=8):
 
 
 def test_sessions_are_kept_whole_and_in_order(tmp_path):
-    rows = mixed_rows()
+    rows = mixed_rows(1_000)
     kept, _ = run("downsample_sessions", table_of(tmp_path / "t", rows), tmp_path / "d", keep=0.4)
     sessions = set(kept["session_id"].to_pylist())
     assert 0 < len(sessions) < len(set(rows["session_id"].to_pylist()))
@@ -88,7 +88,7 @@ def test_a_higher_share_keeps_what_a_lower_one_kept(tmp_path):
 
 @by_either
 def test_keep_all(tmp_path, name):
-    rows = mixed_rows()
+    rows = mixed_rows(1_000)
     kept, report = run(name, table_of(tmp_path / "t", rows), tmp_path / "d", keep=1.0)
     assert kept.equals(rows)
     assert report.before == report.after
@@ -96,7 +96,7 @@ def test_keep_all(tmp_path, name):
 
 @by_either
 def test_chunks_of_any_size_keep_the_same_rows(tmp_path, name):
-    source = table_of(tmp_path / "t", mixed_rows())
+    source = table_of(tmp_path / "t", mixed_rows(1_000))
     whole, _ = run(name, source, tmp_path / "whole")
     step = type(BUILDS[name](DownsampleConfig(), Context()))(DownsampleConfig(), chunk_bytes=1_000)
     assert read(step.run(source, tmp_path / "chunked")).equals(whole)
@@ -112,7 +112,7 @@ def test_an_empty_table(tmp_path, name):
 
 def test_a_table_without_sessions_can_only_lose_samples(tmp_path):
     schema = Schema(session_id=None, dense=SCHEMA.dense, sparse=SCHEMA.sparse)
-    source = table_of(tmp_path / "t", mixed_rows().drop_columns("session_id"), schema)
+    source = table_of(tmp_path / "t", mixed_rows(1_000).drop_columns("session_id"), schema)
     with pytest.raises(DataError, match="no session_id, but downsample_sessions works by session"):
         run("downsample_sessions", source, tmp_path / "a")
     kept, report = run("downsample_samples", source, tmp_path / "b")

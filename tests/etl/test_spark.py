@@ -42,7 +42,7 @@ def spark():
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param(mixed_rows(), id="mixed"),
+        pytest.param(mixed_rows(1_000), id="mixed"),
         pytest.param(rows_of(HUGE * 20, [3] * 120), id="ids at the ends of 64 bits, all ties"),
         pytest.param(rows_of([7] * 200, range(200, 0, -1)), id="one session"),
         pytest.param(rows_of([], []), id="empty"),
@@ -61,7 +61,7 @@ def test_spark_yields_the_same_rows_in_the_same_order(tmp_path, rows):
 def test_no_session_is_cut_across_files(tmp_path):
     import pyarrow.parquet as pq
 
-    source = table_of(tmp_path / "source", mixed_rows())
+    source = table_of(tmp_path / "source", mixed_rows(1_000))
     files = build().run(source, tmp_path / "clustered").files
     sessions = [set(pq.read_table(file)["session_id"].to_pylist()) for file in files]
     assert len(files) > 1
@@ -72,7 +72,7 @@ def test_no_session_is_cut_across_files(tmp_path):
 @pytest.mark.usefixtures("spark")
 def test_without_a_timestamp(tmp_path):
     schema = Schema(timestamp=None, dense=SCHEMA.dense, sparse=SCHEMA.sparse)
-    rows = mixed_rows()
+    rows = mixed_rows(1_000)
     still = rows.set_column(1, "timestamp", pa.array([0] * rows.num_rows))
     source = table_of(tmp_path / "source", rows.drop_columns("timestamp"), schema)
     table = build().run(source, tmp_path / "clustered")
@@ -82,7 +82,7 @@ def test_without_a_timestamp(tmp_path):
 @needs_spark
 @pytest.mark.usefixtures("spark")
 def test_rows_that_spark_lost_are_missed(tmp_path):
-    source = table_of(tmp_path / "source", mixed_rows())
+    source = table_of(tmp_path / "source", mixed_rows(1_000))
 
     def lose(what, done, total):
         if what == "Spark: clustering clustered" and done:
@@ -96,7 +96,7 @@ def test_rows_that_spark_lost_are_missed(tmp_path):
 @needs_spark
 @pytest.mark.usefixtures("spark")
 def test_the_spark_pass_is_not_run_twice(tmp_path):
-    rows = mixed_rows()
+    rows = mixed_rows(1_000)
     source = table_of(tmp_path / "source", rows)
     calls = []
 

@@ -44,13 +44,13 @@ def is_private(name: str) -> bool:
 
 def find(source: str, module: str, file: str = "") -> list[Found]:
     """In a module of ours; it is imported where a class of its own may have foreign bases."""
-    tree = ast.parse(source)
-    seen = {*_imported(tree), *_reached(tree), *_inherited(tree, module)}
+    nodes = list(ast.walk(ast.parse(source)))
+    seen = {*_imported(nodes), *_reached(nodes), *_inherited(nodes, module)}
     return [Found(file, line, name, how) for line, name, how in sorted(seen)]
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    for node in ast.walk(tree):
+def _imported(nodes: list[ast.AST]) -> Iterator[tuple[int, str, str]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -63,10 +63,10 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, name, "imported"
 
 
-def _reached(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+def _reached(nodes: list[ast.AST]) -> Iterator[tuple[int, str, str]]:
     """`thing._name`, where no class or module in the file has that name for its own."""
-    ours = {name for node in ast.walk(tree) for name in _defined(node)}
-    for node in ast.walk(tree):
+    ours = {name for node in nodes for name in _defined(node)}
+    for node in nodes:
         if (
             isinstance(node, ast.Attribute)
             and is_private(node.attr)
@@ -86,9 +86,9 @@ def _reached(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             yield node.lineno, str(node.args[1].value), "reached"
 
 
-def _inherited(tree: ast.AST, module: str) -> Iterator[tuple[int, str, str]]:
+def _inherited(nodes: list[ast.AST], module: str) -> Iterator[tuple[int, str, str]]:
     """What a class has of the private names of its foreign bases: used, assigned or overridden."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.ClassDef):
             continue
         kind = getattr(importlib.import_module(module), node.name, None)

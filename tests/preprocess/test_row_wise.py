@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from itertools import chain
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -29,11 +30,20 @@ GROUPINGS = [
 ]
 
 
-def scripted(module: nn.Module) -> torch.jit.ScriptModule:
+class Scripted(NamedTuple):
+    """A module that is scripted when a test of it runs: that takes a second."""
+
+    kind: type[nn.Module]
+
+
+@pytest.fixture(scope="module")
+def transform(request: pytest.FixtureRequest) -> Any:
+    if not isinstance(request.param, Scripted):
+        return request.param
     with warnings.catch_warnings():  # torch 2.13 would rather see it exported
         warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
         warnings.filterwarnings("ignore", "TorchScript will treat type", UserWarning)  # the KJT's
-        return torch.jit.script(module)
+        return torch.jit.script(request.param.kind())
 
 
 class Twice(nn.Module):
@@ -72,14 +82,16 @@ TRANSFORMS = [
     Clamp(2, 3),
     nn.Sequential(SigridHash(31), FirstX(1)),
     Twice(),
-    scripted(Twice()),
+    Scripted(Twice),
     fill_empty,
     reverse_rows,
 ]
 
 
 def named(transform) -> str:
-    return getattr(transform, "original_name", None) or getattr(transform, "__name__", "") or "nn"
+    if isinstance(transform, Scripted):
+        return transform.kind.__name__
+    return getattr(transform, "__name__", "") or "nn"
 
 
 @st.composite
@@ -94,7 +106,7 @@ def samples(draw) -> KeyedJaggedTensor:
 SOME = st.sampled_from([None, ("b",), ("a", "c"), ("b", "c"), ("a", "b", "c", "d"), ("d", "x")])
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=named)
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=named, indirect=True)
 @settings(max_examples=30)
 @given(features=samples(), groups=st.sampled_from(GROUPINGS), some=SOME)
 def test_on_unique_samples_as_on_all(transform, features, groups, some):
@@ -112,7 +124,7 @@ def test_on_unique_samples_as_on_all(transform, features, groups, some):
     assert on_all == {key: (after if key in chosen else before)[key] for key in KEYS}
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=named)
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=named, indirect=True)
 @settings(max_examples=30)
 @given(features=samples(), groups=st.sampled_from(GROUPINGS), some=SOME)
 def test_on_shared_values_as_on_all(transform, features, groups, some):
@@ -122,7 +134,9 @@ def test_on_shared_values_as_on_all(transform, features, groups, some):
     assert to_lists(result.to_kjt()) == to_lists(wrapped(features, some))
 
 
-@pytest.mark.parametrize("transform", [SigridHash(31), FirstX(1), fill_empty], ids=named)
+@pytest.mark.parametrize(
+    "transform", [SigridHash(31), FirstX(1), fill_empty], ids=named, indirect=True
+)
 def test_weights_come_along(transform):
     features = KeyedJaggedTensor(
         keys=["a", "b"],
@@ -223,7 +237,8 @@ FEATURES = from_lists({"a": [[1, 2], [1, 2], [3]], "b": [[4], [4], [4]]})
 
 @pytest.mark.parametrize(
     ("transform", "name"),
-    [(Rank(), "Rank"), (scripted(ScriptedRank()), "ScriptedRank"), (rank, "rank")],
+    [(Rank(), "Rank"), (Scripted(ScriptedRank), "ScriptedRank"), (rank, "rank")],
+    indirect=["transform"],
 )
 def test_what_depends_on_other_rows_is_refused_by_name(transform, name):
     wrapped = RowWise(transform)

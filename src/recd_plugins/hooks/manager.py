@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from importlib.metadata import (
     Distribution,
     EntryPoint,
     distribution,
+    distributions,
     entry_points,
-    packages_distributions,
 )
 from pathlib import Path
 from types import ModuleType
@@ -278,15 +279,24 @@ def _provider_of(module: str) -> Provider:
     package = module.split(".")[0]
     if package == PROJECT:
         return _provider(module, distribution("recd-plugins"))
-    owners = _owners(tuple((path, _changed(path)) for path in sys.path)).get(package)
-    return _provider(module, distribution(owners[0])) if owners else Provider(module)
+    for path in sys.path:
+        if (owner := _owners(path, _changed(path)).get(package)) is not None:
+            return _provider(module, owner)
+    return Provider(module)
 
 
-@lru_cache(maxsize=1)
-def _owners(paths: tuple[tuple[str, int], ...]) -> Mapping[str, list[str]]:
-    """The distributions of each package, from the records of all of them: read once for folders
-    as they are."""
-    return packages_distributions()
+@lru_cache(maxsize=256)
+def _owners(folder: str, changed: int) -> Mapping[str, Distribution]:
+    """The distribution of each package, from the records of those that are installed in a folder:
+    read once for a folder as it is."""
+    owners: dict[str, Distribution] = {}
+    for one in distributions(path=[folder]):
+        packages = (one.read_text("top_level.txt") or "").split() or [
+            inspect.getmodulename(file.parts[0]) or file.parts[0] for file in one.files or ()
+        ]
+        for package in packages:
+            owners.setdefault(package, one)
+    return owners
 
 
 def _changed(path: str) -> int:

@@ -232,7 +232,7 @@ def test_memory_is_bounded_by_open_sessions_not_by_the_table() -> None:
         tracemalloc.stop()
         return traced + arrow
 
-    assert peak(400_000) < 1.3 * peak(40_000)
+    assert peak(120_000) < 1.3 * peak(20_000)
 
 
 @settings(max_examples=15, deadline=None)
