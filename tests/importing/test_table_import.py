@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.data.conform.rows import conform
-from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import reading, table_import
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.negatives import Negatives
@@ -258,3 +259,48 @@ def test_the_command_says_what_it_made(tmp_path: Path) -> None:
     assert sum(Table.open(tmp_path / "t" / one).num_rows for one in ("train", "test")) == kept
     wrong = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "u"), "--split-by", "user"])
     assert (wrong.exit_code, "neither `time` nor `hash:COLUMN`" in wrong.stderr) == (2, True)
+
+
+def test_a_vocabulary_of_its_own_is_the_one_that_an_import_makes(tmp_path: Path) -> None:
+    """Of CSV and Parquet, of several columns; and a schema that names it reads Parquet in place."""
+    text, parquet = tmp_path / "clicks.csv", tmp_path / "clicks.parquet"
+    write(text, clicks())
+    pq.write_table(clicks(), parquet)
+    (tmp_path / "s.yaml").write_text(
+        "session_id: visit\ntimestamp: at\nlabel: clicked\n"
+        "sparse: [{name: brand, num_ids: 50, ids: vocabulary}]\n"
+    )
+    saved, link = tmp_path / "v" / "brand.parquet", tmp_path / "link"
+    saved.parent.mkdir()
+    saved.touch()
+    link.symlink_to(saved)
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["data", *arguments])
+
+    asked = ["--column", "brand", "--save", str(link), "--most", "50"]
+    done = run("vocabulary", str(text), *asked, "--json")
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    assert link.is_symlink()
+    imported = run("import", str(text), str(tmp_path / "t"), "--schema", str(tmp_path / "s.yaml"))
+    assert imported.exit_code == 0, imported.output
+    assert pq.read_table(saved).equals(
+        pq.read_table(tmp_path / "t" / "vocabularies" / "brand.parquet"), check_metadata=True
+    )
+    values = set(clicks()["brand"].drop_null().to_pylist())
+    assert (made["values"], made["own"]) == (len(values), made["num_ids"] - 1)
+    assert f"num_ids: {made['num_ids']}}}" in run("vocabulary", str(parquet), *asked).stdout
+    brand = ForeignFeature(
+        name="brand", num_ids=made["num_ids"], ids="vocabulary", vocabulary=saved
+    )
+    schema = ForeignSchema(session_id=None, timestamp=None, label="clicked", sparse=(brand,))
+    found = conform(pq.read_table(parquet), schema, "a file")["brand"]
+    assert found.to_pylist() == [row["brand"] for row in rows_of(tmp_path / "t")]
+
+    for wrong, says in (
+        (["--column", "brnad"], "the files have no 'brnad'; did you mean 'brand'"),
+        (["--column", "brand", "--most", "1"], "1 ids are too few"),
+    ):
+        refused = run("vocabulary", str(text), *wrong, "--save", str(saved))
+        assert (refused.exit_code, says in refused.stderr) == (2, True), refused.output

@@ -9,6 +9,7 @@ from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.data_check import check
 from recd_plugins.cli.data_import import import_
 from recd_plugins.cli.data_schema import schema
+from recd_plugins.cli.data_vocabulary import vocabulary
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -28,6 +29,7 @@ data = Commands(help="Prepare and look at tables.", no_args_is_help=True)
 data.command()(schema)
 data.command()(check)
 data.command("import")(import_)
+data.command()(vocabulary)
 data.command()(stats)
 data.command()(profile)
 

@@ -41,7 +41,8 @@ class ForeignFeature(SparseFeature):
     XXH64. vocabulary: those that a file lists, by their place in it; the others share what it
     keeps for them."""
     vocabulary: Path | None = None
-    """The file, for `ids: vocabulary`: `recd data import` writes one where none is named."""
+    """The file, for `ids: vocabulary`: `recd data vocabulary` writes one, and `recd data import`
+    where none is named."""
     hash_seed: Annotated[int, Range(ge=0, le=2**32)] = 0
     """Another seed spreads `ids: hash` otherwise."""
     nulls: Nulls = "empty"

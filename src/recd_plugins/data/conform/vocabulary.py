@@ -22,7 +22,7 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import are_texts, hashes, integers, plain
 from recd_plugins.errors import DataError
 
-__all__ = ["VocabularyCounts", "VocabularyIds", "load_vocabulary"]
+__all__ = ["Counted", "VocabularyCounts", "VocabularyIds", "load_vocabulary"]
 
 METADATA_KEY = b"recd_vocabulary"
 MOST_DISTINCT = 16_000_000
@@ -30,6 +30,8 @@ MOST_DISTINCT = 16_000_000
 PENDING = 1 << 18
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
+Counted = tuple[U64, I64, pa.Array]
+"""Different values: their hashes, how often each occurs, their texts."""
 
 
 class VocabularyIds:
@@ -61,11 +63,11 @@ class VocabularyCounts:
         self._keys: U64 = np.empty(0, np.uint64)
         self._counts: I64 = np.empty(0, np.int64)
         self._values = pa.array([], pa.large_string())
-        self._parts: list[tuple[U64, I64, pa.Array]] = []
+        self._parts: list[Counted] = []
         self._size = 0
 
     @staticmethod
-    def of(values: pa.Array, spot: Spot) -> tuple[U64, I64, pa.Array]:
+    def of(values: pa.Array, spot: Spot) -> Counted:
         """The different ones of some values without nulls: hashes, counts, texts; in any thread."""
         coded = plain(values).dictionary_encode()
         counts = np.bincount(coded.indices.to_numpy(), minlength=len(coded.dictionary))
@@ -77,7 +79,7 @@ class VocabularyCounts:
             texts = pa.array(integers(different, spot)).cast(pa.large_string())
         return keys, counts.astype(np.int64), texts
 
-    def add(self, part: tuple[U64, I64, pa.Array]) -> None:
+    def add(self, part: Counted) -> None:
         """What `of` found."""
         self._parts.append(part)
         self._size += len(part[0])
@@ -129,8 +131,8 @@ def load_vocabulary(path: Path) -> VocabularyIds:
         stat = path.stat()
     except OSError as error:
         raise DataError(
-            f"{path}: this vocabulary cannot be read ({error.strerror}). `recd data import` writes "
-            "one for a feature of `ids: vocabulary` that names no file."
+            f"{path}: this vocabulary cannot be read ({error.strerror}). `recd data vocabulary` "
+            "writes one, and `recd data import` for a feature of `ids: vocabulary` without a file."
         ) from None
     return _loaded(path, stat.st_mtime_ns, stat.st_size)
 
@@ -169,7 +171,7 @@ def present(array: pa.Array) -> pa.Array:
     return array.drop_null()
 
 
-def counted(columns: Sequence[pa.Array], spot: Spot) -> tuple[U64, I64, pa.Array]:
+def counted(columns: Sequence[pa.Array], spot: Spot) -> Counted:
     """`VocabularyCounts.of` of all values of some arrays."""
     return VocabularyCounts.of(pa.concat_arrays([present(one) for one in columns]), spot)
 

@@ -1,0 +1,85 @@
+"""`recd data vocabulary`: which values of somebody's files have ids of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recd_plugins.cli.data_import import Least, Others
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Delimiter,
+    ForeignPaths,
+    Header,
+    progress,
+    reported,
+)
+from recd_plugins.cli.written import check_writable
+
+__all__ = ["vocabulary"]
+
+Columns = Annotated[
+    list[str],
+    typer.Option(
+        "--column",
+        help="A column whose values are counted; several are counted together, as features of one "
+        "table are.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
+To = Annotated[
+    Path,
+    typer.Option("--save", help="The Parquet file to write.", metavar="FILE", show_default=False),
+]
+Most = Annotated[
+    int, typer.Option("--most", help="Ids in all, at most: the most frequent values get them.")
+]
+
+
+def vocabulary(
+    paths: ForeignPaths,
+    column: Columns,
+    save: To,
+    most: Most = 1_000_000,
+    least_count: Least = 1,
+    others: Others = 1,
+    delimiter: Delimiter = None,
+    header: Header = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the vocabulary of columns of Parquet, CSV, TSV or lines of JSON, read in one pass.
+
+    A schema that names the file (`ids: vocabulary`, `vocabulary: FILE`) gives the same values the
+    same ids in an import, in Parquet files that are read where they are, and in serving. Count the
+    files that are trained on: what a test alone holds is not known in training.
+    """
+    with reported(debug):
+        check_writable(save, "--save")
+
+        from recd_plugins.data.importing.formats import foreign_files
+        from recd_plugins.data.importing.survey import survey
+        from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
+
+        found = survey(foreign_files(paths, delimiter=delimiter, header=header))
+        with progress() as show:
+            made = write_vocabulary(
+                found,
+                column,
+                save.resolve(),  # what a link leads to is replaced, not the link
+                most=most,
+                least_count=least_count,
+                others=others,
+                progress=show,
+            )
+    if as_json:
+        print(json.dumps({"path": str(save), **dataclasses.asdict(made)}))
+        return
+    print(f"{made.own:,} of {made.values:,} values have ids of their own, in {save}")
+    print(f"next, in the schema: {{ids: vocabulary, vocabulary: {save}, num_ids: {made.num_ids}}}")

@@ -1,0 +1,67 @@
+"""A vocabulary of columns of foreign files, counted in one pass, without an import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
+from recd_plugins.data.importing.reading import Block, mapped
+from recd_plugins.data.importing.survey import Survey
+from recd_plugins.data.table import Progress, silent
+from recd_plugins.errors import DataError, nearest
+
+__all__ = ["Written", "write_vocabulary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A vocabulary that was written."""
+
+    num_ids: int
+    """Ids in all, those that the others share among them: a feature's `num_ids`."""
+    values: int
+    """Different values that the columns hold."""
+    own: int
+    """Those that have an id of their own."""
+
+
+def write_vocabulary(
+    found: Survey,
+    columns: Sequence[str],
+    to: Path,
+    *,
+    most: int,
+    least_count: int = 1,
+    others: int = 1,
+    progress: Progress = silent,
+) -> Written:
+    """Count the values of some columns together, and write the `most` frequent to a file.
+
+    Columns hold an id each row, or a list of them; nulls and NaN are no values.
+    """
+    known = {column.name for column in found.columns}
+    for name in columns:
+        if name not in known:
+            raise DataError(f"--column: the files have no {name!r}; {nearest(name, known)}")
+    if most <= others:
+        raise DataError(
+            f"--most: {most:,} ids are too few where {others:,} are for the other values. Give it "
+            "more, or --others fewer."
+        )
+
+    def count(block: Block) -> list[Counted]:
+        rows, spot = block.rows(columns, found.read_as), Spot(str(block.file.path), "")
+        # Columns of one table may be an integer each and lists of text.
+        return [counted(rows[name].chunks, spot) for name in columns if rows[name].num_chunks]
+
+    counts = VocabularyCounts(", ".join(columns))
+    for _, parts in mapped(count, found.files, columns, progress=progress, what="counting values"):
+        for part in parts:
+            counts.add(part)
+    if not counts.num_values:
+        raise DataError(f"{', '.join(columns)}: holds no value, so there is no vocabulary.")
+    num_ids = counts.save(to, most=most, least_count=least_count, others=others)
+    return Written(num_ids=num_ids, values=counts.num_values, own=num_ids - others)
