@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from jobs import REGISTRY, metrics
+from torch.distributed import HashStore
 
 from recd_plugins.errors import RecdError
 from recd_plugins.stack import load
@@ -28,6 +30,20 @@ SETTINGS = [
     "reader.streams=12",
     "train.batch_size=24",
 ]
+
+
+def test_ranks_meet_those_of_their_own_attempt_alone() -> None:
+    store = HashStore()
+    for word in ("here/0", "here/1", "here/2", "proposed", "begins"):  # of ranks that are gone
+        store.set(word, '["x", "y", "z"]')
+    names = []
+    for world_size in (3, 2, 3):
+        with ThreadPoolExecutor(world_size) as pool:
+            ranks = reversed(range(world_size))
+            met = list(pool.map(lambda rank, n=world_size: elastic.attempt(store, rank, n), ranks))
+        assert len(set(met)) == 1
+        names.append(met[0])
+    assert len(set(names)) == 3
 
 
 def attempt(

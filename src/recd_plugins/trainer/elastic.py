@@ -1,6 +1,9 @@
 """Jobs that torchrun restarts, after a rank or a node was lost or one more came: the ranks that
 there are then go on from the run's latest checkpoint by themselves.
 
+The ranks of each attempt meet at a place of their own. torchrun (as of torch 2.13) gives all
+attempts one store, in which the ranks that are gone have left where they could be reached.
+
 A run keeps which processes of torchrun started its ranks. A job of which one is at work still is
 the same job, restarted; any other begins anew, unless `--resume` is given.
 """
@@ -10,20 +13,86 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
+from uuid import uuid4
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
 
+from recd_plugins.errors import RecdError
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.trainer.checkpoints.checkpoint import read_job
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
 
-__all__ = ["Launchers", "samples_of_step", "taken_over"]
+__all__ = ["Launchers", "attempt", "own_place", "samples_of_step", "taken_over"]
 
 ELASTIC = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun sets for its ranks, and others do not."""
+
+
+AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+LOOK = 0.05
+"""Seconds between two looks at who is there."""
+PATIENCE = 1_800.0
+"""Seconds that ranks wait for each other: torch's own for gloo."""
+
+
+def own_place() -> Store | None:
+    """Where the ranks of this attempt meet, and no others; None where torch's own place is right,
+    for torchrun does not restart the job, or starts a store for it each time."""
+    if ELASTIC not in os.environ or os.environ.get(AGENTS_STORE) != "True":
+        return None
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(seconds=PATIENCE),
+    )
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return PrefixStore(attempt(store, rank, world_size), store)
+
+
+def attempt(store: Store, rank: int, world_size: int) -> str:
+    """A name that the ranks which are alive now, and no earlier ones, agree on; every rank must
+    call it.
+
+    Each leaves a word that is new under its number. Rank 0 proposes the words that it sees, some
+    of which may be of ranks that are gone; only ranks that find their own agree to them.
+    """
+    word = uuid4().hex
+    store.set(f"here/{rank}", word)
+    proposed: list[str] = []
+    ends = time.monotonic() + PATIENCE
+    while time.monotonic() < ends:
+        if rank == 0:
+            here = [_left(store, f"here/{one}") for one in range(world_size)]
+            if all(here) and here != proposed:
+                proposed = here
+                store.set("proposed", json.dumps(here))
+        else:
+            proposed = json.loads(_left(store, "proposed") or "[]")
+        if len(proposed) == world_size and proposed[rank] == word:
+            name = sha256("".join(proposed).encode()).hexdigest()
+            store.set(f"agreed/{name}/{rank}", "yes")
+            if rank == 0 and store.check([f"agreed/{name}/{one}" for one in range(world_size)]):
+                store.set("begins", name)
+            if _left(store, "begins") == name:
+                return name
+        time.sleep(LOOK)
+    raise RecdError(
+        f"rank {rank} waited {PATIENCE:,.0f} s for the {world_size} ranks of its job to meet at "
+        f"{os.environ.get('MASTER_ADDR')}. See whether all of them were started."
+    )
+
+
+def _left(store: Store, key: str) -> str:
+    """What somebody left under a key; nothing if nobody has."""
+    return bytes(store.get(key)).decode() if store.check([key]) else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
 from recd_plugins.trainer.checkpoints.other_ranks import resumed_position
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
-from recd_plugins.trainer.elastic import Launchers, samples_of_step, taken_over
+from recd_plugins.trainer.elastic import Launchers, own_place, samples_of_step, taken_over
 from recd_plugins.trainer.loop import Loop, evaluates_again
 from recd_plugins.trainer.run_folder import RunReport, check_resumable, set_aside
 from recd_plugins.trainer.run_lock import RunLock
@@ -44,7 +44,12 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
     else:
         device = torch.device("cpu")
         torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // locals_))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if (store := own_place()) is None:
+        dist.init_process_group(backend)
+    else:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
         yield device
     finally:
