@@ -179,10 +179,11 @@ class Program:
         return "".join(path.read_bytes().decode(errors="replace") for path in self._files())
 
     def wait(self, limit: float = LIMIT) -> Ended:
-        """Its end, by itself or by being killed when `limit` seconds are over since its start."""
+        """Its end, by itself or by being killed when `limit` seconds are over since its start; on a
+        machine that has more to do than processors, as many times as long."""
         late = False
         while (code := self._process.poll()) is None:
-            late = time.monotonic() - self._begun > limit
+            late = time.monotonic() - self._begun > limit * crowding()
             if late:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
@@ -211,8 +212,19 @@ class Program:
             yield f"process {process}: {_command_of(process)}"
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+        kept = {
+            "torchinductor_root",
+            f"torchinductor_{os.environ.get('USER', '')}",
+        }  # torch's cache
         for path in sorted(self._temporary.iterdir()):
+            if path.name in kept:
+                continue
             yield f"{path.name} among the temporary files"
+
+
+def crowding() -> float:
+    """How many processes wait for each processor; 1 where none has to."""
+    return max(os.getloadavg()[0] / len(os.sched_getaffinity(0)), 1.0)
 
 
 def contents(*roots: Path) -> dict[str, str]:

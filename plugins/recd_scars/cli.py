@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.api.cli import AsJson, Commands, Debug, Overrides, RegistryFile, reported
+from recd_plugins.api.cli import (
+    PICTURES,
+    AsJson,
+    Commands,
+    Debug,
+    Overrides,
+    RegistryFile,
+    check_writable,
+    reported,
+)
 
 if TYPE_CHECKING:
     from recd_scars.cache_curve import CacheCurve
@@ -108,6 +117,7 @@ def curve(
         from recd_scars import cache_curve as sources
         from recd_scars.cache_curve import CacheCurve
 
+        check_writable(figure, "--figure", PICTURES)
         if law is not None:
             found = sources.of_law(law, rows, lookups, width)
         elif profile is not None:

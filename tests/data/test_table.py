@@ -8,7 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.batch_reader import StripeReader
+from recd_plugins.data.order import Piece
+from recd_plugins.data.schema import METADATA_KEY, Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter, id_ranges, write_table
 from recd_plugins.errors import DataError
 
@@ -94,6 +96,49 @@ def test_rows_that_do_not_fit_are_named_and_not_written(tmp_path, columns, reaso
     with pytest.raises(DataError, match=reason):
         written(tmp_path / "t", chunk(5), chunk(2, **columns))
     assert list(tmp_path.iterdir()) == []
+
+
+KEYED = Schema(sample_weight="weight")
+GOOD = {"session_id": [1, 2], "timestamp": [5, 6], "label": [0.0, 1.0], "weight": [1.0, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("label", [1.0, 2.0], "'label' is a click label and holds 2, outside .* in row 3"),
+        ("label", [-1.0, 0.0], "'label' is a click label and holds -1, outside .* in row 2"),
+        ("weight", [1.0, -2.0], "'weight' is the sample weight and holds -2 in row 3"),
+        ("session_id", [1.0, 2.5], "'session_id' holds 2.5, which is no integer, in row 3"),
+        ("timestamp", [5.0, float("nan")], "'timestamp' holds nan, which is no integer, in row 3"),
+        ("timestamp", [1e300, 0.0], "'timestamp' holds 1e.300, which is no integer, in row 2"),
+        ("session_id", ["a", "b"], "'session_id' is string, but must be integers"),
+        ("timestamp", pa.array([5, 6], pa.timestamp("us")), "'timestamp' is .*, but must be"),
+    ],
+)
+def test_labels_weights_sessions_and_times_are_refused_by_their_row(
+    tmp_path, column, values, reason
+):
+    with TableWriter(tmp_path / "t", KEYED) as to:
+        to.write(pa.table(GOOD))
+        with pytest.raises(DataError, match=f"column {reason}"):
+            to.write(pa.table({**GOOD, column: values}))
+    # The same in a file of somebody who wrote our schema into it.
+    rows = pa.table({**GOOD, column: values})
+    rows = rows.replace_schema_metadata({METADATA_KEY: KEYED.to_json().encode()})
+    pq.write_table(rows, tmp_path / "theirs.parquet")
+    reason = reason.replace("in row 3", "in row 1").replace("in row 2", "in row 0")
+    if column in KEYED.key_columns:
+        reason = f"'{column}' is .*, but must be integers"
+    with pytest.raises(DataError, match=rf"theirs.parquet.*column {reason}"):
+        StripeReader(Table.open(tmp_path / "theirs.parquet")).decode(Piece(0, 0, 2))
+
+
+def test_whole_floats_are_sessions_and_times(tmp_path):
+    with TableWriter(tmp_path / "t", KEYED) as to:
+        to.write(pa.table({**GOOD, "session_id": [1.0, 2.0], "timestamp": [5.0, 6.0]}))
+    assert Table.open(tmp_path / "t").read(Table.open(tmp_path / "t").stripes[0])[
+        "session_id"
+    ].to_pylist() == [1, 2]
 
 
 def test_a_column_that_is_missing(tmp_path):

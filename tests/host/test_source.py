@@ -161,7 +161,7 @@ def test_what_is_no_registry_is_refused_by_its_line(text: str, says: str, tmp_pa
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"none.yaml: there is no such registry"):
         Source.read(tmp_path / "none.yaml", ())
-    with pytest.raises(RegistryError, match=r"is no file \(a folder, a device"):
+    with pytest.raises(RegistryError, match="is a folder, not a file"):
         Source.read(tmp_path, ())
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("a: é\n".encode("latin-1"))
@@ -265,10 +265,11 @@ def test_scalars_are_what_they_look_like(tmp_path: Path) -> None:
 
 def test_what_is_no_file_of_text_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
     for path, says in (
-        (tmp_path / "fifo", "is no file"),
-        (tmp_path, "is no file"),
-        (Path("/dev/zero"), "is no file"),
+        (tmp_path / "fifo", "is a pipe, not a file"),
+        (tmp_path / "loop", "is a link that leads to itself, not a file"),
+        (Path("/dev/zero"), "is a device, not a file"),
         (tmp_path / ("n" * 300), "cannot be read"),
     ):
         with pytest.raises(RegistryError, match=says):

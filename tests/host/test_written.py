@@ -36,8 +36,8 @@ def test_what_cannot_is_refused(tmp_path: Path) -> None:
         (tmp_path / "file" / "plan.png", "cannot be written, for .*file takes no files"),
         (Path("/proc/none/plan.png"), "cannot be written, for /proc takes no files"),
         (tmp_path / "plan.xyz", "must end in one of .png"),
-        (Path("/dev/full"), "is no regular file"),
-        (tmp_path / "pipe", "is no regular file"),
+        (Path("/dev/full"), "is a device, and what is written replaces a file"),
+        (tmp_path / "pipe", "is a pipe, and what is written replaces a file"),
     ):
         with pytest.raises(RegistryError, match=says) as caught:
             check_writable(path, "--figure", (".png",))

@@ -334,6 +334,25 @@ def test_the_first_signal_is_passed_on_and_ranks_stop_by_themselves(
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("end", ["pass", "sys.exit(130)"])
+def test_ranks_that_end_by_the_first_signal_are_no_failure(
+    launch: Launch,
+    program: Callable[[str], list[str]],
+    send: Callable[[int, Callable[[], bool]], None],
+    capfd: pytest.CaptureFixture[str],
+    end: str,
+) -> None:
+    """While they start: nothing in them has an answer to a signal yet."""
+    wait = 'Path(f"ready-{rank}").touch()\ntry:\n    time.sleep(60)\nfinally:\n    '
+    command = program(wait + end)
+    send(signal.SIGINT, both("ready-{}"))
+    with pytest.raises(KeyboardInterrupt):
+        launch(command, 2, threads=1)
+    printed = capfd.readouterr().err
+    assert "stopped; there was nothing to save yet" in printed
+    assert "said nothing" not in printed
+
+
 def test_the_second_signal_kills(
     launch: Launch,
     program: Callable[[str], list[str]],

@@ -22,8 +22,9 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
-from recd_plugins.planning.table_sizes import MergedRows, SequenceTable
+from recd_plugins.planning.table_sizes import AS_TORCHREC, MergedRows, SequenceTable, TableSizes
 from recd_plugins.planning.topology import GB, Cluster, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.registry.settings import OptimizerSettings
@@ -33,6 +34,7 @@ from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.tiers.sharder import TierSharder
+from recd_plugins.tiers.tier_planner import without_rows
 from recd_scars.config import ScarsConfig
 from recd_scars.hot_batches import HotBatches
 from recd_scars.hot_set import covering, optimum, within, worth
@@ -240,6 +242,49 @@ def test_what_is_worth_nothing_on_many_ranks_is_coalesced_all_the_same() -> None
     )
     assert 0 < few < many
     assert f"{many - few:,} of these rows are not cached" in made.explain()
+
+
+def test_a_collection_without_rows_on_some_rank_is_left_to_torchrec() -> None:
+    """fbgemm looks nothing up there; of several tables one with rows everywhere is enough."""
+    whole = Probe()
+    sequences = whole.sequences.embedding_configs()[0].num_embeddings
+    ranks = sequences - 1  # two rows each, as far as they go: to half of the ranks
+    made = planner(size="hit_rate", hit_rate=0.75, force=True)
+    plan = made.propose(whole, Topology(), ranks)
+    assert made.tier_plan is None or "history" not in made.tier_plan.tables
+    assert plan.plan["sequences"]["history"].sharding_type != "row_wise"
+    why = f"table history is left to TorchRec, for row-wise on {ranks} ranks its collection would"
+    assert why in made.explain()
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "left"),
+    [
+        ([1], 2, True),
+        ([2], 2, False),
+        ([5], 4, True),  # 2, 2, 1 and 0
+        ([5, 4], 4, False),
+        ([1, 5], 4, True),
+        ([9], 4, True),  # 3, 3, 3 and 0
+        ([10], 4, False),
+    ],
+)
+def test_ranks_without_rows_are_known_beforehand(rows: list[int], ranks: int, left: bool) -> None:
+    tables = {
+        f"t{n}": ModelTable(
+            name=f"t{n}",
+            module="bags",
+            pooled=True,
+            num_rows=num_rows,
+            dim=4,
+            element_bytes=4,
+            features=(f"f{n}",),
+        )
+        for n, num_rows in enumerate(rows)
+    }
+    found = without_rows(dict.fromkeys(tables, TableSizes()), tables, ranks)
+    assert found == (list(tables) if left else [])
+    assert not without_rows(dict.fromkeys(tables, AS_TORCHREC), tables, ranks)
 
 
 def test_what_the_sharding_slot_keeps_is_left_to_it() -> None:

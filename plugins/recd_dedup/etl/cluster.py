@@ -37,12 +37,14 @@ from recd_dedup.etl.parts import (
 )
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
 from recd_dedup.hashing import bucket_of, mix
-from recd_plugins.api import Config, Context, DataError, Etl, Range
+from recd_plugins.api import Config, Context, DataError, Etl, Range, RegistryError
 from recd_plugins.api.data import Progress, Schema, Table, silent
 
 __all__ = ["ClusterBySession", "ClusterConfig", "Spills", "build_cluster", "cluster_buckets"]
 
 SUMS = b"recd_buckets"
+MOST_BUCKETS = 65_536
+"""Each is written and read in pieces of its own: with too many, every row is one."""
 
 
 class Spills:
@@ -172,6 +174,13 @@ class ClusterBySession:
         require_sessions(table.schema, "cluster_by_session", table.path)
         size = decoded_bytes(table)
         n_buckets = max(1, math.ceil(size / self._budget.bucket))
+        if n_buckets > MOST_BUCKETS:
+            least = 12 * size / MOST_BUCKETS / 1e9
+            raise RegistryError(
+                f"memory_gb: a table of {size / 1e9:,.3g} GB would be clustered in {n_buckets:,} "
+                f"buckets, of which {MOST_BUCKETS:,} are the most: more take days. Give it "
+                f"{least:.2g} GB, or more."
+            )
         plan = {"source": fingerprint(table), "config": asdict(self._config)}
         with Workspace(folder, plan) as workspace:
             spills = Spills(workspace.path / "spills", table.schema, n_buckets)

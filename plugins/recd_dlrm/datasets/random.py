@@ -28,7 +28,7 @@ class RowsConfig(Config):
     """Rows of the train split."""
     test_samples: Annotated[int, Range(ge=1)] = 2_000
     """Rows of the test split."""
-    dense: Annotated[int, Range(ge=0)] = 13
+    dense: Annotated[int, Range(ge=0, le=100_000)] = 13
     """Dense features: dense_0, dense_1, ..."""
     dense_distribution: Literal["uniform", "normal"] = "uniform"
     """How dense values are spread: even over [0, 1), or Gaussian of mean 0 and deviation 1."""

@@ -29,6 +29,8 @@ def check_sources(option: str, *paths: Path, folders: bool = False) -> None:
     `DataError` names the path and the option that gave it.
     """
     for path in paths:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise DataError(f"{path}: is a pipe or a device, not a file. Correct `{option}`.")
         try:
             if not (folders and path.is_dir()):
                 path.open("rb").close()

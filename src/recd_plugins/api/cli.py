@@ -10,14 +10,17 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
+from recd_plugins.cli.written import PICTURES, check_writable
 
 __all__ = [
+    "PICTURES",
     "AsJson",
     "Commands",
     "Debug",
     "Overrides",
     "RegistryFile",
     "TableFolder",
+    "check_writable",
     "progress",
     "reported",
 ]

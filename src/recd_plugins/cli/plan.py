@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.written import PICTURES, check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.distribution import Drift
@@ -110,7 +110,7 @@ def plan(
             print(f"note: {misfit} Planned with a stream for each.", file=sys.stderr)
         check_writable(save, "--save")
         check_writable(save_profile, "--save-profile")
-        check_writable(figure, "--figure", (".png", ".pdf", ".svg"))
+        check_writable(figure, "--figure", PICTURES)
         with progress() as show:
             stack.prepare(show)
         _quiet()

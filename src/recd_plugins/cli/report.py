@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.written import PICTURES, check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.measure.runs_compared import RunLog
@@ -36,6 +37,8 @@ def report(
     with reported(debug):
         from recd_plugins.trainer.measure.runs_compared import page, row, spread
 
+        check_writable(out, "--out", (".html", ".htm"))
+        check_writable(figure, "--figure", PICTURES)
         logs = [_read(run) for run in runs]
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page(logs, " and ".join(log.name for log in logs)), encoding="utf-8")

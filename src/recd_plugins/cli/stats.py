@@ -19,6 +19,7 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
+from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
@@ -43,6 +44,7 @@ def stats(
     with reported(debug):
         from recd_plugins.stack import load
 
+        check_writable(figures and figures / "any.png", "--figures")
         stack = load(registry)
         opened = opened_table(table, registry)
         with progress() as show:

@@ -61,6 +61,11 @@ def measure(
         if not save.parent.is_dir():
             raise RegistryError(f"--save: there is no folder {save.parent}. Make it first.")
         check_writable(save, "--save")
+        if "RANK" not in os.environ and ranks % (ranks_per_node or 1):
+            raise RegistryError(
+                f"--ranks-per-node: {ranks} ranks are no whole nodes of {ranks_per_node}. Name a "
+                "divisor of --ranks."
+            )
         node = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
         stack = load({"train": {"ranks": ranks, "device": device}, "topology": node})
         if "RANK" in os.environ:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import RegistryError
 from recd_plugins.trainer.run_folder import check_makes_files
 
-__all__ = ["check_writable"]
+__all__ = ["PICTURES", "check_writable"]
+
+PICTURES = (".png", ".pdf", ".svg")
+"""How a picture's file may end."""
 
 
 def check_writable(path: Path | None, option: str, suffixes: tuple[str, ...] = ()) -> None:
@@ -16,10 +20,9 @@ def check_writable(path: Path | None, option: str, suffixes: tuple[str, ...] = (
         return
     if path.is_dir():
         raise RegistryError(f"{option}: {path} is a folder. Name a file.")
-    if path.exists() and not path.is_file():
+    if what := no_file(path):
         raise RegistryError(
-            f"{option}: {path} is no regular file (a device, a pipe or a socket), and what is "
-            "written replaces a file. Name another."
+            f"{option}: {path} is {what}, and what is written replaces a file. Name another."
         )
     if suffixes and path.suffix not in suffixes:
         raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")

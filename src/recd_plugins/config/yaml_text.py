@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import RegistryError, shown
 
 __all__ = ["read_yaml", "text_of"]
@@ -56,11 +57,10 @@ for _name, (_form, _first) in FORMS.items():
 
 def text_of(path: Path) -> str:
     """The text of a file that a person wrote; `RegistryError` where it is not one, or cannot be
-    read. What a shell hands over (`<(...)`, /dev/stdin) is a file too."""
-    handed = str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
+    read."""
+    if what := no_file(path):
+        raise RegistryError(f"{path}: is {what}, not a file. Name one.")
     try:
-        if not handed and path.exists() and not path.is_file():
-            raise RegistryError(f"{path}: is no file (a folder, a device or a pipe). Name one.")
         with path.open("rb") as file:
             held = file.read(LARGEST + 1)
         if len(held) > LARGEST:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.conform.floats import check_finite, finite
+from recd_plugins.data.conform.floats import check_finite, check_label, check_weight, finite
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.foreign import ForeignSchema
@@ -81,8 +81,12 @@ def decode_rows(
     `where` and the number of the first row there are for errors.
     """
     labels = _floats(rows, schema.label_names, schema, where, first_row)
+    for label in schema.targets:
+        check_label(rows[label.name], label, Spot(where, label.name, chunk=first_row))
     weights = torch.ones(rows.num_rows)
     if schema.sample_weight is not None:
+        name = schema.sample_weight
+        check_weight(rows[name], Spot(where, name, chunk=first_row))
         weights = _floats(rows, [schema.sample_weight], schema, where, first_row).squeeze(1)
     return DecodedRows(
         dense=_floats(rows, schema.dense, schema, where, first_row),

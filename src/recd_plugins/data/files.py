@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import DataError
 
 __all__ = ["arrow_schema", "footer_of", "opened", "table_files"]
@@ -55,6 +56,8 @@ def footer_of(file: Path) -> pq.FileMetaData:
 
 def opened(file: Path) -> pq.ParquetFile:
     """The file, whose pages' checksums are verified; `DataError` for what is no whole Parquet."""
+    if what := no_file(file):
+        raise DataError(f"{file}: is {what}, not a file. Take it out of the table.")
     try:
         return pq.ParquetFile(file, page_checksum_verification=True)
     except UnicodeDecodeError as error:
@@ -90,9 +93,9 @@ def _files(path: Path) -> list[Path]:
         if files:
             return files
         below = next(path.rglob("*.parquet"), None)
-    except PermissionError as error:
+    except OSError as error:
         raise DataError(
-            f"{path}: may not be read ({error.strerror}). Ask for the right."
+            f"{path}: cannot be read ({error.strerror}). See to its rights, or name another path."
         ) from error
     if below is not None:
         raise DataError(

@@ -147,8 +147,12 @@ class Schema(Config):
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column, in the order of the file."""
-        keys = [name for name in (self.session_id, self.timestamp) if name is not None]
-        return (*keys, *self.float_columns, *self.sparse_names, *self.weights_names)
+        return (*self.key_columns, *self.float_columns, *self.sparse_names, *self.weights_names)
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The session and the time, as far as there are such."""
+        return tuple(name for name in (self.session_id, self.timestamp) if name is not None)
 
     @property
     def float_columns(self) -> tuple[str, ...]:
@@ -231,11 +235,7 @@ class Schema(Config):
 
     @cached_property
     def _arrow(self) -> pa.Schema:
-        fields = [
-            pa.field(name, pa.int64(), nullable=False)
-            for name in (self.session_id, self.timestamp)
-            if name is not None
-        ]
+        fields = [pa.field(name, pa.int64(), nullable=False) for name in self.key_columns]
         fields += [
             pa.field(name, floats(self.width(name)), nullable=False) for name in self.float_columns
         ]

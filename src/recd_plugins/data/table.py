@@ -16,7 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recd_plugins.data.conform.floats import check_finite, float_type_problem
+from recd_plugins.data.conform.floats import (
+    check_finite,
+    check_label,
+    check_weight,
+    check_whole,
+    float_type_problem,
+)
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
 from recd_plugins.data.conform.spot import Spot
@@ -205,9 +211,9 @@ class TableWriter:
     def write(self, chunk: pa.Table) -> None:
         """Add rows; columns that do not fit the schema, nulls and ids out of range raise."""
         where = f"a chunk for {self.folder}"
-        check_columns(chunk.schema, self.schema, where)
+        check_columns(chunk.schema, self.schema, where, made=True)
         chunk = chunk.select(self._arrow.names)
-        _check_values(chunk, self.schema, where)
+        _check_values(chunk, self.schema, where, self.num_rows + self._pending_rows)
         try:
             self._pending.append(chunk.cast(self._arrow, safe=False))
         except pa.ArrowException as error:
@@ -302,8 +308,9 @@ def _schema_of(file: Path, footer: pq.FileMetaData) -> Schema:
     return Schema.from_json(text, str(file))
 
 
-def check_columns(arrow: pa.Schema, schema: Schema, where: str) -> None:
-    """Every column of `schema` is in `arrow`, in a type that fits; or `DataError`."""
+def check_columns(arrow: pa.Schema, schema: Schema, where: str, *, made: bool = False) -> None:
+    """Every column of `schema` is in `arrow`, in a type that fits; or `DataError`. Of columns that
+    are just `made` floats will do for integers, as far as they are whole."""
     for name in schema.columns:
         if name not in arrow.names:
             raise DataError(
@@ -317,12 +324,22 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str) -> None:
         if not (lists and number(kind.value_type)):
             what = "integers" if name in schema.sparse_names else "floats"
             raise DataError(f"{where}: column {name!r} is {kind}, but must be a list of {what}.")
+    for name in schema.key_columns:
+        kind = arrow.field(name).type
+        if not pa.types.is_integer(kind) and not (made and pa.types.is_floating(kind)):
+            raise DataError(
+                f"{where}: column {name!r} is {kind}, but must be integers: of a time those in ms. "
+                "Write the table again with such; what is somebody else's file gets a "
+                "`dataset.schema`, which reads any type."
+            )
     for name in schema.float_columns:
         if problem := float_type_problem(arrow.field(name).type, schema.width(name)):
             raise Spot(where, name).error(*problem)
 
 
-def _check_values(chunk: pa.Table, schema: Schema, where: str) -> None:
+def _check_values(chunk: pa.Table, schema: Schema, where: str, first_row: int) -> None:
+    """`DataError` for values that rows of the schema do not have; rows are counted as the table
+    will have them."""
     nulls = {name: chunk[name].null_count for name in chunk.column_names}
     for name in (*schema.sparse_names, *schema.weights_names):
         nulls[name] += pc.list_flatten(chunk[name]).null_count
@@ -340,7 +357,14 @@ def _check_values(chunk: pa.Table, schema: Schema, where: str) -> None:
             )
     for name in schema.float_columns:
         if name not in schema.without_target:
-            check_finite(chunk[name], Spot(where, name))
+            check_finite(chunk[name], Spot(where, name, chunk=first_row))
+    for label in schema.targets:
+        check_label(chunk[label.name], label, Spot(where, label.name, chunk=first_row))
+    if schema.sample_weight is not None:
+        name = schema.sample_weight
+        check_weight(chunk[name], Spot(where, name, chunk=first_row))
+    for name in schema.key_columns:
+        check_whole(chunk[name], Spot(where, name, chunk=first_row))
 
 
 def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import FrameType
 from typing import Any
 
@@ -33,6 +34,9 @@ __all__ = ["EXPLAINED", "Failure", "launch"]
 
 EXPLAINED = 3
 """The exit code of a rank that ended the job and has written why, in words for people."""
+
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of a command line that Ctrl-C ended."""
 
 SHOWN = 8_000
 """Characters of a failed rank's output that are shown."""
@@ -74,8 +78,9 @@ def launch(
 
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
     that all ranks stop after the same step, and `stopping` is printed; the second
-    kills them. `quiet` keeps rank 0's lines too. Ranks are forked from `server`, if there is
-    one; else each is an interpreter of its own. A rank that has been stopped (SIGSTOP) for
+    kills them. Where ranks end by the first, for they have not come to where they stop by
+    themselves, KeyboardInterrupt is raised. `quiet` keeps rank 0's lines too. Ranks are forked
+    from `server`, if there is one; else each is an interpreter of its own. A rank that has been stopped (SIGSTOP) for
     `stopped_for` seconds counts as failed, if that is not 0: it ends nothing by itself.
     """
     store = loopback_store(ranks)
@@ -93,8 +98,12 @@ def launch(
         for rank in range(ranks):  # those that have started are ended if the next cannot
             processes.append(_Rank(rank, speaks=rank == 0 and not quiet))
             processes[-1].start(command, shared | place(rank), ours, server)
-        with _forwarded(processes, stopping):
-            return _wait(processes, stopped_for)
+        with _forwarded(processes, stopping) as asked:
+            failure = _wait(processes, stopped_for)
+            if failure is not None and asked.is_set() and any(map(_interrupted, processes)):
+                print("stopped; there was nothing to save yet", file=sys.stderr, flush=True)
+                raise KeyboardInterrupt
+            return failure
     finally:
         for process in processes:
             process.kill()
@@ -176,6 +185,11 @@ class _Rank:
         self._printed.close()
 
 
+def _interrupted(rank: _Rank) -> bool:
+    """Whether a rank ended as programs do by a signal that they have no answer to."""
+    return rank.poll() in (INTERRUPTED, -signal.SIGINT)
+
+
 def _looks_here() -> bool:
     """Whether this process looks for modules in the folder that it is called in."""
     return not {"", os.getcwd()}.isdisjoint(sys.path)
@@ -206,14 +220,13 @@ def _wait(processes: list[_Rank], stopped_for: float) -> Failure | None:
 
 @contextlib.contextmanager
 def _forwarded(processes: list[_Rank], stopping: str) -> Any:
-    """Pass the first signal on; die by the second."""
-    asked = False
+    """Pass the first signal on; die by the second. Yields whether there was one."""
+    asked = Event()
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        if asked.is_set():
             raise KeyboardInterrupt
-        asked = True
+        asked.set()
         print(f"\n{stopping}", file=sys.stderr, flush=True)
         for process in processes:
             process.interrupt()
@@ -221,7 +234,7 @@ def _forwarded(processes: list[_Rank], stopping: str) -> Any:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, forward) for number in numbers}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

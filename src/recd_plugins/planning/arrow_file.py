@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import DataError
 
 __all__ = ["read_arrow", "write_arrow"]
@@ -27,10 +28,10 @@ def read_arrow(path: Path, key: bytes, schema: pa.Schema, what: str) -> pa.Table
 
     `what` says what that makes it, and how one is made.
     """
+    if other := no_file(path):
+        raise DataError(f"{path}: is {other}, not a file. {what}")
     if not path.exists():
         raise DataError(f"{path}: there is no such file. {what}")
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder, not a file. {what}")
     try:
         with pa.OSFile(str(path), "rb") as file:
             table = pa.ipc.open_file(file).read_all()

@@ -49,7 +49,7 @@ class OptimizerSettings(Config):
 class TrainSettings(Config):
     """The `train` key of registry.yaml."""
 
-    ranks: Annotated[int, Range(ge=1)] = 2
+    ranks: Annotated[int, Range(ge=1, le=65_536)] = 2
     """Processes that `recd train` starts; under torchrun its world size counts."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where there is a device per local rank."""

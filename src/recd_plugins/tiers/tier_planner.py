@@ -33,7 +33,7 @@ from recd_plugins.planning.planner_bases import (
     from_rank_0,
 )
 from recd_plugins.planning.sharders import sharded_modules
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
 
@@ -308,6 +308,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             for name, table in self.found.items()
         }
         chosen = self.choose(model, tables, topology, world_size)
+        if lacking := without_rows(chosen.sizes, self.found, world_size):
+            why = f"row-wise on {world_size} ranks its collection would have no row on some"
+            self._left = {**self._left, **dict.fromkeys(lacking, why)}
+            sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
+            ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)
+            report = dataclasses.replace(chosen.report, ledger=ledger)
+            chosen = dataclasses.replace(chosen, sizes=sizes, report=report)
         self.report, reason = chosen.report, chosen.reason
         self._notices += chosen.notices
         ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
@@ -488,6 +495,27 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
         return self.others.row_wise(self._held, self.kernels())
+
+
+def without_rows(
+    sizes: Mapping[str, TableSizes], tables: Mapping[str, ModelTable], world_size: int
+) -> list[str]:
+    """The tables that are to be row-wise in a collection which has no row on some rank then, for
+    fbgemm looks nothing up there: it has tables of one type in one kernel, of which each rank has
+    ceil(rows / W) rows, as far as they go."""
+    kernels: dict[tuple[str, int], list[ModelTable]] = {}
+    for name, size in sizes.items():
+        if not size.as_torchrec:
+            table = tables[name]
+            kernels.setdefault((table.module, table.element_bytes), []).append(table)
+    return [
+        table.name
+        for kernel in kernels.values()
+        if not any(
+            -(-one.num_rows // world_size) * (world_size - 1) < one.num_rows for one in kernel
+        )
+        for table in kernel
+    ]
 
 
 def _listed(tables: Iterable[str], most: int = 4) -> str:

@@ -91,11 +91,11 @@ class SessionsConfig(Config):
     """Where the sizes' tail is cut; the mean holds all the same."""
     concurrent_sessions: Annotated[int, Range(ge=1)] = 40_000
     """Sessions open at once: the more, the fewer samples of one session in a batch."""
-    session_minutes: Annotated[float, Range(gt=0)] = 30.0
+    session_minutes: Annotated[float, Range(ge=0.001, le=1e6)] = 30.0
     """Mean duration of a session."""
     features: tuple[FeatureConfig, ...] = field(default_factory=default_features)
     """The sparse features."""
-    dense: Annotated[int, Range(ge=0)] = 8
+    dense: Annotated[int, Range(ge=0, le=100_000)] = 8
     """Dense features, dense_0, dense_1, ..., normal and new in each sample."""
     label: LabelConfig = field(default_factory=LabelConfig)
     """The hidden model that draws the label."""

@@ -17,6 +17,7 @@ __all__ = [
     "check_finite",
     "check_label",
     "check_weight",
+    "check_whole",
     "finite",
     "float_type_problem",
     "floats_of",
@@ -91,7 +92,7 @@ def not_finite_rows(array: pa.Array, width: int | None) -> Mask:
     return rows
 
 
-def check_label(array: pa.Array, label: Label, spot: Spot) -> None:
+def check_label(array: pa.Array | pa.ChunkedArray, label: Label, spot: Spot) -> None:
     """`DataError` where a click or a grade is not in its range."""
     if label.kind == "regression" or not len(array):
         return
@@ -109,7 +110,7 @@ def check_label(array: pa.Array, label: Label, spot: Spot) -> None:
     )
 
 
-def check_weight(array: pa.Array, spot: Spot) -> None:
+def check_weight(array: pa.Array | pa.ChunkedArray, spot: Spot) -> None:
     """`DataError` where a sample weight is negative."""
     values = array.to_numpy()
     if len(values) and values.min() < 0:
@@ -136,6 +137,20 @@ def check_finite(column: pa.ChunkedArray, spot: Spot) -> None:
                 "Put a number in its place where the table is made.",
             )
         first += len(chunk)
+
+
+def check_whole(column: pa.ChunkedArray, spot: Spot) -> None:
+    """`DataError` where a session's or a time's number, be it a float, is none of 64 bits."""
+    if not pa.types.is_floating(column.type):
+        return
+    values = column.to_numpy().astype(np.float64)
+    whole = (np.rint(values) == values) & (np.abs(values) < 2.0**63)  # NaN is neither
+    if not whole.all():
+        raise spot.error_at(
+            ~whole,
+            f"holds {values[~whole][0]:g}, which is no integer,",
+            "Give it whole numbers where the table is made.",
+        )
 
 
 def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import DataError
 
 __all__ = ["ForeignFile", "Format", "foreign_files"]
@@ -125,6 +126,8 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             if not inside:
                 raise DataError(f"{path}: is an empty folder. Name a file, or a folder of files.")
             found += inside
+        elif what := no_file(path):
+            raise DataError(f"{path}: is {what}, not a file. Name a file, or a folder of files.")
         elif path.exists():
             found.append(path)
         else:

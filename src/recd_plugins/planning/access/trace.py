@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.counting import EXACT_ROWS, counters, distribution
@@ -57,6 +58,8 @@ class Trace:
     @classmethod
     def load(cls, path: Path) -> Trace:
         """The trace in a .npz, .pt or .pt.gz; anything else raises `DataError`."""
+        if what := no_file(path):
+            raise DataError(f"{path}: is {what}, not a file. {FORM}")
         try:
             if path.suffix == ".npz":
                 with np.load(path, allow_pickle=False) as file:

@@ -116,7 +116,7 @@ def _refuse_beyond(more: int) -> None:
         (line,) = (one for one in status.read_text().splitlines() if one.startswith("VmData:"))
         limit = int(line.split()[1]) * 1024 + more
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        if hard == resource.RLIM_INFINITY or limit < hard:
+        if limit < (1 << 62 if hard == resource.RLIM_INFINITY else hard):  # beyond is no limit
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 

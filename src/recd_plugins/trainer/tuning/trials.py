@@ -178,8 +178,6 @@ def _run(
             stopping="stopping",
             server=server,
         )
-        if failure is not None and failure.code == -signal.SIGINT:
-            raise KeyboardInterrupt
         if any(Path(folder).glob(f"{OUT_OF_MEMORY}*")) or (failure and _killed_by_memory(failure)):
             return None
         if failure is not None:
