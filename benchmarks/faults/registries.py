@@ -85,8 +85,8 @@ def _trained(place: Place, option: str, overrides: list[str]) -> Iterator[Breach
     if at_work(ended):
         return
     yield from breaches_of(ended)
-    if ended.code == 0:
-        return
+    if ended.code == 0 or "the run before is now" in ended.output:
+        return  # it began, and the run that was there has another name
     after = contents(place.folder)
     changed = [path for path, digest in before.items() if after.get(path) != digest]
     if changed:

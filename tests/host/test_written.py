@@ -46,6 +46,14 @@ def test_what_cannot_is_refused(tmp_path: Path) -> None:
         set_aside(tmp_path / "file")
 
 
+def test_half_a_checkpoint_is_not_kept_with_its_run(tmp_path: Path) -> None:
+    for name in ("step-00000002", "step-00000004.part"):
+        (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
+    moved = set_aside(tmp_path / "run")
+    assert moved == tmp_path / "run.1"
+    assert [one.name for one in (moved / "checkpoints").iterdir()] == ["step-00000002"]
+
+
 def test_a_run_is_where_nothing_else_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "loop").symlink_to("loop")

@@ -326,7 +326,9 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str, *, made: bool = 
             raise DataError(f"{where}: column {name!r} is {kind}, but must be a list of {what}.")
     for name in schema.key_columns:
         kind = arrow.field(name).type
-        if not pa.types.is_integer(kind) and not (made and pa.types.is_floating(kind)):
+        # Texts are refused where somebody asks for them: training by itself does not.
+        odd = not (pa.types.is_integer(kind) or pa.types.is_floating(kind))
+        if odd if made else pa.types.is_floating(kind):
             raise DataError(
                 f"{where}: column {name!r} is {kind}, but must be integers: of a time those in ms. "
                 "Write the table again with such; what is somebody else's file gets a "

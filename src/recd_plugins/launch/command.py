@@ -80,8 +80,9 @@ def launch(
     that all ranks stop after the same step, and `stopping` is printed; the second
     kills them. Where ranks end by the first, for they have not come to where they stop by
     themselves, KeyboardInterrupt is raised. `quiet` keeps rank 0's lines too. Ranks are forked
-    from `server`, if there is one; else each is an interpreter of its own. A rank that has been stopped (SIGSTOP) for
-    `stopped_for` seconds counts as failed, if that is not 0: it ends nothing by itself.
+    from `server`, if there is one; else each is an interpreter of its own. A rank that has been
+    stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0: it ends
+    nothing by itself.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()

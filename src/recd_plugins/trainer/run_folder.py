@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -75,10 +76,13 @@ def check_makes_files(path: Path, option: str) -> None:
 
 
 def set_aside(run: Path) -> Path | None:
-    """Rename a run that is there to `<name>.<n>`, so that a new one loses nothing."""
+    """Rename a run that is there to `<name>.<n>`, so that a new one loses nothing; checkpoints that
+    a kill left half are removed."""
     check_is_run(run)
     if not run.exists() or not any(run.iterdir()):
         return None
+    for part in (run / "checkpoints").glob("step-????????.part"):
+        shutil.rmtree(part, ignore_errors=True)  # a kill left it: nobody can go on from it
     number = 1
     while (target := run.with_name(f"{run.name}.{number}")).exists():
         number += 1
