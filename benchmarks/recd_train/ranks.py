@@ -48,6 +48,8 @@ class TrainSteps:
     """Ids of them that the batches keep."""
     memory: list[int]
     """Bytes of tensors that a step holds at once, at most; of each of those weighed."""
+    hot: float = 0.0
+    """The share of held batches that are hot."""
 
     @property
     def dedupe_factor(self) -> float:
@@ -108,13 +110,13 @@ class _Training:
             stack = _LookupsAlone(stack.registry)
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
         self._samples = stack.registry.train.batch_size * dist.get_world_size()
+        self._job = assemble(stack, CPU)  # before batches come, which may be ordered by the plan
         self._held: list[Batch] = []
         if batches is None:
             self._batches = _endless(loader)
         else:
             self._held = list(islice(loader, batches))
             self._batches = cycle(self._held)
-        self._job = assemble(stack, CPU)
         self._seconds: list[float] = []
         self._cpu: list[float] = []
         self._loss = torch.zeros(())
@@ -150,6 +152,7 @@ class _Training:
             ),
             ids_kept=sum(kept),
             memory=[tensor_memory(self._progress) for _ in range(weighed)],
+            hot=sum(batch.hot for batch in self._held) / max(len(self._held), 1),
         )
 
     def _progress(self) -> None:

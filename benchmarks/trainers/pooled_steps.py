@@ -17,6 +17,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.steps import OnNodes
+from benchmarks.recd_train.memory import give_back
 from benchmarks.trainers.pooled_model import PooledModel
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
@@ -70,6 +71,7 @@ def take_turns(
     streams = {side.name: iter(batches) for side in sides}
     steps = {side.name: SideSteps([], [], 0.0) for side in sides}
     names = [side.name for side in sides]
+    collectives: dict[str, float] = {}
     for number in range(WARM_UP + rounds):
         for name in names:
             seconds, sent = _step(pipelines[name], streams[name])
@@ -78,10 +80,17 @@ def take_turns(
                 steps[name].node_bytes.append(sent)
         if number + 1 == WARM_UP + SCREENED:
             medians = {name: statistics.median(steps[name].seconds) for name in names}
-            names = _near(names, medians, judged)
+            near = _near(names, medians, judged)
+            for name in [name for name in names if name not in near]:
+                # Its tables are given up, for all sides' together are gigabytes.
+                collectives[name] = _collectives(pipelines.pop(name), streams[name])
+            names = near
         names.reverse()
+    for name in names:
+        collectives[name] = _collectives(pipelines.pop(name), streams[name])
+    give_back()
     return {
-        name: SideSteps(one.seconds, one.node_bytes, _collectives(pipelines[name], streams[name]))
+        name: SideSteps(one.seconds, one.node_bytes, collectives[name])
         for name, one in steps.items()
     }
 

@@ -1,0 +1,1 @@
+"""The papers together: what each addition brings to one model on an emulated cluster."""
