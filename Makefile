@@ -25,7 +25,7 @@ PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of|row_wise_of" test
 # Hundreds of processes of the tests import the same modules: they are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-ranks test-examples test-docs test-rounding nightly lint clean
+.PHONY: demo test test-fast test-ranks test-examples test-docs test-rounding mutants nightly lint clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
@@ -66,6 +66,14 @@ $(VENV)/ready: $(LOCK) pyproject.toml
 	$(PIP) install --quiet --no-deps -r $(LOCK)
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m recd_plugins.compat.build $(TARGET)
+	touch $@
+
+# Which small changes of a file its tests do not notice: make mutants FILE=src/... MOST=100.
+mutants: $(VENV)/mutants
+	$(BIN)/python -m benchmarks.mutants $(FILE) $(if $(MOST),--most $(MOST))
+
+$(VENV)/mutants: requirements/mutants.txt $(VENV)/ready
+	$(PIP) install --quiet --no-deps -r requirements/mutants.txt
 	touch $@
 
 # The newest nightly builds of the trio in place of the lock's, to see what is about to break.

@@ -225,6 +225,42 @@ def test_a_negative_budget_is_saved_or_refused() -> None:
             choose(tables, prices, goal=goal, budget=-1e9)  # type: ignore[arg-type]
 
 
+def test_no_memory_is_to_be_had_unless_it_is_given() -> None:
+    """Four rows of 64 bytes whose replicas take 0.1 bytes each more than row-wise does, which is
+    64 / 4 + 2 * 64 of p B = 1, against k 64 + 64: at 0 bytes there is no room, at 1 there is."""
+    tables = {"t": SequenceTable(name="t", rows=RowDistribution.of([4], [0.25]), dim=16)}
+    prices = Prices(cluster=LINKS, batch_size=4, k=1.25 + 0.1 / 64, reduce="dense")
+    sizes = choose(tables, prices, goal="budget").tables["t"].sizes
+    assert sizes == TableSizes()
+    with_room = choose(tables, prices, goal="budget", budget=1.0)
+    assert with_room.tables["t"].sizes == TableSizes(replicated=4)
+    assert extra(with_room) == pytest.approx(4 * 0.1)
+
+
+def test_three_tiers_are_planned_with_unless_two_are_asked_for() -> None:
+    """Rows that any node looks up, but few ranks: one copy a node is what pays."""
+    tables = {"t": SequenceTable(name="t", rows=zipf(400, 20), dim=16)}
+    prices = Prices(cluster=SLOW, batch_size=64, k=6.25)
+    found = choose(tables, prices)
+    assert found.tables["t"].sizes.per_node > 0
+    assert found.tables["t"].sizes == choose(tables, prices, tiers=3).tables["t"].sizes
+    assert choose(tables, prices, tiers=2).tables["t"].sizes.per_node == 0
+    curve, with_two = frontier(tables, prices), frontier(tables, prices, tiers=2)
+    assert 1 in curve.tiers
+    assert 1 not in with_two.tiers
+    assert auto(tables, prices).tables["t"].sizes == auto(tables, prices, tiers=3).tables["t"].sizes
+
+
+def test_the_curve_counts_from_plain_row_wise_what_pooled_sums_take_too() -> None:
+    """Answers that are coalesced are spread, and summed: buffers that are no row's."""
+    rows = zipf(400, 20)
+    tables = {"t": SequenceTable(name="t", rows=rows, dim=16, bags=2)}
+    prices = Prices(cluster=SLOW, batch_size=64, k=1.62)
+    curve = frontier(tables, prices, coalesce={"t": "rank"})
+    sizes = curve.merged.sizes(*curve.at(None, 1), {"t": "rank"})
+    assert extra(Ledger.of(tables, sizes, prices)) == pytest.approx(curve.memory[-1])
+
+
 def test_without_skew_auto_leaves_row_wise_alone() -> None:
     tables = {"t": SequenceTable(name="t", rows=uniform(10**8, 10), dim=64)}
     prices = Prices(cluster=SLOW, batch_size=64, k=1.62)

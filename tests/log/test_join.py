@@ -117,6 +117,89 @@ def test_what_is_remembered_and_what_is_not():
     assert joined(*gone, config=config)[1].orphan_events == 1
 
 
+@pytest.mark.parametrize(("watermark", "became"), [(1100, "late_events"), (1101, "orphan_events")])
+def test_a_request_is_remembered_so_long_after_its_window(watermark, became):
+    """Request 1 is known up to 0 + window_ms + remember_ms, while nothing later came."""
+    config = JoinConfig(window_ms=100, disorder_ms=0, remember_ms=1000)
+    blocks = ([request(1, 0)], [request(2, watermark)], [event(1, watermark)])
+    _, report = joined(*blocks, config=config)
+    assert getattr(report, became) == report.events == 1
+    assert report.late_events + report.orphan_events == 1
+
+
+@pytest.mark.parametrize(("watermark", "waits"), [(119, True), (120, True), (121, False)])
+def test_an_event_waits_for_its_request_as_long_as_messages_may_be_late(watermark, waits):
+    """An event at 100 waits until nothing of 110 can come: up to a watermark of 120."""
+    join = Join(SCHEMA, CONFIG)
+    assert list(join.add(pa.concat_batches([event(9, 90), event(9, 100)]))) == []
+    assert list(join.add(request(1, watermark))) == []
+    assert join.report.orphan_events == (0 if waits else 2)
+    list(join.add(request(9, watermark)))
+    # Those that waited came longer before their request than clocks may differ.
+    assert join.report.orphan_events == 2
+    assert join.report.events == 2
+
+
+def test_events_that_came_first_are_counted_as_those_that_came_later():
+    samples, report = joined([event(1, 5), event(1, 6), event(1, 104)], [request(1, 3)])
+    assert samples == {(3, 1): 1}
+    assert (report.positives, report.duplicate_events, report.late_events) == (1, 1, 1)
+
+
+def test_once_a_sample_is_written_no_event_changes_it():
+    join = Join(SCHEMA, CONFIG)
+    for block in (request(1, 0), request(2, 0)):
+        list(join.add(block))
+    list(join.add(event(1, 5)))
+    written = list(join.add(event(8, 111)))
+    assert [table["label"].to_pylist() for table in written] == [[1], [0]]
+    assert join.report.most_waiting == 2
+    list(join.add(event(1, 6)))
+    list(join.add(event(2, 6)))
+    list(join.add(request(3, 112)))
+    assert (join.report.duplicate_events, join.report.late_events) == (1, 1)
+    assert join.report.disordered == 2  # both came more than 10 ms behind the 111
+    assert join.report.most_waiting == 2  # written ones wait no more
+    assert [table["label"].to_pylist() for table in join.finish()] == [[0]]
+
+
+def test_a_block_waits_for_its_latest_request():
+    join = Join(SCHEMA, CONFIG)
+    both = pa.concat_batches([request(1, 50), request(2, 0), request(2, 7)])
+    assert list(join.add(both)) == []
+    assert list(join.add(event(8, 160))) == []
+    (table,) = join.add(event(8, 161))
+    assert table["timestamp"].to_pylist() == [50, 0]
+    assert (join.report.requests, join.report.duplicate_requests) == (3, 1)
+
+
+def test_time_may_begin_before_1970():
+    samples, report = joined([request(1, -5000)], [event(1, -4900), event(1, -4899)])
+    assert samples == {(-5000, 1): 1}
+    assert (report.positives, report.late_events, report.disordered) == (1, 1, 0)
+
+
+def test_half_an_hour_and_a_minute_are_waited_for_unless_asked_otherwise():
+    minute = 60_000
+    assert JoinConfig() == JoinConfig(
+        window_ms=30 * minute, disorder_ms=minute, remember_ms=60 * minute
+    )
+
+
+def test_the_report_in_words():
+    report = JoinReport(requests=1_200, samples=1_100, duplicate_requests=100, events=50)
+    text = (
+        "1,200 requests -> 1,100 samples (100 duplicates); 50 events -> 0 positives "
+        "(0 duplicates, 0 late, 0 orphans)"
+    )
+    assert str(report) == text
+    report.missing["price"] = 2
+    report.disordered = 1
+    assert str(report) == (
+        f"{text}; missing: price in 2; 1 messages came further out of order than allowed"
+    )
+
+
 def test_missing_features_are_filled_and_counted():
     join = Join(SCHEMA, CONFIG)
     messages = [request(1, 0, price=None), request(2, 0, items=None), request(3, 0, None, None)]

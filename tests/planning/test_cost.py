@@ -6,16 +6,30 @@ import dataclasses
 
 import numpy as np
 import pytest
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from benchmarks.flexshard.paper import MODELS, PRICES
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, PluginError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.cost import Cost, Lane, Prices, marginal_ms, milliseconds
+from recd_plugins.planning.cost import (
+    PAPER_K,
+    Cost,
+    Lane,
+    Prices,
+    marginal_ms,
+    milliseconds,
+    overlapped,
+    priced,
+    replica_factor,
+    row_factor,
+    state_bytes,
+)
 from recd_plugins.planning.handed_over import handed_over
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.topology import Cluster, Link, Topology
+from recd_plugins.registry.settings import OptimizerSettings
 
 N, W = 2, 4
 CLUSTER = Cluster.of(Topology(ranks_per_node=W), N * W)
@@ -105,6 +119,109 @@ def test_a_row_in_every_node_costs_a_share_of_both() -> None:
     assert once == coalesced
 
 
+def test_every_number_of_every_way_to_place_a_row() -> None:
+    """Three nodes of four ranks, so U = 12, of which 2 / 3 are in other nodes; p B = 2."""
+    cluster = Cluster.of(Topology(ranks_per_node=4), 12)
+    ours = Prices(cluster=cluster, batch_size=B, k=K)
+    paper = dataclasses.replace(ours, reduce="dense", ask_once=False)
+    alone, by_any, node = appears(B), appears(12 * B), appears(4 * B)
+    crossing = node / 4
+    sent = 2 * R + 8
+    # Rows gathered by 3 nodes carry as much as an all-reduce of 3 / 2 as many; and N / 16 of bits.
+    across = min(1.5 * node, by_any) * R + 3 / 16
+
+    def total(cost: Cost) -> dict[str, float]:
+        return vars(cost.total(ONE.counts))
+
+    def numbers(**found: float) -> object:
+        return pytest.approx(vars(Cost()) | found)
+
+    assert total(ours.row_wise(ONE, R)) == numbers(
+        static_memory=R / 12, ids_sent=2, rows_accessed=2, dynamic_memory=4 * R,
+        a2a_global=2 * sent, between_nodes=8 * 2 * sent, local=8 * R,
+    )  # fmt: skip
+    for pooled in (0, 1):
+        assert total(ours.row_wise(ONE, R, "rank", pooled)) == numbers(
+            static_memory=R / 12, ids_sent=alone, rows_accessed=alone,
+            dynamic_memory=(2 * alone + (0 if pooled else 2)) * R, a2a_global=alone * sent,
+            between_nodes=8 * alone * sent, local=(4 * alone + (6 if pooled else 8)) * R,
+            coalesced=2,
+        )  # fmt: skip
+        assert total(ours.row_wise(ONE, R, "node", pooled)) == numbers(
+            static_memory=R / 12, ids_sent=crossing + alone, rows_accessed=crossing,
+            dynamic_memory=(2 * crossing + 2 * alone + (0 if pooled else 2)) * R,
+            a2a_cross=crossing * sent, a2a_intra=alone * sent, between_nodes=8 * crossing * sent,
+            local=(4 * crossing + 4 * alone + (6 if pooled else 8)) * R, coalesced=2,
+        )  # fmt: skip
+        assert total(ours.replicated(ONE, R, pooled)) == numbers(
+            static_memory=K * R, rows_accessed=2, dynamic_memory=0 if pooled else 2 * R,
+            a2a_intra=(alone + by_any) * R + 1 / 4, ar_cross=across / 4, between_nodes=4 * across,
+            local=((6 if pooled else 16) + 4 * by_any) * R,
+        )  # fmt: skip
+        assert total(ours.per_node(ONE, R, "none", pooled)) == numbers(
+            static_memory=K * R / 4, ids_sent=alone, rows_accessed=alone,
+            dynamic_memory=(2 * alone + (0 if pooled else 2)) * R, a2a_intra=alone * sent,
+            ar_cross=across / 4, between_nodes=4 * across,
+            local=(4 * alone + (6 if pooled else 16) + by_any) * R, coalesced=2,
+        )  # fmt: skip
+    assert total(ours.column_wise(ONE, R)) == numbers(
+        static_memory=R / 12, ids_sent=24, rows_accessed=24, dynamic_memory=4 * R,
+        a2a_global=2 * (2 * R + 96), between_nodes=8 * 2 * (2 * R + 96), local=8 * R,
+    )  # fmt: skip
+    assert total(paper.replicated(ONE, R)) == numbers(
+        static_memory=K * R, rows_accessed=2, dynamic_memory=2 * R, ar_global=R,
+        between_nodes=4 * R, local=12 * R,
+    )  # fmt: skip
+    assert total(paper.per_node(ONE, R)) == numbers(
+        static_memory=K * R / 4, ids_sent=2, rows_accessed=2, dynamic_memory=4 * R,
+        a2a_intra=2 * sent, ar_cross=R / 4, between_nodes=4 * R, local=9 * R,
+    )  # fmt: skip
+
+
+def test_nothing_is_exchanged_within_a_node_of_one_rank_or_between_nodes_of_which_there_is_one():
+    for nodes, ranks in ((3, 1), (1, 3)):
+        cluster = Cluster.of(Topology(ranks_per_node=ranks), 3)
+        prices = Prices(cluster=cluster, batch_size=B, k=K)
+        by_any, node = appears(3 * B), appears(ranks * B)
+        copies = (prices.replicated(ONE, R), prices.per_node(ONE, R))
+        for cost in (*copies, prices.row_wise(ONE, R, "node")):
+            found = cost.total(ONE.counts)
+            assert (found.a2a_intra > 0) == (ranks > 1)
+            assert (found.between_nodes > 0) == (nodes > 1)
+        carried = min(1.5 * node, by_any) * R + 3 / 16 if nodes > 1 else 0
+        for cost in copies:
+            assert cost.total(ONE.counts).ar_cross == pytest.approx(carried / ranks)
+
+
+def test_a_row_that_nobody_looks_up_costs_its_memory_and_the_bits_alone() -> None:
+    never = RowDistribution.of([7], [0.0])
+    ours = dataclasses.replace(prices("touched"), ask_once=True)
+    bits = 7 / 8
+    for cost, memory in (
+        (ours.row_wise(never, R), R / 8),
+        (ours.row_wise(never, R, "rank"), R / 8),
+        (ours.row_wise(never, R, "node"), R / 8),
+        (ours.per_node(never, R), K * R / 4),
+        (ours.replicated(never, R), K * R),
+    ):
+        found = cost.total(never.counts)
+        assert found.memory == found.static_memory == pytest.approx(7 * memory)
+        copied = found.ar_cross > 0
+        assert found.between_nodes == pytest.approx(2 * bits if copied else 0)
+        assert found.local == found.ids_sent == found.coalesced == found.a2a_global == 0
+
+
+def test_memory_and_what_is_exchanged_are_sums_and_ranks_are_averaged() -> None:
+    cost = Cost(
+        static_memory=np.array([1.0, 3.0]), dynamic_memory=10, a2a_global=np.array([2.0, 4.0]),
+        a2a_intra=10, a2a_cross=100, ar_global=1_000, ar_cross=10_000, between_nodes=1e9,
+    )  # fmt: skip
+    assert cost.memory.tolist() == [11, 13]
+    assert cost.exchanged == 11_113
+    assert cost.mean.memory == 12
+    assert vars((cost + cost).mean) == {name: 2 * one for name, one in vars(cost.mean).items()}
+
+
 def test_the_prices_are_the_means_of_drawn_batches() -> None:
     """Rows drawn by their p: crossings per access, rank and node as the ledger expects them."""
     rows = zipf(300, 5.0, 1.1)
@@ -163,6 +280,98 @@ def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
         "local": 600 + 7,
     }
     assert marginal_ms(cost, cluster) == 1000 + 500 + 600
+
+
+def test_what_is_on_the_links_between_nodes_is_no_work_of_a_ranks_own() -> None:
+    slow = Link(gbps=1, latency_ms=2)
+    cluster = Cluster(
+        n_nodes=2, ranks_per_node=2, a2a_global=slow, a2a_intra=slow, a2a_cross=slow,
+        ar_global=slow, ar_cross=slow, gather_gbps=2, unique_ns=100, op_us=10,
+    )  # fmt: skip
+    gb = 1 << 30
+    cost = Cost(a2a_global=gb, a2a_intra=gb, ar_global=gb / 2, local=gb, coalesced=1e6)
+    calls = {"a2a_global": 4, "a2a_intra": 3, "ar_global": 1}
+    assert milliseconds(cost, cluster, calls)["local"] == 600
+    # 1000 ms and 500; four calls and one of 2 ms, three of 2 ms with 1000, and 600.
+    assert Lane.of(cost, cluster, calls) == Lane(traffic=1500, own=10 + 1006 + 600)
+
+
+@pytest.mark.parametrize(
+    ("beside", "overlap", "replicas", "cross", "hidden"),
+    [
+        (0.5, 0.0, Lane(traffic=10, own=3), 2, 0.5 * (3 + 3)),
+        (0.5, 0.0, Lane(traffic=1, own=9), 2, 0.5 * (4 + 1)),
+        (0.0, 0.5, Lane(traffic=10, own=3), 2, 0.5 * 7),
+        (0.0, 0.5, Lane(traffic=10, own=3), -6, 0.5 * 4),
+        (0.5, 0.5, Lane(traffic=10, own=3), 2, 3.5),
+        (0.5, 0.4, Lane(traffic=10, own=3), 2, 3.0),
+    ],
+)
+def test_the_longer_of_what_runs_beside_the_rest_is_hidden(
+    beside: float, overlap: float, replicas: Lane, cross: float, hidden: float
+) -> None:
+    cluster = dataclasses.replace(CLUSTER, beside=beside, overlap=overlap)
+    home = Lane(traffic=8, own=6)
+    each = {
+        "a2a_global": 10, "a2a_cross": cross, "a2a_intra": 3, "ar_cross": 4, "local": 5,
+    }  # fmt: skip
+    assert overlapped(each, cluster, home, replicas) == pytest.approx(sum(each.values()) - hidden)
+
+
+def test_what_overlaps_is_paid_for_what_it_does_not_hide() -> None:
+    """A GB at 1 GB/s is a second; three quarters of what other links carry are hidden."""
+    link, gb = Link(gbps=1), 1 << 30
+    cluster = Cluster(
+        n_nodes=2, ranks_per_node=2, a2a_global=link, a2a_intra=link, a2a_cross=link,
+        ar_global=link, ar_cross=link, overlap=0.75,
+    )  # fmt: skip
+    for name, ms in (
+        ("a2a_global", 1000), ("a2a_cross", 1000), ("ar_global", 1000),
+        ("a2a_intra", 250), ("ar_cross", 250),
+    ):  # fmt: skip
+        assert marginal_ms(Cost(**{name: gb}), cluster) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [
+        ("EXACT_SGD", 0),
+        ("EXACT_ADAGRAD", 64),
+        ("EXACT_ROWWISE_ADAGRAD", 4),
+        ("ADAM", 128),
+        ("LAMB", 128),
+        ("PARTIAL_ROWWISE_ADAM", 68),
+        ("PARTIAL_ROWWISE_LAMB", 68),
+    ],
+)
+def test_what_an_optimizer_keeps_of_a_row_of_16_floats(optimizer: str, state: int) -> None:
+    assert state_bytes({"optimizer": EmbOptimType[optimizer]}, 16) == state
+    assert state_bytes({}, 16) == 0
+
+
+def test_the_prices_of_the_paper_and_ours() -> None:
+    def fused(optimizer: str) -> dict[str, object]:
+        return OptimizerSettings(tables=optimizer).fused_params()  # type: ignore[arg-type]
+
+    tables = [
+        SequenceTable(name="a", rows=ONE, dim=16),
+        SequenceTable(name="b", rows=ONE, dim=64, element_bytes=2),
+    ]
+    # Of a row of 16 floats: 64 bytes, 0.64 of them under way; a float of state, 16, or 2 times 16.
+    assert row_factor(fused("sgd"), 16) == pytest.approx(1.64)
+    assert row_factor(fused("rowwise_adagrad"), 16) == pytest.approx(1.64 + 4 / 64)
+    assert row_factor(fused("adagrad"), 16) == pytest.approx(1.64 + 1)
+    assert row_factor(fused("adagrad"), 64, element_bytes=2) == pytest.approx(1.64 + 2)
+    both = {"a": fused("adagrad"), "b": fused("adagrad")}
+    assert replica_factor(tables, both) == pytest.approx(1.64 + 2)
+    with pytest.raises(PluginError, match=r"no fused params of b\. Pass"):
+        replica_factor(tables, {"a": fused("adagrad")})
+    ours = priced("ours", cluster=CLUSTER, batch_size=B, k=2.0)
+    assert (ours.k, ours.reduce, ours.ask_once) == (2.0, "touched", True)
+    assert ours == Prices(cluster=CLUSTER, batch_size=B, k=2.0)
+    paper = priced("paper", cluster=CLUSTER, batch_size=B, k=2.0)
+    assert (paper.reduce, paper.ask_once) == ("dense", False)
+    assert PAPER_K == 6.25
 
 
 def test_tiers_cost_operations_whatever_their_size() -> None:
