@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from jobs import REGISTRY, metrics
 
+from recd_plugins.api.batch import Batch, read_batch
 from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, check_whole
+from recd_plugins.trainer.assemble import assemble
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, NotFiniteError, check_whole
 
 
 def run(folder: str, overrides: list[str], resume: bool = False) -> dict[str, Any] | str:
@@ -380,8 +382,64 @@ def test_a_new_run_sets_the_one_before_aside(folder: Path, gloo_pool: GlooPool) 
     assert [summary["step"] for summary in kept] == [1, 2]
 
 
-def test_a_loss_that_diverges_is_reported(folder: Path, gloo_pool: GlooPool) -> None:
+def batches_of(folder: str, count: int) -> list[Batch]:
+    """On a rank: its first batches."""
+    stack = load(Path(folder) / "registry.yaml", [f"folder={folder}/data"])
+    loader = stack.loader(dist.get_rank(), dist.get_world_size())
+    return [batch for _, batch in zip(range(count), loader, strict=False)]
+
+
+def test_a_loss_that_diverges_is_reported_with_its_batches(
+    folder: Path, gloo_pool: GlooPool
+) -> None:
     options = ["train.optimizer.dense=sgd", "train.optimizer.dense_lr=1e30"]
+    options += ["train.checkpoint_every=1", "train.log_every=20"]
     for message in gloo_pool.run(run, str(folder), options):
         assert isinstance(message, str)
         assert "training diverged. Lower train.optimizer.tables_lr" in message
+        step = int(re.search(r"the loss of step (\d+) is not finite", message)[1])
+        assert 1 < step < 10
+        assert f"step-{step - 1:08}-rank-*.arrow, step-{step:08}-rank-*.arrow" in message
+        whole = folder / f"run/checkpoints/step-{step - 1:08}"
+        assert f"The latest checkpoint, {whole}, is of before" in message
+    assert max((folder / "run/checkpoints").iterdir()) == whole
+    check_whole(whole)
+    read = gloo_pool.run(batches_of, str(folder), step)
+    for rank, batches in enumerate(read):
+        for number in (step - 1, step):
+            kept = read_batch(folder / f"run/diverged/step-{number:08}-rank-{rank}.arrow")
+            expected = batches[number - 1]
+            assert torch.equal(kept.dense, expected.dense)
+            assert torch.equal(kept.labels, expected.labels)
+            assert kept.features.keys() == expected.features.keys()
+            assert torch.equal(kept.features.values(), expected.features.values())
+            assert torch.equal(kept.features.lengths(), expected.features.lengths())
+
+
+def test_weights_that_are_not_finite_are_not_saved(folder: Path, gloo_pool: GlooPool) -> None:
+    options = ["train.optimizer.dense=sgd", "train.optimizer.dense_lr=1e38"]
+    options += ["train.optimizer.dense_options={weight_decay: 1e6}", "train.checkpoint_every=1"]
+    for message in gloo_pool.run(run, str(folder), options):
+        assert isinstance(message, str)
+        assert "after step 1 weights are not finite: net." in message
+        assert "training diverged" in message
+        assert "There is no checkpoint before it" in message
+    assert not (folder / "run/checkpoints").exists()
+    messages = gloo_pool.run(saved_with_one_number_wrong, str(folder))
+    assert [message.rpartition(": ")[2] for message in messages] == [
+        "net.bags.embedding_bags.t_user_region.weight"
+    ] * 2
+
+
+def saved_with_one_number_wrong(folder: str) -> str:
+    """On a rank: what saving says where one row of one table, on one rank, is infinite."""
+    stack = load(Path(folder) / "registry.yaml", [f"folder={folder}/data"])
+    job = assemble(stack, torch.device("cpu"))
+    table = job.model.state_dict()["net.bags.embedding_bags.t_user_region.weight"]
+    for shard in table.local_shards():
+        shard.tensor[3, 1] = torch.inf
+    try:
+        Checkpoints(Path(folder) / "none", keep=1, registry={}).save(job, 1, {})
+    except NotFiniteError as error:
+        return str(error)
+    return ""

@@ -3,6 +3,7 @@
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.decoded import batch_of
+from recd_plugins.data.kept_batch import read_batch
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -30,5 +31,6 @@ __all__ = [
     "features_of",
     "marked_batch",
     "parts_of",
+    "read_batch",
     "with_parts",
 ]

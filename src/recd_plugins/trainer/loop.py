@@ -18,9 +18,15 @@ from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
-from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, DiskFullError, Reached
+from recd_plugins.trainer.checkpoints.checkpoint import (
+    Checkpoints,
+    DiskFullError,
+    NotFiniteError,
+    Reached,
+)
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
+from recd_plugins.trainer.measure.divergence import FiniteLosses
 from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
 from recd_plugins.trainer.measure.forecasts import ForecastMeter
 from recd_plugins.trainer.measure.metrics import LabelMetrics
@@ -118,6 +124,7 @@ class Loop:
         self._batches: Iterator[Batch] = map(self._read, positions)
         self._ahead: deque[Batch] = deque()
         self._window = LabelMetrics(job.device, stack.schema.targets)
+        self._losses = FiniteLosses(job.device)
         self._inputs = FiniteInputs(lacking=bool(stack.schema.without_target))
         self._watchdog = Watchdog(settings.hang_after, settings.run / "stacks")
 
@@ -230,7 +237,9 @@ class Loop:
     def _steps(self, stop: StopSignal) -> tuple[int, str]:
         """Train to the end or the stop; the step last saved, and why a callback ended the run."""
         settings, training, saved = self._settings, self._training, self._training.step
-        while training.step < settings.steps and not stop.agreed(bool(training.stopping)):
+        while training.step < settings.steps and not stop.agreed(
+            bool(training.stopping), self._losses.found
+        ):
             self._step()
             step = training.step
             if step % settings.log_every == 0 or step == settings.steps:
@@ -240,6 +249,8 @@ class Loop:
             if settings.checkpoint_every and step % settings.checkpoint_every == 0:
                 self._save()
                 saved = step
+        if stop.diverged:
+            raise self._divergence()
         asked = training.stopping or "a callback of another rank asked for it"
         return saved, asked if stop.by_callback else ""
 
@@ -255,6 +266,7 @@ class Loop:
         training.batch = self._ahead.popleft()
         training.step += 1
         self._inputs.add(training.step, training.batch)
+        self._losses.add(training.step, training.batch, training.outputs[0])
         self._call("after_step")
         self._window.add(*training.outputs)
         if self._profile.ends(number):
@@ -267,12 +279,16 @@ class Loop:
 
     def _save(self) -> None:
         self._watchdog.mark(f"the checkpoint of step {self._training.step}")
+        if self._losses.first():
+            raise self._divergence()
         self._call("on_checkpoint")
         states, so_far = self._callbacks.state_dict(), self._so_far()
         step = self._training.step
         self._report.sync()
         try:
             self._checkpoints.save(self._job, step, self._positions.state, states, so_far)
+        except NotFiniteError as error:
+            raise self._divergence(str(error)) from error
         except DiskFullError as error:
             if self._settings.on_full == "stop":
                 raise
@@ -288,21 +304,34 @@ class Loop:
         self._report.metrics("train", step, values)
         self._report_lines()
         if not math.isfinite(values["loss"]):
-            schema = self._stack.schema
-            culprit = self._inputs.culprit(
-                [name for name in schema.dense for _ in range(schema.width(name) or 1)]
-            )
-            reason = (
-                f"{culprit}. `recd data check` lists all such columns: give them a value "
-                "there, or take out the preprocess step that makes it"
-                if culprit
-                else "training diverged. Lower train.optimizer.tables_lr or dense_lr"
-            )
-            raise RecdError(
-                f"the loss is {values['loss']} by step {step}: {reason}; checkpoints before it are "
-                "whole."
-            )
+            raise self._divergence()
         self._inputs.clear()
+
+    def _divergence(self, what: str = "") -> RecdError:
+        """What a run ends with that cannot go on; every rank must call it.
+
+        Without `what`, a loss is not finite.
+        """
+        schema, step = self._stack.schema, self._losses.first()
+        culprit = self._inputs.culprit(
+            [name for name in schema.dense for _ in range(schema.width(name) or 1)]
+        )
+        reason = (
+            f"{culprit}. `recd data check` lists all such columns: give them a value there, or "
+            "take out the preprocess step that makes it"
+            if culprit
+            else "training diverged. Lower train.optimizer.tables_lr or dense_lr"
+        )
+        kept = self._losses.keep(self._settings.run / "diverged", step or self._training.step)
+        dist.barrier()
+        whole = self._checkpoints.there()
+        checkpoint = (
+            f"The latest checkpoint, {whole}, is of before, and its weights are finite"
+            if whole
+            else "There is no checkpoint before it"
+        )
+        what = what or f"the loss of step {step} is not finite"
+        return RecdError(f"{what}: {reason}. {kept}. {checkpoint}.")
 
     def _report_profile(self) -> None:
         folder = self._settings.run
@@ -364,8 +393,10 @@ class StopSignal:
         self._asked = False
         self.by_callback = False
         """Whether a callback asked for the stop that was agreed on."""
+        self.diverged = False
+        """Whether a rank's loss was not finite."""
         self._group = dist.new_group(backend="gloo")
-        self._flag = torch.zeros(2)
+        self._flag = torch.zeros(3)
         self._work: dist.Work | None = None
         self._before = {
             number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)
@@ -374,8 +405,9 @@ class StopSignal:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
 
-    def agreed(self, by_callback: bool = False) -> bool:
-        """Whether any rank had been asked to stop one call ago, by a signal or now by a callback.
+    def agreed(self, by_callback: bool = False, diverged: bool = False) -> bool:
+        """Whether any rank had been asked to stop one call ago, by a signal, by a callback or by a
+        loss that is not finite.
 
         Every rank must call it.
         """
@@ -383,8 +415,8 @@ class StopSignal:
         if self._work is not None:
             self._work.wait()
             stop = bool(self._flag.any())
-            self.by_callback = bool(self._flag[1])
-        self._flag = torch.tensor([float(self._asked), float(by_callback)])
+            self.by_callback, self.diverged = bool(self._flag[1]), bool(self._flag[2])
+        self._flag = torch.tensor([float(self._asked), float(by_callback), float(diverged)])
         self._work = dist.all_reduce(
             self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True
         )

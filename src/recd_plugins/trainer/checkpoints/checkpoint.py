@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoints",
     "DiskFullError",
+    "NotFiniteError",
     "Reached",
     "check_whole",
     "read_job",
@@ -57,6 +58,9 @@ __all__ = [
 STEPS = "step-????????"
 
 OnDamaged = Literal["stop", "go_back"]
+
+PIECE = 1 << 22
+"""Numbers that are looked at at a time."""
 
 SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "optimizer")
 """Registry keys that a resumed job may not change."""
@@ -85,6 +89,10 @@ class DiskFullError(RecdError):
     """There is no room for a checkpoint; the one before is as it was."""
 
 
+class NotFiniteError(RecdError):
+    """Weights are not finite: no run could go on from them."""
+
+
 class Checkpoints:
     """The checkpoints of a run; every rank must call each method."""
 
@@ -106,6 +114,10 @@ class Checkpoints:
     def latest(self) -> Path:
         """The newest checkpoint of a run that has one."""
         return max(self._folder.glob(STEPS))
+
+    def there(self) -> Path | None:
+        """The newest checkpoint, if there is one; the weights of each are finite."""
+        return max(self._folder.glob(STEPS), default=None)
 
     def whole(self, on_damaged: OnDamaged = "stop") -> tuple[Path, list[str]]:
         """The newest checkpoint that is what was written; what is damaged of those after it.
@@ -141,10 +153,19 @@ class Checkpoints:
         """Write step `step`; afterwards the latest `keep` are left.
 
         `DiskFullError` on all ranks where there is no room for it; what was written is removed.
+        `NotFiniteError` where weights are not finite; nothing is written.
         """
         target = self._folder / f"step-{step:08}"
         part = target.with_suffix(".part")
         tensors = _tensors(job)
+        wrong = {
+            name for names in on_every_rank(lambda: _not_finite(job, tensors)) for name in names
+        }
+        if wrong:
+            raise NotFiniteError(
+                f"after step {step} weights are not finite: {', '.join(sorted(wrong)[:4])}"
+                f"{f' and {len(wrong) - 4} more' if len(wrong) > 4 else ''}"
+            )
         mine = {
             "loader": loader,
             "random": _random_state(job),
@@ -199,7 +220,7 @@ class Checkpoints:
         if dist.get_rank() == 0:
             shutil.rmtree(part, ignore_errors=True)
         dist.barrier()
-        before = max(self._folder.glob(STEPS), default=None)
+        before = self.there()
         free = shutil.disk_usage(self._folder if self._folder.exists() else Path()).free
         goes_on = (
             f"The checkpoint before, {before}, is whole: make room, and `recd train --resume` goes "
@@ -285,6 +306,32 @@ def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:
             if isinstance(value, Tensor | ShardedTensor):
                 tensors[f"optimizer.{name}/{key}"] = value
     return tensors
+
+
+def _not_finite(job: Job, tensors: Mapping[str, Tensor | ShardedTensor]) -> list[str]:
+    """The parameters, as far as this rank has them, that hold what is not finite."""
+    found = []
+    for name, parameter in job.model.named_parameters():
+        value = tensors.get(f"model.{name}")
+        if value is None or not parameter.requires_grad:
+            continue
+        parts = (
+            [shard.tensor for shard in value.local_shards()]
+            if isinstance(value, ShardedTensor)
+            else [value]
+        )
+        if not all(_is_finite(part) for part in parts):
+            found.append(name)
+    return found
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Piece by piece: a table may be larger than memory."""
+    if not tensor.numel():
+        return True
+    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    each = max(1, len(rows) * PIECE // rows.numel())
+    return bool(torch.stack([piece.isfinite().all() for piece in rows.split(each)]).all())
 
 
 def _materialise(job: Job) -> None:

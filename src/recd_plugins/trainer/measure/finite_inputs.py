@@ -43,6 +43,8 @@ class FiniteInputs:
 
         Nothing where all was finite. `dense`: the columns' names. Every rank must call it.
         """
+        if not self._sums:
+            return ""
         wrong = ~torch.stack(self._sums).isfinite()  # [S, D + 2]
         everywhere = wrong.to(torch.uint8)
         dist.all_reduce(everywhere, op=dist.ReduceOp.MAX)

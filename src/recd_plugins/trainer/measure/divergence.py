@@ -1,0 +1,89 @@
+"""Which step's loss is the first that is not finite, and the batches that led to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recd_plugins.data.kept_batch import write_batch
+from recd_plugins.errors import RecdError
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+
+__all__ = ["FiniteLosses"]
+
+LAG = 2
+"""Steps after which a loss on a GPU is looked at: it is there by then, and nobody waits for it."""
+
+
+class FiniteLosses:
+    """Looks at each loss of this rank, and keeps the latest batches until their losses are known.
+
+    Ranks agree on a stop one step after one of them asks for it, so a rank keeps a batch more, and
+    the one before the first whose loss is not finite: its update may have made the weights so.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lag = LAG if device.type == "cuda" else 0
+        self._batches: deque[tuple[int, Batch]] = deque(maxlen=self._lag + 3)
+        self._losses: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+        self._first = 0
+
+    @property
+    def found(self) -> bool:
+        """Whether a loss of this rank is known to be not finite."""
+        return self._first > 0
+
+    def add(self, step: int, batch: Batch, loss: Tensor) -> None:
+        """The batch that made `step`, as it was read, and its loss."""
+        self._batches.append((step, batch))
+        finite, event = loss.isfinite(), None
+        if self._lag:
+            finite = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(
+                finite, non_blocking=True
+            )
+            event = torch.cuda.Event()
+            event.record()
+        self._losses.append((step, finite, event))
+        self._look(self._lag)
+
+    def first(self) -> int:
+        """The first step of any rank whose loss is not finite; 0: there is none. Every rank must
+        call it."""
+        self._look(0)
+        never = 2**31 - 1
+        first = torch.tensor(self._first or never, dtype=torch.int32, device=self._device)
+        dist.all_reduce(first, op=dist.ReduceOp.MIN)
+        return int(first) % never
+
+    def keep(self, folder: Path, step: int) -> str:
+        """Write this rank's batches of `step` and the step before; which files these are."""
+        names = []
+        rank = dist.get_rank()
+        for number, batch in self._batches:
+            if number in (step - 1, step):
+                names.append(f"step-{number:08}-rank-{rank}.arrow")
+                try:
+                    write_batch(folder / names[-1], batch)
+                except (RecdError, OSError) as error:
+                    return f"The batches could not be kept ({error})"
+        every = ", ".join(name.replace(f"rank-{rank}.", "rank-*.") for name in names)
+        return (
+            f"The batches that led there are in {folder} ({every}), for "
+            "recd_plugins.api.batch.read_batch"
+        )
+
+    def _look(self, lag: int) -> None:
+        while len(self._losses) > lag:
+            step, finite, event = self._losses.popleft()
+            if event is not None:
+                event.synchronize()
+            if not self._first and not bool(finite):
+                self._first = step
