@@ -71,7 +71,7 @@ def breaches_of(
     if ended.code not in codes:
         yield Breach("unclear", f"exit code {ended.code}: {ended.output[-500:]}")
     elif ended.code == 2:
-        message = ended.errors
+        message = ended.errors.strip() or ended.output  # recd doctor prints what it found
         if not message.strip():
             yield Breach("unclear", "refused without a word")
         if len(message) > LONGEST:

@@ -17,7 +17,7 @@ from recd_dedup.etl.cluster import ClusterConfig, build_cluster, cluster_buckets
 from recd_dedup.hashing import bucket_of, mix
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table, TableWriter, silent
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context, EtlRecord
 from recd_plugins.testing.conformance import check_record
 
@@ -37,6 +37,13 @@ def clustered(tmp_path, rows, memory_gb=TINY):
     assert {path.name for path in tmp_path.iterdir()} == {"source", "clustered"}
     assert result.schema == SCHEMA
     return read(result)
+
+
+def test_memory_for_no_row_is_refused_before_anything_is_written(tmp_path):
+    source = table_of(tmp_path / "source", mixed_rows())
+    with pytest.raises(RegistryError, match=r"memory_gb: a table of .* buckets, of which 65,536"):
+        cluster(source, tmp_path / "clustered", 1e-12)
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
 @pytest.mark.parametrize("memory_gb", [TINY, 2e-4, 1.0])

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, RegistryFile
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, shortened
 
 __all__ = ["doctor"]
 
@@ -48,11 +48,14 @@ def _tried(check: Callable[[], str], debug: bool) -> tuple[bool, str]:
     try:
         return True, check()
     except RecdError as error:
-        return False, str(error)
+        return False, shortened(str(error))
     except Exception as error:
         if debug:
             raise
-        return False, f"{type(error).__name__}: {error}. Run with --debug for its traceback."
+        return (
+            False,
+            f"{type(error).__name__}: {shortened(str(error))}. Run with --debug for its traceback.",
+        )
 
 
 def _versions() -> str:
