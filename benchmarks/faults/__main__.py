@@ -54,7 +54,11 @@ def measure(
     begun = time.monotonic()
     with programs() as started, ThreadPoolExecutor(jobs) as pool:
         trying = partial(_try, started, seed)
-        tried = list(pool.map(trying, _cases(chosen, sample, quick, seed, only)))
+        tried = []
+        for one in pool.map(trying, _cases(chosen, sample, quick, seed, only)):
+            tried.append(one)
+            if len(tried) % 100 == 0:
+                print(f"{len(tried):,} cases tried", file=sys.stderr, flush=True)
     figures = [
         Figure(name="cases", value=len(tried), unit=""),
         *(_broken(tried, kind, promise) for kind in chosen for promise in PROMISES),

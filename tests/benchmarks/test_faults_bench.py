@@ -1,4 +1,4 @@
-"""Rung 4 (whole programs): faults are drawn from a seed, and a sample of them keeps every promise."""
+"""Rung 4 (whole programs): faults are drawn from a seed; a sample of them breaks no promise."""
 
 from __future__ import annotations
 
