@@ -138,6 +138,15 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             own=own,
         )
 
+    def hot_to_come(self, batches: Sequence[Batch], world_size: int) -> float | None:
+        if self.tier_plan is None or not batches or not self._config.hot_batches:
+            return None
+        from recd_scars.hot_batches.batch_window import hot_counts, share_to_come
+        from recd_scars.hot_batches.hot_rows import HotRows
+
+        hot = hot_counts(batches, HotRows(self.tier_plan, self.features_of))
+        return share_to_come(hot, list(map(len, batches)), self._config.window, world_size)
+
     def notices(self) -> Sequence[Notice]:
         found = list(super().notices())
         planned = self.tier_plan.tables.values() if self.tier_plan else ()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hot_table import ALL, NONE, SOME, Plans, is_hot, open_stage, rows_of, saved, write
+from hot_table import ALL, FEATURES, NONE, SOME, Plans, is_hot, open_stage, rows_of, saved, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -26,6 +26,7 @@ from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.resume import check_resume
 from recd_scars.hot_batches import HotBatches
+from recd_scars.hot_batches.batch_window import hot_counts, share_to_come
 from recd_scars.hot_batches.hot_rows import HotRows
 
 GROUPS = (("heard", "liked"),)
@@ -63,6 +64,15 @@ def test_an_epoch_has_each_sample_once_and_hot_batches_hot_samples_alone(
             assert [batch.hot for batch in batches] == [plan is ALL] * len(batches)
         elif batch_size == 6 and window > 2:
             assert 0 < sum(batch.hot for batch in batches) < len(batches)
+
+
+def test_as_many_are_hot_as_the_batches_of_the_reader_foretell(table: Table) -> None:
+    assert SOME is not None
+    plain = list(open_stage(table, Plans(None), window=8, batch_size=3))
+    counts = hot_counts(plain, HotRows(SOME, FEATURES))
+    found = share_to_come(counts, list(map(len, plain)), 8, 1)
+    came = [batch.hot for batch in open_stage(table, Plans(SOME), window=8, batch_size=3)]
+    assert 0 < found == pytest.approx(sum(came) / len(came), abs=0.1)
 
 
 def test_the_order_drifts_by_a_window_at_most(table: Table) -> None:

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_scars.hot_batches.batch_window import hot_places, mixed, most_hot
+from recd_scars.hot_batches.batch_window import (
+    hot_places,
+    mixed,
+    most_hot,
+    share_to_come,
+)
 
 
 @st.composite
@@ -50,6 +55,18 @@ def test_ranks_form_as_many_as_they_can(window: tuple[list[bool], list[int]]) ->
         assert most == sum(hot) // sizes[0]
     if not any(hot) and all(sizes):
         assert most == 0
+
+
+def test_hot_batches_are_foretold_as_windows_fill_them() -> None:
+    assert share_to_come([10, 10], [10, 10], 16, 2) == 1
+    assert share_to_come([0, 0], [10, 10], 16, 2) == 0
+    # 6 of each 10: a window of 16 has 96 hot samples, of which 9 batches are full.
+    assert share_to_come([6] * 4, [10] * 4, 16, 1) == 9 / 16
+    assert share_to_come([6] * 4, [10] * 4, 1, 1) == 0  # never 10 in one batch
+    uneven = share_to_come([0, 10], [10, 10], 8, 1)
+    assert uneven == pytest.approx(0.5, abs=0.05)
+    # Of two ranks the fewer: E max of Bin(8, 1/2) is 4.80 of 8, E min 3.20.
+    assert share_to_come([0, 10], [10, 10], 8, 2) == pytest.approx(3.2 / 8, abs=0.04)
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,27 @@ def most_hot(num_hot: int, sizes: Sequence[int]) -> int:
     return int(np.searchsorted(largest, num_hot, side="right"))
 
 
+def hot_counts(batches: Sequence[Batch], rows: HotRows) -> list[int]:
+    """How many samples of each batch are hot."""
+    own = OwnBatches()
+    return [int(rows.samples(sparse_features(batch, own)).sum()) for batch in batches]
+
+
+WINDOWS = 200
+"""Windows that are drawn to foretell hot batches."""
+
+
+def share_to_come(hot: Sequence[int], sizes: Sequence[int], window: int, world_size: int) -> float:
+    """The share of batches that will be hot, where batches of these sizes have so many hot samples.
+
+    Windows of `window` batches are drawn from them for every rank; each forms as many hot ones as
+    the rank with the fewest hot samples fills.
+    """
+    drawn = np.random.default_rng(0).integers(len(hot), size=(WINDOWS, world_size, window))
+    counts, each = np.asarray(hot)[drawn].sum(axis=2).min(axis=1), np.asarray(sizes).max()
+    return float(np.mean(np.minimum(counts // each, window)) / window)
+
+
 def hot_places(count: int, num_hot: int) -> list[bool]:
     """Which of a window's batches are hot: `num_hot` of them, spread evenly."""
     ends = [place * num_hot // count for place in range(count + 1)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recd_plugins.errors import CapabilityError, RecdError
@@ -100,6 +100,11 @@ class OrdersBatches(ABC):
         loader is a `Loader` of the host's batches; or a trainer's own, of batches whose samples
         are got at by `own`.
         """
+
+    def hot_to_come(self, batches: Sequence[Batch], world_size: int) -> float | None:
+        """The share of batches that will be hot by the plan, foretold by some of this rank's as the
+        reader delivers them; none where the planner foretells nothing."""
+        return None
 
     def unordered(self) -> Iterable[Notice]:
         """What of its options is not used by a job that trains without `order`."""

@@ -19,7 +19,7 @@ from recd_plugins.planning.access.sample import Spread
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["KeptIds", "read_ahead"]
+__all__ = ["FIRST", "KeptIds", "read_ahead"]
 
 FIRST = 32
 """Batches that are read before it is asked whether more are needed."""

@@ -46,6 +46,8 @@ class Facts:
         """The ids of the batches that the dedupe factor is forecast by."""
         self.came = KeptIds()
         """The ids of the batches of training."""
+        self.hot_ahead: float | None = None
+        """The share of batches that is to be hot."""
 
     def state_dict(self) -> dict[str, Any]:
         """What was counted, for a run that goes on."""
@@ -54,6 +56,7 @@ class Facts:
             "hot": self.hot,
             "ahead": self.ahead,
             "came": self.came,
+            "hot_ahead": self.hot_ahead,
             "served": {name: counts.tolist() for name, counts in self._served.items()},
         }
 
@@ -61,6 +64,7 @@ class Facts:
         """Go on from what another one counted."""
         self.batches, self.hot = state["batches"], state["hot"]
         self.ahead, self.came = KeptIds(*state["ahead"]), KeptIds(*state["came"])
+        self.hot_ahead = state["hot_ahead"]
         self._served = {name: np.array(counts) for name, counts in state["served"].items()}
 
     def beside(
@@ -78,6 +82,7 @@ class Facts:
         """
         names, ranks = sorted(self._rows()), dist.get_world_size()
         mine = [self.batches, self.hot, *self.ahead, *self.came]
+        mine += [float(self.hot_ahead is not None), self.hot_ahead or 0.0]
         for name in names:
             mine += self._served.get(name, np.zeros(3)).tolist()
         every = torch.tensor(mine, dtype=torch.float64, device=device)
@@ -85,13 +90,13 @@ class Facts:
         batches, hot, *rest = every.tolist()
         fields = len(KeptIds._fields)
         ahead, came = (KeptIds(*rest[at : at + fields]) for at in (0, fields))
-        served = rest[2 * fields :]
+        known, share, *served = rest[2 * fields :]
         return [
             *self._coverage(dict(zip(names, np.reshape(served, (-1, 3)), strict=True))),
             *self._bytes(traffic, dense),
             *_dedupe(ahead, came),
             *self._time(parts),
-            *self._hot_batches(batches / ranks, hot / ranks),
+            *self._hot_batches(batches / ranks, hot / ranks, share / known if known else None),
         ]
 
     def _rows(self) -> Mapping[str, Any]:
@@ -198,7 +203,7 @@ class Facts:
         note = "the topology is not this cluster's: `recd topology measure` makes one that is"
         yield dataclasses.replace(one, note=note) if one.parted else one
 
-    def _hot_batches(self, batches: float, hot: float) -> Iterator[Beside]:
+    def _hot_batches(self, batches: float, hot: float, share: float | None) -> Iterator[Beside]:
         planner = self._planner
         orders = isinstance(planner, OrdersBatches) and self._stack.ordered
         if not orders or not batches:
@@ -211,7 +216,12 @@ class Facts:
                 "a larger window, or set cache.hot_batches: false"
             )
         what = f"hot batches, of {batches:,.0f} a rank"
-        yield Beside(what=what, unit="batches", forecast=None, fact=hot, note=note)
+        forecast = None if share is None else share * batches
+        one = Beside(what=what, unit="batches", forecast=forecast, fact=hot, note=note)
+        if hot and one.parted:
+            why = "other rows are hot than in the batches that were read first: see the coverage"
+            one = dataclasses.replace(one, note=why)
+        yield one
 
 
 def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.slots import Callback
 from recd_plugins.trainer.measure.beside import lines
-from recd_plugins.trainer.measure.dedupe_ahead import KeptIds, read_ahead
+from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
 from recd_plugins.trainer.measure.facts import Facts
 
 if TYPE_CHECKING:
@@ -35,12 +37,20 @@ class ForecastMeter(Callback):
         self._lot = np.random.default_rng(0)  # windows of hot batches have a period
 
     def at_start(self, training: Training) -> None:
-        """Read some of the batches that will be delivered: what they show of deduplication."""
-        if not self._stack.registry.chosen("dedup"):
+        """Read some of the batches that will be delivered: what they show of deduplication, and of
+        hot samples."""
+        stack, planner = self._stack, self._stack.planner()
+        orders = isinstance(planner, OrdersBatches) and stack.ordered
+        if not orders and not stack.registry.chosen("dedup"):
             return
         steps = None if training.step else training.settings.steps
-        loader = self._stack.read(training.rank, training.world_size)
-        self._facts.ahead = read_ahead(loader, steps, training.world_size)
+        loader = stack.read(training.rank, training.world_size)
+        if stack.registry.chosen("dedup"):
+            self._facts.ahead = read_ahead(loader, steps, training.world_size)
+        if isinstance(planner, OrdersBatches) and orders and isinstance(loader, Spread):
+            blocks = range(min(FIRST, loader.places))
+            some = [batch for _, batch in loader.spread(blocks, 1, steps)]
+            self._facts.hot_ahead = planner.hot_to_come(some, training.world_size)
 
     def after_step(self, training: Training) -> None:
         """Count what was trained; what is only read ahead, a resumed run reads again."""
