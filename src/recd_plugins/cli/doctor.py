@@ -15,6 +15,9 @@ from recd_plugins.errors import RecdError, shortened
 __all__ = ["doctor"]
 
 Ranks = Annotated[int, typer.Option("--ranks", help="Ranks to try collectives on.", min=1)]
+Bill = Annotated[
+    bool, typer.Option("--sbom", help="Check nothing; print what is installed, as CycloneDX JSON.")
+]
 
 
 def doctor(
@@ -22,8 +25,14 @@ def doctor(
     ranks: Ranks = 2,
     debug: Debug = False,
     as_json: AsJson = False,
+    sbom: Bill = False,
 ) -> None:
     """Check versions, torch, devices, collectives and the registry; say how to fix what fails."""
+    if sbom:
+        from recd_plugins.cli.bill_of_materials import bill_of_materials
+
+        print(json.dumps(bill_of_materials(), indent=2))
+        return
     checks: dict[str, Callable[[], str]] = {
         "versions": _versions,
         "build": _build,
