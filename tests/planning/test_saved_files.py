@@ -65,3 +65,33 @@ def test_a_column_that_cannot_be_is_named(
     with pytest.raises(DataError, match=says) as caught:
         load(of)(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("of", [profile, plan])
+def test_a_number_that_changed_is_noticed(tmp_path: Path, of: Callable[[Path], None]) -> None:
+    """Whichever bit of a file turns, what is read is what was written, or nothing is."""
+    path = tmp_path / "saved.arrow"
+    of(path)
+    whole, written = path.read_bytes(), held(load(of)(path))
+    noticed = 0
+    for at in range(0, 8 * len(whole), 37):
+        turned = bytearray(whole)
+        turned[at // 8] ^= 1 << at % 8
+        path.write_bytes(turned)
+        try:
+            found = held(load(of)(path))
+        except DataError:
+            noticed += 1
+        else:
+            assert found == written
+    assert noticed > 50
+    path.write_bytes(whole.replace((3).to_bytes(8, "little"), (2).to_bytes(8, "little")))
+    with pytest.raises(DataError, match="is damaged: it does not hold what was written"):
+        load(of)(path)
+
+
+def held(saved: Any) -> str:
+    if isinstance(saved, TierPlan):
+        return f"{saved.version} {saved.tables['t'].num_rows} {saved.tables['t'].coalesce}"
+    rows = saved.rows["t"]
+    return f"{saved.samples} {rows.num_rows} {rows.hottest(4).tolist()} {rows.coverage(1)}"
