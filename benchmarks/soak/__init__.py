@@ -1,0 +1,2 @@
+"""Long runs, watched from outside: memory, handles, threads and shared memory must stay what they
+are once a job has warmed up."""

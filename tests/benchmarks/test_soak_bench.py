@@ -1,0 +1,35 @@
+"""Rung 1 (values): slopes of what a job holds, and the processes that are a job's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from benchmarks.soak.__main__ import slope
+from benchmarks.soak.watched import Held, _held
+
+
+def held(seconds: float, memory: float) -> Held:
+    return Held(seconds=seconds, step=0, memory=memory, shared=0, handles=5, threads=2, processes=1)
+
+
+def test_a_slope_is_not_bent_by_a_look_at_a_bad_moment() -> None:
+    looks = [held(float(second), 100 + 3.0 * second) for second in range(20)]
+    looks[7] = held(7.0, 5_000)
+    assert slope(looks, "memory") == pytest.approx(3)
+    assert slope(looks, "handles") == 0
+
+
+def test_what_all_processes_of_a_job_hold_is_added_up() -> None:
+    alone = _held(os.getpid(), 0.0, 0)
+    child = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+    try:
+        with_child = _held(os.getpid(), 0.0, 0)
+    finally:
+        child.kill()
+        child.communicate()
+    assert with_child.processes == alone.processes + 1
+    assert with_child.handles >= alone.handles + 3
+    assert with_child.threads == alone.threads + 1
