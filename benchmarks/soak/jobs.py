@@ -11,14 +11,14 @@ TRAIN = {
     "ranks": 2,
     "batch_size": 64,
     "steps": 100_000_000,
-    "log_every": 50,
-    "checkpoint_every": 100,
-    "eval_every": 500,
+    "log_every": 10,
+    "checkpoint_every": 25,
+    "eval_every": 100,
     "device": "cpu",
 }
 PLAIN: Mapping[str, Any] = {
     "plugins": ["recd_dlrm", "recd_dedup", "recd_flexshard", "recd_scars"],
-    "dataset": {"use": "sessions", "samples": 20_000, "test_fraction": 0.02},
+    "dataset": {"use": "sessions", "samples": 8_000, "test_fraction": 0.02},
     "model": {"use": "sequence_dlrm", "embedding_dim": 16, "bottom": [32], "top": [32]},
     "pooling": {"history": {"use": "attention", "hidden": [16]}},
     "sharding": {"use": "torchrec", "search": "greedy"},
@@ -39,7 +39,7 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
         **PLAIN,
         "sharding": {"use": "flexshard", "goal": "memory_neutral"},
         "topology": SLOW_LINKS,
-        "train": {**TRAIN, "retier_every": 50},
+        "train": {**TRAIN, "retier_every": 20},
     },
     "SCARS with hot batches": {
         **PLAIN,

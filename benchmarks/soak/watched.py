@@ -20,7 +20,7 @@ __all__ = ["Held", "Watched", "watch"]
 
 LOOKS = 120
 """Looks at a job in all of its time."""
-STARTS = 300.0
+STARTS = 900.0
 """Seconds for a job to begin to train."""
 
 
