@@ -87,6 +87,38 @@ def test_more_streams_than_rows_pad_with_rows_of_others():
     ]
 
 
+def test_a_seeds_order_stays_what_it_is():
+    """Whoever resumes a run with a later version reads the rows that are left, in their order."""
+    order = dataclasses.replace(
+        PLAIN, stripe_rows=(3, 2, 4), streams=1, rows_per_batch=3, shuffle=True, window=2, seed=7
+    )
+
+    def rows(order: Order, epoch: int, stream: int = 0) -> str:
+        return " ".join(f"{stripe}.{row}" for stripe, row, _ in read(order, epoch, stream))
+
+    assert rows(order, 0) == "0.2 2.0 2.2 2.3 0.1 2.1 0.0 1.1 1.0"
+    assert rows(order, 1) == "0.2 2.2 0.0 2.0 0.1 2.1 2.3 1.1 1.0"
+    assert rows(dataclasses.replace(order, streams=2), 0, 1) == "1.1 2.1 2.2 2.3 1.0"
+    assert rows(dataclasses.replace(order, seed=-7), 0) == "0.2 0.1 1.0 1.1 0.0 2.2 2.0 2.3 2.1"
+
+
+def test_streams_are_shared_out_in_turn():
+    shares = Shares(world_size=2, workers=3, streams=12)
+    assert shares.consumers == 6
+    assert [list(shares.streams_of(rank, worker)) for rank in range(2) for worker in range(3)] == [
+        [0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11],
+    ]  # fmt: skip
+    assert shares.rows_per_batch(8) == 4
+    alone = Shares(world_size=2, streams=4)
+    assert [list(alone.streams_of(rank)) for rank in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(RegistryError, match=r"train\.batch_size is 9, .* drawn from 2 streams"):
+        shares.rows_per_batch(9)
+    with pytest.raises(RegistryError, match=r"multiple of 6 \(2 ranks of 3 consumers each\)"):
+        Shares(world_size=2, workers=3, streams=4)
+    with pytest.raises(RegistryError, match=r"multiple of 2 \(2 ranks of 1 consumers each\)"):
+        Shares(world_size=2, streams=3)
+
+
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 def test_no_rows_make_no_batches(tail):
     order = dataclasses.replace(PLAIN, stripe_rows=(), tail=tail)

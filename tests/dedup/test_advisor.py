@@ -219,6 +219,26 @@ def test_a_group_shares_one_lookup(tmp_path) -> None:
     assert found.features[0].cost == 4
 
 
+def test_what_is_just_enough_is_enough(tmp_path) -> None:
+    """600 rows of one session: `a` changes at every second, `b` at every fourth. Alone they save
+    8 / 2 bytes for 4 and 8 * 3 / 4 for 2, so 4; together 2 * 8 / 2 for 4, which is 4 too."""
+    lists = {name: [[row // each] for row in range(600)] for name, each in (("a", 2), ("b", 4))}
+    table = table_of_lists(tmp_path / "t", [1] * 600, **lists)
+
+    def groups(**limits: float) -> tuple[tuple[str, ...], ...]:
+        return advise(table, batch_size=600, **limits).groups  # type: ignore[arg-type]
+
+    agreement = 149 / 299  # of 299 changes of `a`
+    enough = {"min_factor": 2.0, "together": agreement, "tolerance": 0.5}
+    assert groups(**enough) == (("a", "b"),)
+    for name, limit in (
+        ("min_factor", 2.001),  # the factor of `a`
+        ("together", agreement + 1e-9),
+        ("tolerance", 0.5 - 1e-9),  # `b` would have a factor of 2 where it has 4
+    ):
+        assert groups(**enough | {name: limit}) == (("b",),), name
+
+
 def test_same_table_and_seed_same_advice(tables) -> None:
     def sampled(seed: int) -> Advice:
         return advise(tables["clustered"], batch_size=256, sample_rows=2_048, seed=seed)

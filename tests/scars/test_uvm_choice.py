@@ -228,6 +228,12 @@ def test_a_load_factor_is_one_that_torchrec_takes(algorithm: str) -> None:
     assert choose([small], little)["t"].kernel == "fused_uvm"
 
 
+def test_a_look_up_in_a_cache_takes_what_torchrecs_bandwidths_say() -> None:
+    """Of a fetch from the host, by what the planner takes an A100 to do with these kernels."""
+    fetched, looked_up = 10 / 32 - 10 / 897, 10 / 897 - 1 / 897
+    assert pytest.approx(looked_up / fetched, rel=2e-3) == CACHE_TAKES
+
+
 def test_a_table_that_nobody_looks_up_has_no_cache() -> None:
     never = HostTable(
         name="t",
