@@ -1,5 +1,6 @@
 """Schemas, tables on disk, the datasets that write them, logs, and what measures a table."""
 
+from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
@@ -27,6 +28,7 @@ __all__ = [
     "Fill",
     "ForeignFeature",
     "ForeignSchema",
+    "KeyCounts",
     "Label",
     "LogRoute",
     "Progress",

@@ -7,8 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from recd_dlrm.datasets.criteo.dataset import CategoryCounts, HashVocabulary
+from recd_dlrm.datasets.criteo.dataset import (
+    FrequencyVocabulary,
+    HashVocabulary,
+    count_categories,
+)
 from recd_dlrm.datasets.criteo.raw_rows import MISSING
+from recd_plugins.api.data import KeyCounts
 
 
 @pytest.mark.parametrize("size", [10, 1_000, 200_000])
@@ -16,13 +21,13 @@ def test_counts_add_up_over_blocks(size: int) -> None:
     rng = np.random.default_rng(size)
     values = rng.integers(0, size, 300_000)
     values[::7] = MISSING
-    counts = CategoryCounts()
+    counts = KeyCounts(np.empty(0, np.int64))
     for block in np.array_split(values, 11):
-        counts.add(block)
+        count_categories(block, counts)
     expected = Counter(values[values != MISSING].tolist())
     order = sorted(expected, key=lambda value: (-expected[value], value))
     kept = [value for value in order if expected[value] >= 2]
-    vocabulary = counts.vocabulary(2)
+    vocabulary = FrequencyVocabulary(counts, 2)
     assert vocabulary.num_ids == 1 + len(kept)
     assert vocabulary.encode(np.array(kept)).tolist() == list(range(1, 1 + len(kept)))
     others = np.array([MISSING, size, 2**32 - 1])

@@ -25,16 +25,25 @@ from recd_dlrm.datasets.criteo.raw_rows import (
 from recd_dlrm.datasets.flat_columns import I64, single_ids
 from recd_dlrm.datasets.sources import check_sources, empty_split, fingerprint
 from recd_plugins.api import Config, Context, Range, RegistryError
-from recd_plugins.api.data import Dataset, Progress, Schema, SparseFeature, Split, Tables, silent
+from recd_plugins.api.data import (
+    Dataset,
+    KeyCounts,
+    Progress,
+    Schema,
+    SparseFeature,
+    Split,
+    Tables,
+    silent,
+)
 
 __all__ = [
-    "CategoryCounts",
     "Criteo",
     "CriteoConfig",
     "FrequencyVocabulary",
     "HashVocabulary",
     "Vocabulary",
     "build_criteo",
+    "count_categories",
 ]
 
 
@@ -47,51 +56,16 @@ class Vocabulary(Protocol):
         """[B] to [B]."""
 
 
-class CategoryCounts:
-    """How often each value occurs, added up in blocks; 16 bytes per distinct value.
-
-    Blocks are merged once they outweigh what was merged before, so that a value is
-    sorted O(log) times.
-    """
-
-    def __init__(self) -> None:
-        self._values = self._counts = np.empty(0, np.int64)
-        self._pending: list[tuple[I64, I64]] = []
-        self._pending_size = 0
-
-    def add(self, values: I64) -> None:
-        found, counts = np.unique(values[values != MISSING], return_counts=True)
-        self._pending.append((found, counts))
-        self._pending_size += len(found)
-        if self._pending_size > max(len(self._values), 1 << 16):
-            self._merge()
-
-    def _merge(self) -> None:
-        parts = [(self._values, self._counts), *self._pending]
-        values, counts = (np.concatenate(part) for part in zip(*parts, strict=True))
-        order = np.argsort(values)
-        self._values, starts = np.unique(values[order], return_index=True)
-        self._counts = np.add.reduceat(counts[order], starts) if len(starts) else counts
-        self._pending, self._pending_size = [], 0
-
-    def vocabulary(self, threshold: int) -> FrequencyVocabulary:
-        """The vocabulary of the values that occur `threshold` times or more."""
-        self._merge()
-        kept = self._counts >= threshold
-        return FrequencyVocabulary(self._values[kept], self._counts[kept])
-
-
 class FrequencyVocabulary:
-    """Index 1 is the most frequent value, 2 the next, ties by value; all others are 0."""
+    """Index 1 is the most frequent value, 2 the next, ties by value; all others are 0, as are
+    values that occur fewer than `threshold` times."""
 
-    def __init__(self, values: I64, counts: I64) -> None:
-        """`values` [V] ascend; `counts` [V]."""
-        order = np.argsort(-counts, kind="stable")
-        ids = np.empty(len(values), np.int64)
-        ids[order] = np.arange(1, len(values) + 1)
+    def __init__(self, counts: KeyCounts, threshold: int) -> None:
+        kept = counts.most_frequent(least_count=threshold)
+        by_value = np.argsort(kept)  # keys ascend, and so do their places
         # A last value that no category has, so that every search ends inside.
-        self._values = np.append(values, np.iinfo(np.int64).max)
-        self._ids = np.append(ids, 0)
+        self._values = np.append(counts.keys[kept[by_value]], np.iinfo(np.int64).max)
+        self._ids = np.append(1 + by_value, 0)
 
     @property
     def num_ids(self) -> int:
@@ -100,6 +74,11 @@ class FrequencyVocabulary:
     def encode(self, values: I64) -> I64:
         places = np.searchsorted(self._values, values)
         return np.where(self._values[places] == values, self._ids[places], 0)
+
+
+def count_categories(values: I64, counts: KeyCounts) -> None:
+    """Count the values [B] of one feature that are not missing."""
+    counts.add(*np.unique(values[values != MISSING], return_counts=True))
 
 
 class HashVocabulary:
@@ -248,14 +227,14 @@ class Criteo(Dataset):
         config = self.config
         if config.index == "hash":
             return [HashVocabulary(config.num_ids)] * CATEGORIES
-        counts = [CategoryCounts() for _ in range(CATEGORIES)]
+        counts = [KeyCounts(np.empty(0, np.int64)) for _ in range(CATEGORIES)]
         done = 0
         for rows in self._rows("train"):
             for count, values in zip(counts, rows.categories, strict=True):
-                count.add(values)
+                count_categories(values, count)
             done += len(rows)
             self._progress("counting categories", done, self.num_rows("train"))
-        return [count.vocabulary(config.frequency_threshold) for count in counts]
+        return [FrequencyVocabulary(count, config.frequency_threshold) for count in counts]
 
 
 def _part(spans: list[FileSpan], start: int, stop: int) -> list[FileSpan]:

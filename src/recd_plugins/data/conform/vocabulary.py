@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import are_texts, hashes, integers, plain
 from recd_plugins.errors import DataError
@@ -60,11 +61,8 @@ class VocabularyCounts:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._keys: U64 = np.empty(0, np.uint64)
-        self._counts: I64 = np.empty(0, np.int64)
-        self._values = pa.array([], pa.large_string())
-        self._parts: list[Counted] = []
-        self._size = 0
+        none = pa.array([], pa.large_string())
+        self._found = KeyCounts(np.empty(0, np.uint64), none, pending=PENDING)
 
     @staticmethod
     def of(values: pa.Array, spot: Spot) -> Counted:
@@ -81,22 +79,11 @@ class VocabularyCounts:
 
     def add(self, part: Counted) -> None:
         """What `of` found."""
-        self._parts.append(part)
-        self._size += len(part[0])
-        if self._size > max(PENDING, len(self._keys)):
-            self._merge()
+        self._found.add(*part)
+        self._check(self._found.merged)
 
-    def _merge(self) -> None:
-        parts = [(self._keys, self._counts, self._values), *self._parts]
-        every = np.concatenate([keys for keys, _, _ in parts])
-        keys, first, inverse = np.unique(every, return_index=True, return_inverse=True)
-        counts = np.bincount(
-            inverse, np.concatenate([counts for _, counts, _ in parts]), len(keys)
-        ).astype(np.int64)
-        values = pa.concat_arrays([values for _, _, values in parts]).take(pa.array(first))
-        self._keys, self._counts, self._values = keys, counts, values
-        self._parts, self._size = [], 0
-        if len(keys) > MOST_DISTINCT:
+    def _check(self, values: int) -> None:
+        if values > MOST_DISTINCT:
             raise DataError(
                 f"feature {self._name!r} has more than {MOST_DISTINCT:,} different values, which "
                 "takes too much memory to count. Say `ids: hash` in its entry of the schema."
@@ -107,11 +94,11 @@ class VocabularyCounts:
 
         Values that occur less often than `least_count` have none of their own. Ties go by hash.
         """
-        self._merge()
-        order = np.argsort(-self._counts, kind="stable")
-        kept = order[self._counts[order] >= least_count][: max(0, most - others)]
+        found = self._found
+        self._check(len(found.keys))
+        kept = found.most_frequent(least_count=least_count, most=max(0, most - others))
         table = pa.table(
-            {"value": self._values.take(pa.array(kept)), "count": self._counts[kept]}
+            {"value": found.values.take(pa.array(kept)), "count": found.counts[kept]}
         ).replace_schema_metadata({METADATA_KEY: json.dumps({"others": others}).encode()})
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(path.name + ".new")
@@ -121,8 +108,9 @@ class VocabularyCounts:
 
     @property
     def num_values(self) -> int:
-        self._merge()
-        return len(self._keys)
+        values = len(self._found.keys)
+        self._check(values)
+        return values
 
 
 def load_vocabulary(path: Path) -> VocabularyIds:
