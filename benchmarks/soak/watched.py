@@ -61,7 +61,8 @@ def watch(job: Mapping[str, Any], seconds: float, folder: Path) -> Watched:
         process = subprocess.Popen(
             [sys.executable, "-m", "recd_plugins", "train"],
             cwd=folder,
-            env=os.environ | {"TMPDIR": str(temporary)},
+            # Torch keeps a cache among the temporary files, for all jobs to come.
+            env=os.environ | {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(folder)},
             stdout=printed,
             stderr=printed,
         )
