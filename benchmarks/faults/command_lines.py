@@ -77,7 +77,7 @@ def _case(command: str, parameter: str, value: str) -> Case:
         furnish(place)
         before = contents(place.folder)
         ended = place.recd(*arguments, limit=LIMIT)
-        if at_work(ended):
+        if at_work(ended, place):
             return
         yield from breaches_of(ended, codes=(0, 1, 2))
         after = contents(place.folder)

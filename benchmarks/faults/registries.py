@@ -82,7 +82,7 @@ def _in_the_file(option: str, others: tuple[str, ...], value: str) -> Case:
 def _trained(place: Place, option: str, overrides: list[str]) -> Iterator[Breach]:
     before = contents(place.folder)
     ended = place.recd("train", *overrides, limit=LIMIT)
-    if at_work(ended):
+    if at_work(ended, place):
         return
     yield from breaches_of(ended)
     if ended.code == 0 or "the run before is now" in ended.output:
@@ -93,10 +93,10 @@ def _trained(place: Place, option: str, overrides: list[str]) -> Iterator[Breach
         yield Breach("silent change", f"a refused job changed {', '.join(changed[:3])}")
 
 
-def at_work(ended: Ended) -> bool:
+def at_work(ended: Ended, place: Place) -> bool:
     """Whether what ran past its limit was doing what it was asked to, and showed it: a million
-    steps take long."""
-    return ended.late and any(word in ended.output for word in ("train step", "writing train"))
+    steps take long, and so do a billion rows, of which the first are in a file by then."""
+    return ended.late and ("train step" in ended.output or any(place.folder.rglob("*.part/*")))
 
 
 REGISTRIES = Kind(name="registries", draw=draw, quick=60, full=900)
