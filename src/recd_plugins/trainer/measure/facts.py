@@ -88,7 +88,7 @@ class Facts:
         every = torch.tensor(mine, dtype=torch.float64, device=device)
         dist.all_reduce(every)
         batches, hot, *rest = every.tolist()
-        fields = len(KeptIds._fields)
+        fields = len(self.ahead)
         ahead, came = (KeptIds(*rest[at : at + fields]) for at in (0, fields))
         known, share, *served = rest[2 * fields :]
         return [
