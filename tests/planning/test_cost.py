@@ -164,6 +164,7 @@ def test_every_number_of_every_way_to_place_a_row() -> None:
             ar_cross=across / 4, between_nodes=4 * across,
             local=(4 * alone + (6 if pooled else 16) + by_any) * R, coalesced=2,
         )  # fmt: skip
+    assert total(ours.per_node(ONE, R)) == total(ours.per_node(ONE, R, "rank", 0))
     assert total(ours.column_wise(ONE, R)) == numbers(
         static_memory=R / 12, ids_sent=24, rows_accessed=24, dynamic_memory=4 * R,
         a2a_global=2 * (2 * R + 96), between_nodes=8 * 2 * (2 * R + 96), local=8 * R,
@@ -209,6 +210,19 @@ def test_a_row_that_nobody_looks_up_costs_its_memory_and_the_bits_alone() -> Non
         copied = found.ar_cross > 0
         assert found.between_nodes == pytest.approx(2 * bits if copied else 0)
         assert found.local == found.ids_sent == found.coalesced == found.a2a_global == 0
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(3, 1), (1, 3)])
+def test_a_row_that_nobody_looks_up_is_free_to_exchange(nodes: int, ranks: int) -> None:
+    never = RowDistribution.of([7], [0.0])
+    cluster = Cluster.of(Topology(ranks_per_node=ranks), nodes * ranks)
+    ours = Prices(cluster=cluster, batch_size=B, k=K)
+    for cost in (ours.row_wise(never, R, "node"), ours.per_node(never, R)):
+        found = cost.total(never.counts)
+        assert found.a2a_cross == found.a2a_intra == 0
+    assert ours.replicated(never, R).total(never.counts).ar_cross == pytest.approx(
+        7 * 3 / 16 if nodes > 1 else 0
+    )
 
 
 def test_memory_and_what_is_exchanged_are_sums_and_ranks_are_averaged() -> None:
