@@ -168,11 +168,12 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 WHOLE = 1 << 63
-"""Integers are of 64 bits wherever they go from here: in files, tensors and seeds."""
+"""Integers are of 64 bits wherever they go from here: in files, tensors and seeds. A count of ids
+from 0 to the last of them is this."""
 
 
 def _whole(value: int, where: str) -> int:
-    if not -WHOLE <= value < WHOLE:
+    if not -WHOLE <= value <= WHOLE:
         raise RegistryError(f"must be an integer of 64 bits, but is {shown(value)}.", where)
     return value
 
