@@ -21,13 +21,14 @@ from itertools import islice
 
 from benchmarks.faults.cases import PROMISES, Breach, Case, Kind, Promise
 from benchmarks.faults.command_lines import COMMAND_LINES
+from benchmarks.faults.damage import DAMAGE
 from benchmarks.faults.interruptions import INTERRUPTIONS
 from benchmarks.faults.programs import Place, Programs, programs
 from benchmarks.faults.registries import REGISTRIES
 from benchmarks.faults.topology_files import TOPOLOGY_FILES
 from benchmarks.harness import Figure, Report, main
 
-KINDS: tuple[Kind, ...] = (REGISTRIES, COMMAND_LINES, TOPOLOGY_FILES, INTERRUPTIONS)
+KINDS: tuple[Kind, ...] = (REGISTRIES, COMMAND_LINES, TOPOLOGY_FILES, INTERRUPTIONS, DAMAGE)
 
 
 @dataclass(frozen=True, kw_only=True)

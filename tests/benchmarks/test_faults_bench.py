@@ -10,7 +10,7 @@ from itertools import islice
 
 from benchmarks.faults.__main__ import KINDS
 
-TYPED = ("registries", "command-lines", "topology-files")
+TYPED = ("registries", "command-lines", "topology-files", "damage")
 
 
 def test_a_seed_draws_the_same_cases() -> None:
