@@ -43,9 +43,9 @@ def _log(folder: Path) -> None:
 def _read_log(folder: Path) -> str:
     log = ZstdShards(ZstdShardsConfig(shards=2, block_bytes=2000), folder)
     found = [batch.to_pydict() for shard in range(2) for batch in log.read(shard)]
-    told = sum(one.tail for one in log.unsealed.values())
-    if told:
-        raise DataError(f"{told} bytes are no sealed block")  # it is counted, and so named
+    unsealed = sum(one.tail for one in log.unsealed.values())
+    if unsealed:
+        raise DataError(f"{unsealed} bytes are no sealed block")  # it is counted, and so named
     return repr(found)
 
 

@@ -45,6 +45,8 @@ __all__ = ["ClusterBySession", "ClusterConfig", "Spills", "build_cluster", "clus
 SUMS = b"recd_buckets"
 MOST_BUCKETS = 65_536
 """Each is written and read in pieces of its own: with too many, every row is one."""
+FEW_BUCKETS = 1_024
+"""So many take no time, though most of them be empty."""
 
 
 class Spills:
@@ -174,12 +176,13 @@ class ClusterBySession:
         require_sessions(table.schema, "cluster_by_session", table.path)
         size = decoded_bytes(table)
         n_buckets = max(1, math.ceil(size / self._budget.bucket))
-        if n_buckets > MOST_BUCKETS:
-            least = 12 * size / MOST_BUCKETS / 1e9
+        most = min(MOST_BUCKETS, max(FEW_BUCKETS, table.num_rows))
+        if n_buckets > most:
+            why = "more take days" if most == MOST_BUCKETS else "no more have a row"
             raise RegistryError(
                 f"memory_gb: a table of {size / 1e9:,.3g} GB would be clustered in {n_buckets:,} "
-                f"buckets, of which {MOST_BUCKETS:,} are the most: more take days. Give it "
-                f"{least:.2g} GB, or more."
+                f"buckets, of which {most:,} are the most: {why}. Give it "
+                f"{12 * size / most / 1e9:.2g} GB, or more."
             )
         plan = {"source": fingerprint(table), "config": asdict(self._config)}
         with Workspace(folder, plan) as workspace:
