@@ -353,6 +353,22 @@ def test_ranks_that_end_by_the_first_signal_are_no_failure(
     assert "said nothing" not in printed
 
 
+def test_ranks_answer_a_signal_that_their_launcher_ignored(
+    launch: Launch,
+    program: Callable[[str], list[str]],
+    send: Callable[[int, Callable[[], bool]], None],
+) -> None:
+    """As what a shell runs in its background ignores Ctrl-C."""
+    command = program('Path(f"ready-{rank}").touch()\ntime.sleep(60)')
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        send(signal.SIGTERM, both("ready-{}"))
+        with pytest.raises(KeyboardInterrupt):
+            launch(command, 2, threads=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_the_second_signal_kills(
     launch: Launch,
     program: Callable[[str], list[str]],

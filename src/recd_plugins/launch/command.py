@@ -96,10 +96,12 @@ def launch(
     )
     processes: list[_Rank] = []
     try:
-        for rank in range(ranks):  # those that have started are ended if the next cannot
-            processes.append(_Rank(rank, speaks=rank == 0 and not quiet))
-            processes[-1].start(command, shared | place(rank), ours, server)
+        # Before any rank starts, for one that is started while we ignore a signal, as shells have
+        # what runs in their background do, would ignore it too.
         with _forwarded(processes, stopping) as asked:
+            for rank in range(ranks):  # those that have started are ended if the next cannot
+                processes.append(_Rank(rank, speaks=rank == 0 and not quiet))
+                processes[-1].start(command, shared | place(rank), ours, server)
             failure = _wait(processes, stopped_for)
             if failure is not None and asked.is_set() and any(map(_interrupted, processes)):
                 print("stopped; there was nothing to save yet", file=sys.stderr, flush=True)
@@ -151,9 +153,9 @@ class _Rank:
         return self._process.poll()
 
     def interrupt(self) -> None:
-        """Pass Ctrl-C on."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGINT)
+        """Pass Ctrl-C on, if it has started."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
 
     def stopped(self) -> bool:
         """Whether it is kept from running, by SIGSTOP and the like, as far as the system tells."""
