@@ -221,9 +221,12 @@ class Watchdog:
                 os.kill(pid, DUMP)
                 os.kill(pid, signal.SIGCONT)  # one that is stopped takes the signal first of all
                 ends = time.monotonic() + REFUSES / 2
-                while not stacks.endswith("\n") and time.monotonic() < ends:
+                while time.monotonic() < ends:  # it writes line by line, other threads first
                     time.sleep(0.1)
-                    stacks += file.read()
+                    more = file.read()
+                    stacks += more
+                    if not more and main_frames(stacks, process["thread"]):
+                        break
         return Standing(
             rank=rank,
             host=process["host"],
