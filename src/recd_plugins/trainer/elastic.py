@@ -26,15 +26,13 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
-from recd_plugins.trainer.checkpoints.checkpoint import read_job
+from recd_plugins.trainer.checkpoints.checkpoint import STEPS, read_job
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
 
 __all__ = ["Launchers", "attempt", "own_place", "samples_of_step", "taken_over"]
 
 ELASTIC = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun sets for its ranks, and others do not."""
-
-
 AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 LOOK = 0.05
 """Seconds between two looks at who is there."""
@@ -166,4 +164,4 @@ def _kept(run: Path) -> set[str]:
 
 
 def _has_checkpoint(run: Path) -> bool:
-    return any((run / "checkpoints").glob("step-????????"))
+    return any((run / "checkpoints").glob(STEPS))

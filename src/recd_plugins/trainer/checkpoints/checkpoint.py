@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks
 
 __all__ = [
+    "STEPS",
     "Checkpoints",
     "DiskFullError",
     "NotFiniteError",
@@ -56,6 +57,7 @@ __all__ = [
 ]
 
 STEPS = "step-????????"
+"""The folders of a run's checkpoints, by a pattern: as they are sorted, the newest is last."""
 
 OnDamaged = Literal["stop", "go_back"]
 

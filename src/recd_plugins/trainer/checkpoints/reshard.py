@@ -9,6 +9,7 @@ from pathlib import Path
 
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.trainer.checkpoints.checkpoint import (
+    STEPS,
     check_whole,
     read_job,
     read_rank,
@@ -49,7 +50,7 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
 def _checkpoint(source: Path) -> Path:
     if (source / "job.json").exists():
         return source
-    found = sorted((source / "checkpoints").glob("step-????????"))
+    found = sorted((source / "checkpoints").glob(STEPS))
     if not found:
         raise DataError(
             f"{source}: holds no checkpoint. Name a run's folder (train.run), or one of its "

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["FIRST", "KeptIds", "read_ahead"]
 
 FIRST = 32
-"""Batches that are read before it is asked whether more are needed."""
+"""Batches that are read before it is asked whether more are needed; of a trainer's own loader,
+those by which the ones after them are forecast."""
 SURE = 0.02
 """By how much the factor may be in doubt before more are read."""
 SECONDS = 2.0

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.stack import Stack
 
-__all__ = ["Facts"]
+__all__ = ["ONE_IN", "Facts"]
+
+ONE_IN = 8
+"""Batches of which one is looked at for the lookups that tiers serve."""
 
 CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
 

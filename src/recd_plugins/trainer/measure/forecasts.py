@@ -11,16 +11,13 @@ from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.slots import Callback
 from recd_plugins.trainer.measure.beside import lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
-from recd_plugins.trainer.measure.facts import Facts
+from recd_plugins.trainer.measure.facts import ONE_IN, Facts
 
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training
 
 __all__ = ["ForecastMeter"]
-
-ONE_IN = 8
-"""Batches of which one is looked at for the lookups that tiers serve."""
 
 
 class ForecastMeter(Callback):

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from recd_plugins.compat.pytorch import is_innermost
 from recd_plugins.planning.access.lookups import deduplicated_parts
 from recd_plugins.trainer.measure.beside import Beside, lines
-from recd_plugins.trainer.measure.dedupe_ahead import KeptIds
-from recd_plugins.trainer.measure.facts import Facts
+from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds
+from recd_plugins.trainer.measure.facts import ONE_IN, Facts
 from recd_plugins.trainer.measure.traffic import COLLECTIVES, TrafficCounter
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WatchedBatches"]
 
-ONE_IN = 8
-"""Batches of which one is looked at for the lookups that tiers serve."""
-FIRST = 32
-"""Batches by which the dedupe factor of those after them is forecast."""
 FILLING, SPACING = 4, 20
 """Batches that a pipeline asks for before its steps are alike; steps between two whose bytes are
 counted."""
