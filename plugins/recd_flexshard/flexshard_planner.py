@@ -17,7 +17,6 @@ from recd_plugins.api.planning import (
     Cluster,
     Coalesce,
     Considered,
-    Frontier,
     Ledger,
     ModelTable,
     PlanReport,
@@ -118,17 +117,11 @@ class FlexShardPlanner(TierPlanner):
             left = {name: AS_TORCHREC for name, size in sized.items() if size == TableSizes()}
             ledger = Ledger.of(tables, sized | left, prices)
         sizes = {name: one.sizes for name, one in ledger.tables.items()}
-        curve = frontier(
-            tables,
-            prices,
-            tiers=config.tiers,
-            coalesce={name: one.coalesce for name, one in sizes.items()},
-        )
         report = PlanReport(
             ledger=ledger,
             goal=config.goal,
             budget=self._budget(),
-            frontier=Frontier(memory=curve.memory, ms=curve.ms),
+            frontier=frontier(tables, prices, tiers=config.tiers, plan=sizes),
             considered=considered,
             own=own,
         )

@@ -246,8 +246,10 @@ def test_three_tiers_are_planned_with_unless_two_are_asked_for() -> None:
     assert found.tables["t"].sizes == choose(tables, prices, tiers=3).tables["t"].sizes
     assert choose(tables, prices, tiers=2).tables["t"].sizes.per_node == 0
     curve, with_two = frontier(tables, prices), frontier(tables, prices, tiers=2)
-    assert 1 in curve.tiers
-    assert 1 not in with_two.tiers
+    at = with_two.memory[with_two.memory > curve.memory[0]]
+    least = [np.interp(at, one.memory, one.ms) for one in (curve, with_two)]
+    assert np.all(least[0] <= least[1] + 1e-9)
+    assert np.any(least[0] < 0.99 * least[1])
     assert auto(tables, prices).tables["t"].sizes == auto(tables, prices, tiers=3).tables["t"].sizes
 
 
@@ -256,9 +258,29 @@ def test_the_curve_counts_from_plain_row_wise_what_pooled_sums_take_too() -> Non
     rows = zipf(400, 20)
     tables = {"t": SequenceTable(name="t", rows=rows, dim=16, bags=2)}
     prices = Prices(cluster=SLOW, batch_size=64, k=1.62)
-    curve = frontier(tables, prices, coalesce={"t": "rank"})
-    sizes = curve.merged.sizes(*curve.at(None, 1), {"t": "rank"})
-    assert extra(Ledger.of(tables, sizes, prices)) == pytest.approx(curve.memory[-1])
+    curve = frontier(tables, prices, plan={"t": TableSizes(coalesce="rank")})
+    found = choose(tables, prices, goal="min_communication", coalesce="rank")
+    assert extra(found) == pytest.approx(curve.memory[-1])
+    assert _marginal(found) == pytest.approx(curve.ms[-1])
+
+
+def test_the_curve_has_tables_whose_sums_travel_as_the_plan_has_them() -> None:
+    """Row-wise sums of pooled tables: no row of theirs has a price."""
+    rows = zipf(400, 20)
+    tables = {
+        "pooled": SequenceTable(name="pooled", rows=rows, dim=16, bags=2),
+        "sequence": SequenceTable(name="sequence", rows=rows, dim=16),
+    }
+    prices = Prices(cluster=SLOW, batch_size=64, k=1.62)
+    plan = {"pooled": TableSizes(replicated=200)}
+    curve = frontier(tables, prices, plan=plan)
+    moved = choose({"sequence": tables["sequence"]}, prices, goal="min_communication")
+    fastest = Ledger.of(tables, plan | {"sequence": moved.tables["sequence"].sizes}, prices)
+    assert curve.memory[-1] == pytest.approx(extra(fastest))
+    assert curve.ms[-1] == pytest.approx(_marginal(fastest))
+    alone = frontier({"pooled": tables["pooled"]}, prices, plan=plan)
+    only = Ledger.of({"pooled": tables["pooled"]}, plan, prices)
+    assert alone.points() == [pytest.approx((extra(only), _marginal(only)))]
 
 
 def test_without_skew_auto_leaves_row_wise_alone() -> None:

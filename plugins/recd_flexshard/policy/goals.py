@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
+
 from recd_flexshard.policy.breakpoints import breakpoints
 from recd_flexshard.policy.offers import PER_NODE, ROW_WISE, Offers
 from recd_flexshard.policy.optimum import Optimum
 from recd_flexshard.policy.search import PlanSearch, allowed_tiers
 from recd_plugins.api.planning import (
     Coalesce,
+    Frontier,
     Ledger,
     MergedRows,
     Prices,
     SequenceTable,
     TableSizes,
+    marginal_ms,
 )
 
 __all__ = ["Goal", "auto", "choose", "frontier"]
@@ -74,16 +78,35 @@ def frontier(
     prices: Prices,
     *,
     tiers: Literal[2, 3] = 3,
-    coalesce: Mapping[str, Coalesce] = MappingProxyType({}),
-) -> Optimum:
-    """Every trade of memory against time that is worth making: the Pareto curve.
+    plan: Mapping[str, TableSizes] = MappingProxyType({}),
+) -> Frontier:
+    """Every trade of memory against time that is worth making: the Pareto curve, whose ids are
+    coalesced as in `plan`.
 
-    `coalesce` says how the ids of each table travel; of others, as they are.
+    Tables whose sums travel are as `plan` has them: a sum is spared with the last of its bag's
+    rows, so that no row of theirs has a price of its own.
     """
-    merged = MergedRows.of(tables)
-    offers = Offers.of(merged, prices, coalesce)
-    base = _base(tables, merged, offers, prices, coalesce)
-    return Optimum.of(merged, offers, allowed_tiers(prices, tiers), base)
+    sizes = {name: plan.get(name, TableSizes()) for name in tables}
+    levels = {
+        name: sizes[name].coalesce
+        for name, table in tables.items()
+        if not table.bags or sizes[name].coalesce != "none"
+    }
+    alone = Ledger.of(
+        tables, sizes | {name: TableSizes(coalesce=each) for name, each in levels.items()}, prices
+    )
+    memory = alone.memory - Ledger.of(tables, {}, prices).memory
+    ms = float(marginal_ms(alone.cost.mean, prices.cluster))
+    if not levels:
+        return Frontier(memory=np.array([memory]), ms=np.array([ms]))
+    merged = MergedRows.of({name: tables[name] for name in levels})
+    offers = Offers.of(merged, prices, levels)
+    counts = merged.rows.counts
+    base = float(counts @ offers.memory[ROW_WISE]) - memory
+    curve = Optimum.of(merged, offers, allowed_tiers(prices, tiers), base)
+    return Frontier(
+        memory=curve.memory, ms=curve.ms + ms - float(counts @ offers.ms[ROW_WISE])
+    )
 
 
 def _base(
