@@ -104,9 +104,7 @@ def frontier(
     counts = merged.rows.counts
     base = float(counts @ offers.memory[ROW_WISE]) - memory
     curve = Optimum.of(merged, offers, allowed_tiers(prices, tiers), base)
-    return Frontier(
-        memory=curve.memory, ms=curve.ms + ms - float(counts @ offers.ms[ROW_WISE])
-    )
+    return Frontier(memory=curve.memory, ms=curve.ms + ms - float(counts @ offers.ms[ROW_WISE]))
 
 
 def _base(
