@@ -1,11 +1,11 @@
 """One model, and what each paper adds to the one before, in turns on an emulated cluster.
 
-    python -m benchmarks.combined [--quick] [--json]
+    python -m benchmarks.combined [rm1 | dlrm] [--mbit 200] [--wide] [--quick] [--json]
 
 Two nodes of two gloo ranks (two of four with `--wide`), 200 mbit between nodes; needs root. All
-sides train in the same ranks, step by step, on held batches; the first two on batches as a table
-in the order of time has them, the others on clustered ones. Plans are made by a topology that is
-measured first, and by a profile of the table.
+sides train in the same ranks, step by step, on held batches: those in the order of time, as plain
+TorchRec and the papers that know no session have them, and clustered ones. Plans are made by a
+topology that is measured first, and by a profile of the table.
 """
 
 from __future__ import annotations
@@ -14,29 +14,35 @@ import argparse
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
-from benchmarks.combined.additions import ADDITIONS, OWN, PLAIN, OnCluster
+from benchmarks.combined.additions import ALL, CLUSTER_MODELS, OWN, PLAIN, SINGLE, OnCluster
+from benchmarks.combined.on_nodes import NodeSteps, on_nodes
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Report, main, spread
-from benchmarks.recd_train.ranks import TrainSteps, take_turns
+from benchmarks.recd_train.ranks import TrainSteps
 from recd_plugins.planning.topology import save_topology
 
 N_NODES, MBIT = 2, 200
 LIMIT = 3600.0
+FASTER: Mapping[int, float] = {200: 8.0, 50: 14.0}
+"""By megabits a second, how much faster all together should be than plain row-wise."""
+NOT_SLOWER = 0.97
+"""All together, of the best paper alone: what noise allows."""
 
 
-def measure(quick: bool, wide: bool = False) -> Report:
+def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = False) -> Report:
+    chosen = CLUSTER_MODELS[model]
     ranks_per_node = 4 if wide else 2
-    scale = 1 / 8 if quick else 1 / 6
+    scale = chosen.quick_scale if quick else chosen.scale
     settings: dict[str, object] = {
         "cluster": f"{N_NODES} network namespaces of {ranks_per_node} gloo ranks of one thread, "
-        f"{MBIT} mbit between them",
-        "model": f"RM1 of benchmarks/models, every size times {scale:.3g}; S = 16.5",
+        f"{mbit} mbit between them",
+        "model": f"{model} of benchmarks/models, every size times {scale:.3g}; S = 16.5",
     }
     if missing := available():
         settings["cluster"] = f"none, so nothing is measured: it needs {missing}"
@@ -45,13 +51,13 @@ def measure(quick: bool, wide: bool = False) -> Report:
     settings |= {"rounds": rounds, "batches": f"{batches} a rank, held ready"}
     with (
         tempfile.TemporaryDirectory(prefix="recd-bench-") as folder,
-        Network(N_NODES, MBIT) as network,
+        Network(N_NODES, mbit) as network,
         ClusterRanks(network, ranks_per_node) as ranks,
     ):
         found = Path(folder) / "topology.yaml"
         save_topology(ranks.run(measured_topology, ranks_per_node)[0], found)
         workload = OnCluster(
-            model="rm1",
+            model=model,
             scale=scale,
             folder=Path(folder),
             samples=16_384 if quick else 65_536,
@@ -60,57 +66,104 @@ def measure(quick: bool, wide: bool = False) -> Report:
         )
         workload.prepare()
         settings["samples a rank"] = workload.batch_size
-        turns = partial(take_turns, rounds=rounds, batches=batches, counted=batches, weighed=1)
-        steps = ranks.run(turns, workload, ADDITIONS, limit=LIMIT)
-    return Report(figures=[*_figures(steps)], settings=settings)
+        steps = ranks.run(on_nodes, workload, chosen.sides, rounds, batches, limit=LIMIT)
+    settings["dense gradients out of a node"] = (
+        f"{steps[0].dense / 1e6:.2f} MB a step, on all sides"
+    )
+    return Report(figures=[*figures(steps, model, mbit)], settings=settings)
 
 
-def _figures(ranks: Sequence[dict[str, TrainSteps]]) -> list[Figure]:
-    figures = [_beside_plain(ranks, name) for name in ranks[0]]
-    best = max(figures, key=lambda figure: figure.value)
-    own = next(figure for figure in figures if figure.name == OWN)
-    together = Figure(
-        name="all together, against TorchRec's own best plan",
-        value=best.value / own.value,
-        unit="x faster",
+def figures(ranks: Sequence[NodeSteps], model: str, mbit: int) -> Iterator[Figure]:
+    """A row for each side against plain, and all together against what else there is."""
+    for name in ranks[0].sides:
+        yield _beside_plain(ranks, name)
+    yield _faster(ranks, ALL, PLAIN, "all together, against plain row-wise", FASTER.get(mbit))
+    yield _faster(ranks, ALL, OWN, "all together, against TorchRec's own best plan", 4.0)
+    alone = (*SINGLE, CLUSTER_MODELS[model].recd)
+    best = min(alone, key=lambda name: statistics.median(ranks[0].sides[name].seconds))
+    yield _faster(ranks, ALL, best, f"all together, against the best paper ({best})", NOT_SLOWER)
+    plain, ours = (_out_of_nodes(ranks, name) for name in (PLAIN, ALL))
+    yield Figure(
+        name="bytes between nodes, all together",
+        value=plain / ours,
+        unit="x fewer",
         baseline=1.0,
-        note=f"{best.name}; load {os.getloadavg()[0]:.1f}",
+        target=20.0,
+        note=f"{ours / 1e6:.2f} MB for {plain / 1e6:.2f} out of all nodes, by the links' counters, "
+        "dense gradients left out",
     )
-    return [*figures, together]
+    held, holds = (_memory(ranks, name) for name in (PLAIN, ALL))
+    yield Figure(
+        name="the step's memory, all together",
+        value=100 * holds / held,
+        unit="%",
+        baseline=100.0,
+        target=20.0,
+        at_most=True,
+        note=f"{holds / 1e6:.0f} MB of tensors for {held / 1e6:.0f}, on average over ranks",
+    )
 
 
-def _beside_plain(ranks: Sequence[dict[str, TrainSteps]], name: str) -> Figure:
-    plain, ours = ranks[0][PLAIN], ranks[0][name]
-    gains = [other / mine for other, mine in zip(plain.seconds, ours.seconds, strict=True)]
-    before, after = (
-        statistics.mean(_exchanged(rank, side) for rank in ranks) for side in (PLAIN, name)
-    )
-    held, holds = (
-        statistics.mean(size for rank in ranks for size in rank[side].memory)
-        for side in (PLAIN, name)
-    )
+def _beside_plain(ranks: Sequence[NodeSteps], name: str) -> Figure:
+    plain, ours = ranks[0].sides[PLAIN], ranks[0].sides[name]
+    gains = _gains(ours, plain)
+    before, after = (_out_of_nodes(ranks, side) for side in (PLAIN, name))
     times = [1e3 * statistics.median(one.seconds) for one in (ours, plain)]
+    computing = sum(statistics.median(rank.sides[name].cpu) for rank in ranks)
     return Figure(
         name=name,
         value=statistics.median(gains),
         unit="x faster",
         baseline=1.0,
         spread=spread(gains),
-        note=f"{times[0]:,.0f} ms for {times[1]:,.0f}; {after / 1e6:.2f} MB a rank to collectives, "
-        f"{before / after:.1f}x fewer; {100 * holds / held:.0f}% of the step's memory; "
+        note=f"{times[0]:,.0f} ms for {times[1]:,.0f}; "
+        f"all ranks compute {1e3 * computing:,.0f} ms; "
+        f"{after / 1e6:.2f} MB out of all nodes, {before / after:.1f}x fewer; "
+        f"{100 * _memory(ranks, name) / _memory(ranks, PLAIN):.0f}% of the step's memory; "
         f"{100 * ours.hot:.0f}% of batches hot; loss {ours.loss:.4f}",
     )
 
 
-def _exchanged(rank: dict[str, TrainSteps], name: str) -> float:
-    """Bytes that a rank hands to collectives in a step, without the dense parameters' gradients:
-    plain TorchRec all-reduces nothing else."""
-    dense = sum(rank[PLAIN].traffic["all_reduce"].values())
-    return sum(sum(phases.values()) for phases in rank[name].traffic.values()) - dense
+def _faster(
+    ranks: Sequence[NodeSteps], name: str, other: str, title: str, target: float | None
+) -> Figure:
+    ours, theirs = ranks[0].sides[name], ranks[0].sides[other]
+    gains = _gains(ours, theirs)
+    cores = len(os.sched_getaffinity(0))
+    computing = sum(statistics.median(rank.sides[name].cpu) for rank in ranks) / cores
+    bound = statistics.median(theirs.seconds) / computing
+    return Figure(
+        name=title,
+        value=statistics.median(gains),
+        unit="x faster",
+        baseline=1.0,
+        target=target,
+        spread=spread(gains),
+        note=f"{bound:.1f}x is what its computing alone allows, all ranks' on {cores} cores; "
+        f"load {os.getloadavg()[0]:.1f}",
+    )
+
+
+def _gains(ours: TrainSteps, theirs: TrainSteps) -> list[float]:
+    return [other / mine for other, mine in zip(theirs.seconds, ours.seconds, strict=True)]
+
+
+def _out_of_nodes(ranks: Sequence[NodeSteps], name: str) -> float:
+    """Bytes of a step that leave all nodes, without the dense parameters' gradients; ranks of one
+    node read the same counter."""
+    every = statistics.mean(rank.sides[name].sent - rank.dense for rank in ranks)
+    return N_NODES * every
+
+
+def _memory(ranks: Sequence[NodeSteps], name: str) -> float:
+    return statistics.mean(size for rank in ranks for size in rank.sides[name].memory)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("model", nargs="?", choices=sorted(CLUSTER_MODELS), default="rm1")
+    parser.add_argument("--mbit", type=int, default=MBIT)
     parser.add_argument("--wide", action="store_true")
     arguments, rest = parser.parse_known_args()
-    main("combined", partial(measure, wide=arguments.wide), rest)
+    run = partial(measure, model=arguments.model, mbit=arguments.mbit, wide=arguments.wide)
+    main("combined", run, rest)

@@ -1,4 +1,5 @@
-"""The paper's three models, as registries at full size, and one knob that makes them smaller.
+"""The paper's three models and a DLRM, as registries at full size, and one knob that makes them
+smaller.
 
 `registry("rm1")` is rm1.yaml as it stands; `registry("rm1", 1 / 4)` has every size times 1/4:
 how many element-wise and dense features there are, ids a sample, rows of a table, D, widths of
@@ -20,7 +21,7 @@ from recd_plugins.config import parse
 
 __all__ = ["MODELS", "SMALL", "groups", "registry", "sessions"]
 
-MODELS = ("rm1", "rm2", "rm3")
+MODELS = ("rm1", "rm2", "rm3", "dlrm")
 SMALL = 1 / 4
 """The scale for two cores."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
@@ -50,6 +50,8 @@ class TrainSteps:
     """Bytes of tensors that a step holds at once, at most; of each of those weighed."""
     hot: float = 0.0
     """The share of held batches that are hot."""
+    sent: float = 0.0
+    """Bytes that leave in a step by the counter that `take_turns` was given; 0 without one."""
 
     @property
     def dedupe_factor(self) -> float:
@@ -71,11 +73,13 @@ def take_turns(
     counted: int = 1,
     weighed: int = 0,
     reading: bool = False,
+    sent: Callable[[], int] | None = None,
 ) -> dict[str, TrainSteps]:
     """A step of each side, again and again, each round the other way about.
 
     The batches are held ready, or with `reading` come from the reader, within the step. Then
-    follow `counted` steps for the traffic, and `weighed` for the memory.
+    follow `counted` steps for the traffic, with what a counter `sent` goes up by, and `weighed` for
+    the memory.
     """
     trainings = {
         name: _Training(workload, side, None if reading else batches)
@@ -86,7 +90,7 @@ def take_turns(
         for name in names:
             trainings[name].step(counts=number >= WARM_UP)
         names.reverse()
-    return {name: training.finish(counted, weighed) for name, training in trainings.items()}
+    return {name: training.finish(counted, weighed, sent) for name, training in trainings.items()}
 
 
 def resident_memory(workload: TrainWorkload, side: TrainSide, *, steps: int, batches: int) -> int:
@@ -131,10 +135,16 @@ class _Training:
             self._seconds.append(time.perf_counter() - wall)
             self._cpu.append(time.process_time() - cpu)
 
-    def finish(self, counted: int, weighed: int) -> TrainSteps:
+    def finish(
+        self, counted: int, weighed: int, sent: Callable[[], int] | None = None
+    ) -> TrainSteps:
+        dist.barrier()
+        before = sent() if sent is not None else 0
         with TrafficCounter() as counter:
             for _ in range(counted):
                 self._progress()
+            dist.barrier()
+        after = sent() if sent is not None else 0
         traffic = {
             collective: {phase: size / counted for phase, size in phases.items()}
             for collective, phases in counter.traffic.items()
@@ -153,6 +163,7 @@ class _Training:
             ids_kept=sum(kept),
             memory=[tensor_memory(self._progress) for _ in range(weighed)],
             hot=sum(batch.hot for batch in self._held) / max(len(self._held), 1),
+            sent=(after - before) / max(counted, 1),
         )
 
     def _progress(self) -> None:

@@ -1,30 +1,64 @@
-"""The registries of `benchmarks.combined`: each has what the one before has, and one thing more."""
+"""`benchmarks.combined`: each registry has what the one before has, and figures are the steps'."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.combined.additions import ADDITIONS, OWN, OnCluster
+import pytest
+
+from benchmarks.combined.__main__ import figures
+from benchmarks.combined.additions import ALL, CLUSTER_MODELS, OnCluster
+from benchmarks.combined.on_nodes import NodeSteps
+from benchmarks.recd_train.ranks import TrainSteps
 from recd_plugins.planning.topology import PRESETS, save_topology
 from recd_plugins.stack import load
 
 
-def test_each_addition_is_one_more_and_may_be_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", CLUSTER_MODELS)
+def test_each_addition_is_one_more_and_may_be_loaded(model: str, tmp_path: Path) -> None:
     save_topology(PRESETS["a100_dgx"], tmp_path / "topology.yaml")
     workload = OnCluster(
-        model="rm1",
+        model=model,
         scale=1 / 16,
         folder=tmp_path,
         samples=64,
         topology=tmp_path / "topology.yaml",
         ranks=4,
     )
-    made = {name: workload.registry(side) for name, side in ADDITIONS.items()}
-    for values in made.values():
-        load(values).check()
-    on_the_way = [values for name, values in made.items() if name != OWN]
+    chosen = CLUSTER_MODELS[model]
+    for side in chosen.sides.values():
+        load(workload.registry(side)).check()
+    on_the_way = [workload.registry(side) for side in chosen.way.values()]
     slots = [set(values) for values in on_the_way]
     assert all(before <= after for before, after in pairwise(slots))
     assert slots[-1] - slots[0] == {"etl", "reader", "dedup", "cache"}
     assert on_the_way[-1]["sharding"] == on_the_way[-2]["sharding"]
+    assert chosen.recd in chosen.way
+
+
+def test_figures_leave_out_the_dense_gradients() -> None:
+    chosen = CLUSTER_MODELS["dlrm"]
+    sides = {name: _steps(seconds=2.0, sent=1_100.0, memory=100) for name in chosen.sides}
+    sides[ALL] = _steps(seconds=0.25, sent=120.0, memory=30)
+    found = {one.name: one for one in figures([NodeSteps(sides=sides, dense=100)] * 4, "dlrm", 200)}
+    faster = found["all together, against plain row-wise"]
+    assert (faster.value, faster.target, faster.met) == (8.0, 8.0, True)
+    fewer = found["bytes between nodes, all together"]
+    assert (fewer.value, fewer.met) == (1_000 / 20, True)
+    memory = found["the step's memory, all together"]
+    assert (memory.value, memory.met) == (30.0, False)
+
+
+def _steps(*, seconds: float, sent: float, memory: int) -> TrainSteps:
+    return TrainSteps(
+        seconds=[seconds] * 3,
+        cpu=[seconds] * 3,
+        samples=8,
+        loss=0.5,
+        traffic={},
+        ids=0,
+        ids_kept=0,
+        memory=[memory],
+        sent=sent,
+    )

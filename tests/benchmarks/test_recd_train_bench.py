@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.models import MODELS, groups, registry, sessions
+from benchmarks.models import groups, registry, sessions
 from benchmarks.recd_train.__main__ import compare
 from benchmarks.recd_train.ablation import draw
 from benchmarks.recd_train.figures import TrainBench
@@ -40,7 +40,7 @@ PAPER = {
 """Sequence features by group, and the baseline's batch size."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PAPER)
 def test_a_model_is_the_papers(name: str) -> None:
     values = registry(name)
     features = values["dataset"]["features"]
@@ -55,7 +55,7 @@ def test_a_model_is_the_papers(name: str) -> None:
     assert load(values).registry.chosen("dedup")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PAPER)
 def test_one_knob_scales_every_size(name: str) -> None:
     full, small = registry(name), registry(name, 1 / 4)
     assert registry(name, 1.0) == yaml.safe_load(
