@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.faults.cases import Breach, Case, Kind, breaches_of
 from benchmarks.faults.jobs import JOB, RUN, written
 from benchmarks.faults.programs import Ended, Place, Program
+from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = ["INTERRUPTIONS"]
 
@@ -176,7 +177,7 @@ def _case(what: str, interrupt: Callable[[Place], Iterator[Breach]]) -> Case:
         (place.folder / "whole").rename(place.folder.with_name(f"{place.folder.name}.whole"))
         yield from interrupt(place)
         checkpoints = place.folder / RUN / "checkpoints"
-        kept = any(checkpoints.glob("step-????????"))
+        kept = any(checkpoints.glob(STEPS))
         again = place.recd("train", *(["--resume"] if kept else []), limit=LIMIT)
         yield from breaches_of(again, codes=(0,))
         if again.code == 0:

@@ -25,7 +25,12 @@ from forked import run_module
 
 from recd_plugins.launch import command as launcher
 from recd_plugins.launch.command import SHOWN, Failure
-from recd_plugins.launch.environment import PARENT, die_with_parent, loopback_store
+from recd_plugins.launch.environment import (
+    ELASTIC,
+    PARENT,
+    die_with_parent,
+    loopback_store,
+)
 from recd_plugins.launch.server import RankServer, rank_server
 
 pytestmark = pytest.mark.slow
@@ -490,3 +495,31 @@ dist.destroy_process_group()
     assert launch(command, 2, threads=1) is None
     for rank in range(2):
         assert written_by(rank) == {"total": 3.0, "listens": ["127.0.0.1"]}
+
+
+AGENT = """
+import subprocess, sys, time
+
+rank = "from recd_plugins.launch.environment import die_with_parent; import time\\n"
+rank += "die_with_parent(); print('lives', flush=True); time.sleep(60)"
+process = subprocess.Popen([sys.executable, "-c", rank], start_new_session=True)
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@ONCE
+def test_a_rank_of_torchrun_ends_with_its_agent() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT],
+        env=os.environ | {ELASTIC: "a-job"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        assert agent.stdout is not None
+        agent.stdout.readline()
+        assert agent.stdout.readline() == "lives\n"
+        agent.kill()  # it cannot end its ranks any more
+        began = time.monotonic()
+        assert agent.stdout.read() == ""  # the rank, which has the pipe too, is gone
+    assert time.monotonic() - began < LIMIT

@@ -26,6 +26,8 @@ from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, NotFiniteError, check_whole
+from recd_plugins.trainer.checkpoints.digest import read_digest
+from recd_plugins.trainer.run_folder import STEPS
 
 
 def run(folder: str, overrides: list[str], resume: bool = False) -> dict[str, Any] | str:
@@ -110,7 +112,7 @@ def killed_anywhere(folder: str, overrides: list[str]) -> list[tuple[Any, Any]]:
     dist.barrier()
     found = [(reported(root / "run"))]
     for copy in sorted((root / "killed").iterdir()):
-        if any((copy / "checkpoints").glob("step-????????")):
+        if any((copy / "checkpoints").glob(STEPS)):
             run(folder, [*overrides, f"train.run={copy}"], resume=True)
             dist.barrier()
             found.append(reported(copy))
@@ -183,6 +185,24 @@ def test_a_run_with_other_choices_is_refused(folder: Path, gloo_pool: GlooPool) 
         assert isinstance(found[0], str)
         assert found[0].startswith(RegistryError.__name__)
         assert says in found[0]
+
+
+def test_a_run_goes_on_at_other_rates(
+    folder: Path, gloo_pool: GlooPool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sgd = ["train.optimizer.tables=sgd", "train.optimizer.dense=sgd"]
+    first = [*SHORT, *sgd, "train.checkpoint_every=1", "train.steps=2"]
+    gloo_pool.run(run, str(folder), first, world_size=1)
+    still = ["train.steps=3", "train.optimizer.tables_lr=1e-30", "train.optimizer.dense_lr=1e-30"]
+    (summary,) = gloo_pool.run(run, str(folder), [*first, *still], True, world_size=1)
+    assert summary["step"] == 3, summary
+    printed = capsys.readouterr().out
+    assert "train.optimizer.tables_lr is 1e-30 from here on; it was 0.05\n" in printed
+    assert "train.optimizer.dense_lr is 1e-30 from here on; it was 0.001\n" in printed
+    # Weights, and SGD has no other state, stay as they were: the new rates are those in use.
+    checkpoints = folder / "run/checkpoints"
+    before, after = (read_digest(checkpoints / f"step-{step:08}") for step in (2, 3))
+    assert after["__0_0.distcp"] == before["__0_0.distcp"]
 
 
 def test_a_finished_run_is_evaluated_again_and_not_shortened(
@@ -285,7 +305,7 @@ def test_a_run_goes_back_to_the_checkpoint_before_if_it_may(
         "step-00000010",
         "step-00000010.damaged",
     ]
-    for path in checkpoints.glob("step-????????"):
+    for path in checkpoints.glob(STEPS):
         (path / "digest.json").write_text("{}")
     message = gloo_pool.run(run, str(folder), options, True)[0]
     assert "step-00000006/digest.json: cannot be read" in message  # none is left

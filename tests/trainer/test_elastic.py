@@ -46,6 +46,19 @@ def test_ranks_meet_those_of_their_own_attempt_alone() -> None:
     assert len(set(names)) == 3
 
 
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = HashStore()
+    with (
+        ThreadPoolExecutor(2) as pool,
+        pytest.raises(RecdError, match=r"waited 1 s .* 3 ranks .*; rank 2 did not come"),
+    ):
+        list(pool.map(lambda rank: elastic.attempt(store, rank, 3, 1.0), (0, 1)))
+    for word in ("here/0", "here/1", "here/2"):  # of ranks that are gone
+        store.set(word, "x")
+    with pytest.raises(RecdError, match="ranks 1, 2 did not come"):
+        elastic.attempt(store, 0, 3, 0.2)
+
+
 def attempt(
     folder: str, name: str, overrides: Sequence[str], parent: str | None = "an agent"
 ) -> Any:
@@ -108,6 +121,47 @@ def test_samples_that_ranks_cannot_share_come_back_with_them(
     assert found == [(3, 25), (4, 25)]
     position = json.loads((folder / "odd/checkpoints/step-00000006/rank-0.json").read_text())
     assert (position["loader"]["epoch"], position["loader"]["batches"]) == (1, 3)
+
+
+SLOW_LINKS = "topology={ranks_per_node: 1, inter_node_gbps: 0.01}"
+"""Links on which replicas are worth their operations."""
+OPTIMIZER = ["train.optimizer.tables=sgd", "train.optimizer.dense=sgd"]
+TIERS = {
+    "flexshard": [
+        "plugins=[recd_dlrm, recd_flexshard]",
+        "sharding={use: flexshard, goal: min_communication, profile_batches: 1, "
+        "others: {search: greedy}}",
+        "train.retier_every=2",
+    ],
+    "scars": [
+        "plugins=[recd_dlrm, recd_scars]",
+        "cache={use: scars, size: hit_rate, hit_rate: 0.5, hot_batches: false}",
+    ],
+}
+
+
+def replicas(folder: str, name: str, tiers: Sequence[str], steps: int) -> Any:
+    """On a rank: train with replicas, or plainly; the summary."""
+    options = [SLOW_LINKS, *OPTIMIZER, *tiers, f"train.steps={steps}"]
+    return attempt(folder, name, options)
+
+
+@pytest.mark.parametrize("kind", TIERS)
+def test_replicas_outlive_another_number_of_ranks(
+    kind: str, folder: Path, gloo_pool: GlooPool
+) -> None:
+    for name, ranks, steps, tiers in (
+        (f"{kind}-plain", 4, 6, []),
+        (f"{kind}-parts", 4, 3, TIERS[kind]),
+        (f"{kind}-parts", 3, 6, TIERS[kind]),
+    ):
+        (summary, *_) = gloo_pool.run(replicas, str(folder), name, tiers, steps, world_size=ranks)
+        assert (summary["step"], summary["world_size"]) == (steps, ranks)
+    expected, found = (
+        [one["loss"] for one in metrics(folder, f"{kind}-{name}") if one["kind"] == "train"]
+        for name in ("plain", "parts")
+    )
+    assert found == pytest.approx(expected, abs=LOSS)
 
 
 def test_another_job_begins_anew(folder: Path, gloo_pool: GlooPool) -> None:

@@ -13,6 +13,7 @@ from recd_plugins.data.schema import Label
 from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
+from recd_plugins.trainer.measure import metrics as module
 from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
 from recd_plugins.trainer.measure.metrics import ETA, LabelMetrics, Metrics, MetricsWindow
 
@@ -74,6 +75,23 @@ def assert_close(found: Metrics, right: Metrics) -> None:
     assert found.samples == right.samples
     for name in ("loss", "ne", "auc"):
         assert math.isclose(getattr(found, name), getattr(right, name), rel_tol=1e-9), name
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_formulas_are_torchrecs_to_the_bit(weighted: bool) -> None:
+    from torchrec.metrics.auc import compute_auc
+    from torchrec.metrics.ne import compute_ne, get_ne_states
+
+    _, logits, labels, weights = (
+        torch.as_tensor(part).double() for part in step(0.0, 999, 3, weighted=weighted)
+    )
+    predictions = logits.sigmoid()
+    sums = list(module._sums(predictions, labels, weights))
+    states = list(get_ne_states(labels, predictions, weights, ETA).values())
+    assert sums == states
+    assert module._normalised_entropy(*sums) == compute_ne(*states, ETA)
+    parts = predictions, labels, weights
+    assert module._auc(*parts) == compute_auc(1, *([part[None]] for part in parts))
 
 
 @pytest.mark.parametrize("weighted", [True, False])

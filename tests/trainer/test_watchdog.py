@@ -102,6 +102,35 @@ def steps(folder: str, limit: float, hangs: str) -> float:
     return time.monotonic() - began
 
 
+def starts(folder: str) -> None:
+    """On a rank: rank 1 computes for longer than a start without work may take, then it hangs."""
+    with Watchdog(1.0, Path(folder), first=2.0) as watchdog:
+        watchdog.mark("the tables", starting=True)
+        if dist.get_rank() == 1:
+            ends = time.monotonic() + 4.0
+            while time.monotonic() < ends:
+                pass
+            time.sleep(60)
+        dist.barrier()
+
+
+def test_a_rank_that_hangs_before_the_first_step_is_named(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    with pytest.raises(RanksFailed) as failed:
+        gloo_pool.run(starts, str(tmp_path))
+    said = failed.value.ranks[0]
+    hangs = next(
+        number
+        for number, line in enumerate(Path(__file__).read_text().splitlines(), start=1)
+        if line == "            time.sleep(60)"
+    )
+    assert "no rank has made a step for 2 s (train.hang_after)" in said
+    assert re.search(rf"rank 1 hangs .* at the tables, in\n    {__file__}:{hangs} starts", said), (
+        said
+    )
+
+
 def test_while_ranks_get_on_nothing_happens(gloo_pool: GlooPool, tmp_path: Path) -> None:
     assert max(gloo_pool.run(steps, str(tmp_path), 1.0, "")) > 1.0  # marks count, not the whole
     assert not threads_of_a_watch()

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from recd_plugins.errors import CapabilityError, shown
 
 __all__ = [
+    "ELASTIC",
     "HOST",
     "LOOPBACK",
     "PARENT",
@@ -26,6 +28,10 @@ __all__ = [
 
 HOST = "127.0.0.1"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+ELASTIC = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun sets for its ranks, and others do not."""
+LOOK = 0.5
+"""Seconds between two looks at whether the parent is there."""
 PARENT = "RECD_PARENT_PIPE"
 """The variable that names the end of a pipe whose other end the launcher holds open."""
 
@@ -102,7 +108,8 @@ def die_with_parent() -> None:
     """End this process as soon as the one that started it is gone, however it went.
 
     A process that leads a session of its own, as ranks do, takes all that it started with it.
-    The parent is multiprocessing's or `launch`; a process that neither of them started lives on.
+    The parent is multiprocessing's, `launch`, or an agent of torchrun, which ends its ranks in
+    every way but where it is killed itself. A process that none of them started lives on.
     """
     parent = multiprocessing.parent_process()
     wait: Callable[[], object]
@@ -111,6 +118,8 @@ def die_with_parent() -> None:
     elif PARENT in os.environ:
         # Nobody writes: the read returns when the launcher's end closes.
         wait = partial(os.read, int(os.environ.pop(PARENT)), 1)
+    elif ELASTIC in os.environ:
+        wait = partial(_outlive, os.getppid())
     else:
         return
 
@@ -121,3 +130,9 @@ def die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="die-with-parent").start()
+
+
+def _outlive(parent: int) -> None:
+    """Return once the process that started this one is gone: somebody else is its parent then."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)

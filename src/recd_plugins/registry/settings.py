@@ -91,7 +91,8 @@ class TrainSettings(Config):
     run: Path = Path("runs/latest")
     """The folder of metrics, TensorBoard events and checkpoints."""
     hang_after: Annotated[float, Range(ge=0)] = 600.0
-    """Seconds without a step, a batch of an evaluation or a checkpoint, after which the job ends
-    and says which rank hangs, and where; 0 waits for ever, as for a debugger."""
+    """Seconds without a step, a batch of an evaluation or a checkpoint, and before the first step
+    without any work, after which the job ends and says which rank hangs, and where; 0 waits for
+    ever, as for a debugger."""
     threads: Annotated[int, Range(ge=0)] = 0
     """CPU threads of a rank; 0 shares the cores evenly."""

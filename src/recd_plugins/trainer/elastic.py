@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
@@ -24,26 +25,33 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from recd_plugins.errors import RecdError
+from recd_plugins.launch.environment import ELASTIC
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
-from recd_plugins.trainer.checkpoints.checkpoint import STEPS, read_job
+from recd_plugins.trainer.checkpoints.checkpoint import read_job
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
+from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = ["Launchers", "attempt", "own_place", "samples_of_step", "taken_over"]
 
-ELASTIC = "TORCHELASTIC_RUN_ID"
-"""A variable that torchrun sets for its ranks, and others do not."""
 AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 LOOK = 0.05
 """Seconds between two looks at who is there."""
 PATIENCE = 1_800.0
 """Seconds that ranks wait for each other: torch's own for gloo."""
+SOONEST = 120.0
+"""Seconds that they wait at least: each imports torch first."""
+NAMED = 8
+"""Ranks that a message names one by one."""
 
 
-def own_place() -> Store | None:
+def own_place(patience: float = 0.0) -> Store | None:
     """Where the ranks of this attempt meet, and no others; None where torch's own place is right,
-    for torchrun does not restart the job, or starts a store for it each time."""
-    if ELASTIC not in os.environ or os.environ.get(AGENTS_STORE) != "True":
+    for whoever started the ranks has no store, or has another one each time.
+
+    They wait so many seconds for each other, if `patience` is not 0.
+    """
+    if os.environ.get(AGENTS_STORE) != "True":
         return None
     store = TCPStore(
         os.environ["MASTER_ADDR"],
@@ -52,10 +60,11 @@ def own_place() -> Store | None:
         timeout=timedelta(seconds=PATIENCE),
     )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return PrefixStore(attempt(store, rank, world_size), store)
+    name = attempt(store, rank, world_size, max(patience, SOONEST) if patience else PATIENCE)
+    return PrefixStore(name, store)
 
 
-def attempt(store: Store, rank: int, world_size: int) -> str:
+def attempt(store: Store, rank: int, world_size: int, patience: float = PATIENCE) -> str:
     """A name that the ranks which are alive now, and no earlier ones, agree on; every rank must
     call it.
 
@@ -65,7 +74,7 @@ def attempt(store: Store, rank: int, world_size: int) -> str:
     word = uuid4().hex
     store.set(f"here/{rank}", word)
     proposed: list[str] = []
-    ends = time.monotonic() + PATIENCE
+    ends = time.monotonic() + patience
     while time.monotonic() < ends:
         if rank == 0:
             here = [_left(store, f"here/{one}") for one in range(world_size)]
@@ -82,10 +91,22 @@ def attempt(store: Store, rank: int, world_size: int) -> str:
             if _left(store, "begins") == name:
                 return name
         time.sleep(LOOK)
+    name = sha256("".join(proposed).encode()).hexdigest()
+    came = [f"agreed/{name}/{one}" if proposed else f"here/{one}" for one in range(world_size)]
+    missing = [one for one in range(world_size) if not store.check([came[one]])]
     raise RecdError(
-        f"rank {rank} waited {PATIENCE:,.0f} s for the {world_size} ranks of its job to meet at "
-        f"{os.environ.get('MASTER_ADDR')}. See whether all of them were started."
+        f"rank {rank} waited {patience:,.0f} s (train.hang_after) for the {world_size} ranks of "
+        f"its job to meet at {os.environ.get('MASTER_ADDR')}; {_these(missing)} did not come. See "
+        "whether they were started, and what keeps them: what a rank reads before is its programs, "
+        "its registry and its plugins."
     )
+
+
+def _these(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
+    return f"ranks {', '.join(map(str, ranks[:NAMED]))}{more}"
 
 
 def _left(store: Store, key: str) -> str:

@@ -57,6 +57,7 @@ class Loop:
         checkpoints: Checkpoints,
         report: RunReport,
         positions: Positions,
+        watchdog: Watchdog,
         reached: Reached | None = None,
         chosen: Sequence[tuple[Callback, Choice]] = (),
     ) -> None:
@@ -126,7 +127,8 @@ class Loop:
         self._window = LabelMetrics(job.device, stack.schema.targets)
         self._losses = FiniteLosses(job.device)
         self._inputs = FiniteInputs(lacking=bool(stack.schema.without_target))
-        self._watchdog = Watchdog(settings.hang_after, settings.run / "stacks")
+        self._start = start
+        self._watchdog = watchdog
 
     def _retiering(self, start: int) -> Retiering:
         return Retiering(
@@ -141,11 +143,11 @@ class Loop:
         stop = StopSignal()
         update = self._job.dense.register_step_pre_hook(lambda *_: self._call("before_update"))
         try:
-            with self._watchdog:
-                self._call("at_start")
-                if self._reached is not None:
-                    self._go_on(self._reached)
-                return self._run(stop)
+            self._watchdog.mark("the start of the callbacks", starting=True)
+            self._call("at_start")
+            if self._reached is not None:
+                self._go_on(self._reached)
+            return self._run(stop)
         finally:
             update.remove()
             self._callbacks.call("close")
@@ -256,7 +258,7 @@ class Loop:
 
     def _step(self) -> None:
         training, number = self._training, self._training.step
-        self._watchdog.mark(f"step {number + 1}")
+        self._watchdog.mark(f"step {number + 1}", starting=number == self._start)
         with self._profile.step(number):
             self._call("before_step")
             outputs = self._job.pipeline.progress(self._batches)
@@ -325,8 +327,9 @@ class Loop:
         kept = self._losses.keep(self._settings.run / "diverged", step or self._training.step)
         dist.barrier()
         whole = self._checkpoints.there()
+        goes_on = "" if culprit else ": `recd train --resume` goes on from it, at lower rates too"
         checkpoint = (
-            f"The latest checkpoint, {whole}, is of before, and its weights are finite"
+            f"The latest checkpoint, {whole}, is of before, and its weights are finite{goes_on}"
             if whole
             else "There is no checkpoint before it"
         )

@@ -23,6 +23,7 @@ from recd_plugins.trainer.elastic import Launchers, own_place, samples_of_step, 
 from recd_plugins.trainer.loop import Loop, evaluates_again
 from recd_plugins.trainer.run_folder import RunReport, check_resumable, set_aside
 from recd_plugins.trainer.run_lock import RunLock
+from recd_plugins.trainer.watchdog import Watchdog
 
 __all__ = ["process_group", "train"]
 
@@ -45,7 +46,7 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
         device = torch.device("cpu")
         torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // locals_))
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if (store := own_place()) is None:
+    if (store := own_place(settings.hang_after)) is None:
         dist.init_process_group(backend)
     else:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -62,36 +63,50 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
     A job that torchrun restarted goes on as with `resume`, on as many ranks as there are by now.
     """
     run = stack.registry.train.run
-    launchers = Launchers.found()
-    with RunLock(run) as lock:
+    # Until a new run takes the name of one before, no stacks come into its folder.
+    watchdog = Watchdog(stack.registry.train.hang_after, run.with_name(f"{run.name}.stacks"))
+    with watchdog, RunLock(run) as lock:
+        launchers = Launchers.found()
         agreed(lock.take)
         restarted = launchers.restarted(run)
         if resume or restarted:
-            return _resumed(stack, device, launchers, restarted)
-        return _begun(stack, device, launchers)
+            watchdog.folder = run / "stacks"
+            return _resumed(stack, device, launchers, watchdog, restarted)
+        return _begun(stack, device, launchers, watchdog)
 
 
-def _begun(stack: Stack, device: torch.device, launchers: Launchers) -> dict[str, Any]:
+def _begun(
+    stack: Stack, device: torch.device, launchers: Launchers, watchdog: Watchdog
+) -> dict[str, Any]:
     settings = stack.registry.train
     callbacks = stack.callbacks()
+    watchdog.mark("the data", starting=True)
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
+        watchdog.mark("the tables", starting=True)
         job = assemble(stack, device)
         moved = set_aside(settings.run) if dist.get_rank() == 0 else None
+        watchdog.folder = settings.run / "stacks"
         report = _report(stack, None)
         if moved:
             report.say(f"the run before is now {moved}")
         report.say(f"a new run: {settings.run}")
         samples = settings.batch_size * dist.get_world_size()
         positions = Positions(loader, settings.steps)
-        loop = Loop(stack, job, _checkpoints(stack, samples), report, positions, None, callbacks)
+        checkpoints = _checkpoints(stack, samples)
+        loop = Loop(stack, job, checkpoints, report, positions, watchdog, None, callbacks)
         return _finished(loop, report, launchers, settings.run)
 
 
 def _resumed(
-    stack: Stack, device: torch.device, launchers: Launchers, restarted: bool
+    stack: Stack,
+    device: torch.device,
+    launchers: Launchers,
+    watchdog: Watchdog,
+    restarted: bool,
 ) -> dict[str, Any]:
     settings = stack.registry.train
     check_resumable(settings.run)
+    watchdog.mark("the digest of the checkpoint", starting=True)
     latest, lost = _checkpoints(stack, None).whole(settings.on_damaged)
     other = taken_over(latest, settings) if restarted else None
     if other:
@@ -99,8 +114,11 @@ def _resumed(
         settings = stack.registry.train
     checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
+    watchdog.mark("the data", starting=True)
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
+        watchdog.mark("the tables", starting=True)
         job = assemble(stack, device)
+        watchdog.mark(f"loading {latest.name}", starting=True)
         reached = checkpoints.load(job, latest, other)
         if reached.step > settings.steps:
             raise RegistryError(
@@ -118,8 +136,10 @@ def _resumed(
             )
         again = "restarted and " if restarted else ""
         report.say(f"{again}resumed after step {reached.step}: {settings.run}")
+        for line in reached.new_rates:
+            report.say(line)
         positions = Positions(loader, settings.steps - reached.step)
-        loop = Loop(stack, job, checkpoints, report, positions, reached, callbacks)
+        loop = Loop(stack, job, checkpoints, report, positions, watchdog, reached, callbacks)
         return _finished(loop, report, launchers, settings.run)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.checkpoint import Reached
 
 __all__ = [
+    "STEPS",
     "RunReport",
     "check_is_run",
     "check_makes_files",
@@ -27,6 +28,9 @@ __all__ = [
     "defined",
     "set_aside",
 ]
+
+STEPS = "step-????????"
+"""The folders of a run's checkpoints, by a pattern: as they are sorted, the newest is last."""
 
 STANDARD_METRICS = ("loss", "ne", "auc", "samples", "samples_per_second")
 """The metrics of every run; a line shows those that callbacks added beside them."""
@@ -81,7 +85,7 @@ def set_aside(run: Path) -> Path | None:
     check_is_run(run)
     if not run.exists() or not any(run.iterdir()):
         return None
-    for part in (run / "checkpoints").glob("step-????????.part"):
+    for part in (run / "checkpoints").glob(f"{STEPS}.part"):
         shutil.rmtree(part, ignore_errors=True)  # a kill left it: nobody can go on from it
     number = 1
     while (target := run.with_name(f"{run.name}.{number}")).exists():
@@ -93,7 +97,7 @@ def set_aside(run: Path) -> Path | None:
 def check_resumable(run: Path) -> None:
     """`RegistryError` where a run holds no checkpoint to go on from."""
     checkpoints = run / "checkpoints"
-    if not any(checkpoints.glob("step-????????")):
+    if not any(checkpoints.glob(STEPS)):
         raise RegistryError(
             f"--resume: {checkpoints} holds no checkpoint. Train without --resume, or name the "
             "run's folder with train.run=..."

@@ -1,6 +1,10 @@
 """A watch over the ranks of a run: where none of them gets on, the job ends, and says which rank
 hangs, and where.
 
+Before the first step nobody knows how long things take: tables are made, a checkpoint of any size
+is read. There a rank gets on as long as its processes compute or read, and so do those that wait
+for it, which hear of it through the group's store.
+
 Each rank has a thread that looks how long ago the rank last marked a step. Ranks step together, so
 that one that hangs stops all of them, and all of them notice it at about the same time, each by
 itself: nothing is sent as long as all goes well. Then each says through the group's store where it
@@ -27,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed import Store
 
 from recd_plugins.compat.pytorch import own_store
 from recd_plugins.launch.command import EXPLAINED
@@ -40,9 +45,8 @@ REFUSES = 5.0
 FRAMES = 12
 """Frames of a rank that hangs that its message shows; its file has all of them."""
 FIRST = 120.0
-"""Seconds that the first step may take at least: it imports, compiles, and starts to read."""
-STARTING = 2
-"""Marks before the first step is done: at its start, and at the watch's."""
+"""Seconds that what comes before a second step may take at least: it imports, compiles, and starts
+to read."""
 NAMED = 4
 """Ranks that a message describes one by one."""
 WAITS = (
@@ -98,28 +102,33 @@ class Watchdog:
     """Ends the job where no rank has set a mark for `limit` seconds; every rank must have one.
 
     `limit` 0 watches nothing. Stacks of all ranks are written to `folder`. A process that was
-    stopped as a whole, as by a scheduler that suspends the job, is not blamed for that time.
+    stopped as a whole, as by a scheduler that suspends the job, is not blamed for that time. From
+    the watch's beginning, and after a mark that says so, the ranks are starting: they have `first`
+    seconds at least in which none of them works.
     """
 
-    def __init__(self, limit: float, folder: Path) -> None:
+    def __init__(self, limit: float, folder: Path, *, first: float = FIRST) -> None:
+        self.folder = folder
         self._limit = limit
+        self._first = max(limit, first)
         self._grace = min(30.0, max(3.0, limit / 10))
         """Seconds that the others get to say where they stand, once this rank has noticed: they
         may have set their latest mark so much later."""
-        self._folder = folder
         self._prefix = f"watchdog/{next(_numbers)}"
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._since = time.monotonic()
         self._marks = 0
         self._doing = "starting"
+        self._starting = True
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def mark(self, doing: str) -> None:
+    def mark(self, doing: str, *, starting: bool = False) -> None:
         """This rank gets on: it begins to do something that all ranks do, and mark, alike."""
         self._since = time.monotonic()
         self._marks += 1
         self._doing = doing
+        self._starting = starting
 
     def __enter__(self) -> Watchdog:
         if self._limit:
@@ -135,7 +144,7 @@ class Watchdog:
                 "thread": threading.main_thread().ident,
             }
             self._store.set(f"{self._prefix}/process/{self._rank}", json.dumps(process))
-            self.mark("the first step")
+            self.mark(self._doing, starting=True)
             self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
             self._thread.start()
         return self
@@ -151,28 +160,31 @@ class Watchdog:
     def _watch(self) -> None:
         pause = min(1.0, self._limit / 10)
         woke = time.monotonic()
+        start = _Start(self._store, f"{self._prefix}/works", max(1.0, self._limit / 10))
         while not self._ended.wait(pause):
             now = time.monotonic()
             if (stood := now - woke - pause) > 1:
                 self._since += stood  # this process stood still, not its main thread alone
             woke = now
-            limit = self._limit if self._marks > STARTING else max(self._limit, FIRST)
+            if self._starting and start.gets_on(now):
+                self._since = now
+            limit = self._first if self._starting else self._limit
             if now - self._since > limit:
-                self._end_job()
+                self._end_job(limit)
 
-    def _end_job(self) -> None:
+    def _end_job(self, limit: float) -> None:
         """Say where this rank stands, hear it of the others, tell it, and end the process."""
         # Whatever fails on this way, the job ends: it hangs.
-        text = f"no rank has made a step for {self._limit:g} s (train.hang_after)"
+        text = f"no rank has made a step for {limit:g} s (train.hang_after)"
         try:
             standings = _within(self._grace + 3 * REFUSES, self._gathered)
             if standings is None:
-                text = _unreachable(self._limit)
+                text = _unreachable(limit)
             else:
-                text = verdict(standings, self._limit, self._folder)
+                text = verdict(standings, limit, self.folder)
                 if self._rank != _leader(standings):
                     time.sleep(self._grace)  # the leader's end is the job's, and it has the message
-                elif not _within(REFUSES, lambda: _write(standings, self._folder)):
+                elif not _within(REFUSES, lambda: _write(standings, self.folder)):
                     text = "\n\n".join([*(_titled(one) for one in standings), text])
         finally:
             os.write(2, f"error: {text}\n".encode())
@@ -279,6 +291,64 @@ class Watchdog:
             if not missing or time.monotonic() > ends:
                 return missing
             time.sleep(0.2)
+
+
+class _Start:
+    """Whether a job that starts gets on: this rank's processes work, or those of another rank.
+
+    On CUDA a rank that waits for others computes too; NCCL's own watchdog ends such a job.
+    """
+
+    def __init__(self, store: Store, key: str, every: float) -> None:
+        self._store, self._key, self._every = store, key, every
+        self._looked = time.monotonic()
+        self._work = _work()
+        self._heard = 0
+
+    def gets_on(self, now: float) -> bool:
+        """Asks every so many seconds; between them nothing is known."""
+        if (seconds := now - self._looked) < self._every:
+            return False
+        before, self._work, self._looked = self._work, _work(), now
+        works = any(
+            after - was > least * seconds
+            for after, was, least in zip(self._work, before, LEAST, strict=True)
+        )
+        # A store that does not answer says nothing.
+        heard = _within(REFUSES, lambda: self._store.add(self._key, int(works)))
+        others = heard is not None and heard - works > self._heard
+        self._heard = self._heard if heard is None else heard
+        return works or others
+
+
+LEAST = (0.02, 1 << 16)
+"""Of a second, what a process that works computes at least; or the bytes that it reads and writes
+in it. One that waits has threads that look around."""
+
+
+def _work() -> tuple[float, float]:
+    """Seconds that this process and those below it have computed, and bytes that they have read and
+    written; pages of mapped files count as they are read from a disk."""
+    seconds, size = time.process_time(), 0.0
+    for pid in _with_those_below(os.getpid()):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if pid != os.getpid():
+                seconds += (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+            size += int(stat[9]) * os.sysconf("SC_PAGE_SIZE")
+            for line in Path(f"/proc/{pid}/io").read_text().splitlines()[:2]:
+                size += int(line.partition(":")[2])
+    return seconds, size
+
+
+def _with_those_below(pid: int) -> list[int]:
+    """A process, and those that it started, and theirs; of a system that does not say, it alone."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def verdict(standings: Sequence[Standing], limit: float, folder: Path) -> str:

@@ -17,7 +17,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from torch import Tensor
 from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.errors import DataError, RecdError, RegistryError
+from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.digest import (
     FileDigest,
@@ -40,12 +41,12 @@ from recd_plugins.trainer.checkpoints.digest import (
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.every_rank import on_every_rank
+from recd_plugins.trainer.run_folder import STEPS
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks
 
 __all__ = [
-    "STEPS",
     "Checkpoints",
     "DiskFullError",
     "NotFiniteError",
@@ -56,9 +57,6 @@ __all__ = [
     "write_json",
 ]
 
-STEPS = "step-????????"
-"""The folders of a run's checkpoints, by a pattern: as they are sorted, the newest is last."""
-
 OnDamaged = Literal["stop", "go_back"]
 
 PIECE = 1 << 22
@@ -66,6 +64,9 @@ PIECE = 1 << 22
 
 SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "optimizer")
 """Registry keys that a resumed job may not change."""
+
+RATES = ("tables_lr", "dense_lr")
+"""Options of train.optimizer that a resumed job may change: no state depends on them."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What a system says where there is no room for a file, or none left that this user may take."""
@@ -85,6 +86,8 @@ class Reached:
     same_end: bool = False
     """Whether the registry has the run end when it would have ended then: its steps and callbacks
     are the same."""
+    new_rates: tuple[str, ...] = ()
+    """What holds from here on, where rates are others than those before."""
 
 
 class DiskFullError(RecdError):
@@ -271,7 +274,13 @@ class Checkpoints:
                 file = path / f"rank-{dist.get_rank()}.json"
                 raise damaged(file, f"its {name!r} is no mapping")
         same_end = _end(saved["registry"]) == _end(self._registry)
-        return Reached(step=saved["step"], loader=mine["loader"], same_end=same_end, **states)
+        return Reached(
+            step=saved["step"],
+            loader=mine["loader"],
+            same_end=same_end,
+            new_rates=tuple(_new_rates(saved["registry"], self._registry)),
+            **states,
+        )
 
     def _check(self, path: Path, saved: Mapping[str, Any]) -> None:
         if saved["world_size"] != dist.get_world_size():
@@ -290,12 +299,28 @@ class Checkpoints:
                 )
         for key in ("batch_size", "seed", "optimizer"):
             old, new = (r.get("train", {}).get(key) for r in (before, now))
+            if key == "optimizer":
+                old, new = (
+                    {name: value for name, value in (one or {}).items() if name not in RATES}
+                    for one in (old, new)
+                )
             if old != new:
                 raise RegistryError(
                     f"{path}: was made with train.{key}={json.dumps(old)}, now it is "
                     f"{json.dumps(new)}. Change it back to resume, or start anew in another "
                     "folder (train.run=...)."
                 )
+
+
+def _new_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    usual = OptimizerSettings()
+    for name in RATES:
+        old, new = (
+            (one.get("train", {}).get("optimizer") or {}).get(name, getattr(usual, name))
+            for one in (before, now)
+        )
+        if old != new:
+            yield f"train.optimizer.{name} is {new} from here on; it was {old}"
 
 
 def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.trainer.checkpoints.checkpoint import (
-    STEPS,
     check_whole,
     read_job,
     read_rank,
@@ -17,6 +16,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
 )
 from recd_plugins.trainer.checkpoints.digest import digest_of, read_digest, write_digest
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
+from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = ["reshard"]
 
