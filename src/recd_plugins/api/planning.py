@@ -33,6 +33,8 @@ from recd_plugins.planning.planner_bases import (
 from recd_plugins.planning.row_wise_cost import home_load
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.sharders import default_sharders, fused_by_table, sharded_modules
+from recd_plugins.planning.step.compute import Compute, FeatureCompute
+from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import (
     AS_TORCHREC,
     MergedRows,
@@ -53,8 +55,10 @@ __all__ = [
     "ChosenSizes",
     "Cluster",
     "Coalesce",
+    "Compute",
     "Considered",
     "Cost",
+    "FeatureCompute",
     "Floats",
     "Frontier",
     "HoldsRowWise",
@@ -73,6 +77,7 @@ __all__ = [
     "Retiers",
     "RowDistribution",
     "SequenceTable",
+    "StepForecast",
     "TableConstraint",
     "TableLedger",
     "TablePlan",

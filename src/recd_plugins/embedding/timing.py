@@ -23,6 +23,7 @@ __all__ = [
     "OfPooling",
     "seconds_of",
     "seconds_of_copies",
+    "seconds_of_kernels",
     "seconds_of_lookups",
     "seconds_of_pooling",
 ]
@@ -55,7 +56,7 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     return min(taken)
 
 
-def _of_kernels(call: Callable[[], object], device: torch.device) -> float:
+def seconds_of_kernels(call: Callable[[], object], device: torch.device) -> float:
     """Seconds of a call of torch's kernels, of which each thread of the CPU has its part."""
     threads = torch.get_num_threads()
     if device.type != "cpu":
@@ -92,7 +93,7 @@ def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
     def seconds(some: Tensor) -> float:
         rows, offsets = some.long() % TABLE_ROWS, torch.arange(len(some) + 1, device=device)
         gradient = torch.ones(len(some), dim, device=device)
-        return _of_kernels(lambda: table(rows, offsets).backward(gradient), device)
+        return seconds_of_kernels(lambda: table(rows, offsets).backward(gradient), device)
 
     return [seconds(some) for some in ids]
 
@@ -106,7 +107,7 @@ def seconds_of_copies(unique: Tensor, inverse_lookup: Tensor) -> float:
         expand_rows(unique, inverse_lookup).backward(gradient)
         unique.grad = None
 
-    return _of_kernels(copied, unique.device)
+    return seconds_of_kernels(copied, unique.device)
 
 
 def seconds_of_pooling(
@@ -135,7 +136,10 @@ def seconds_of_pooling(
         values.grad = None
 
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        turns = [(_of_kernels(on_all, device), _of_kernels(on_unique, device)) for _ in range(2)]
+        turns = [
+            (seconds_of_kernels(on_all, device), seconds_of_kernels(on_unique, device))
+            for _ in range(2)
+        ]
     return OfPooling(*map(min, zip(*turns, strict=True)))
 
 

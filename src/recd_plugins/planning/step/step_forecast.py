@@ -1,0 +1,140 @@
+"""What a whole step takes: the parts, what hides beside what, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from recd_plugins.errors import DataError
+from recd_plugins.planning.cost import COLLECTIVES, ID_BYTES
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.step.compute import Compute
+from recd_plugins.planning.topology import GB
+
+__all__ = ["StepForecast"]
+
+EXCHANGES = ("a2a_global", "a2a_intra", "a2a_cross")
+BUCKET = 25 << 20
+"""Bytes of gradients that DistributedDataParallel all-reduces by one call."""
+BACKWARD = 2 / 3
+"""The share of dense layers and poolings that backward takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepForecast:
+    """A step of one rank, in milliseconds, as a ledger and what is computed beside it have it.
+
+    Ranks are alike but for what the ledger has by rank, where the slowest counts.
+    """
+
+    ledger: Ledger
+    """The tables: of unique samples, where lookups are of these."""
+    compute: Compute
+    unique: Mapping[str, float] = field(default_factory=dict)
+    """The share of unique samples, by deduplicated feature."""
+    workers: int = 0
+    """Processes in which a rank's loader reads ahead; without, it reads within the step."""
+
+    def __post_init__(self) -> None:
+        for name, share in self.unique.items():
+            if not 0 <= share <= 1:
+                raise DataError(
+                    f"step: unique samples of {name!r} are a share of 0 to 1, not {share}."
+                )
+
+    @property
+    def batch_size(self) -> int:
+        return self.ledger.prices.batch_size
+
+    @property
+    def world_size(self) -> int:
+        return self.ledger.prices.cluster.world_size
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Milliseconds of each part by itself: those of `Compute.ms`; `lookups`, the ledger's own
+        work; each collective of the ledger's; and `dense_reduce`, the dense gradients'."""
+        found = self.compute.ms(self.batch_size, self.unique)
+        ledger = self.ledger.ms_by_collective
+        found["lookups"] = ledger["local"]
+        found |= {name: ledger[name] for name in COLLECTIVES if ledger[name]}
+        found["dense_reduce"] = self._dense_reduce
+        return found
+
+    @cached_property
+    def hidden(self) -> dict[str, float]:
+        """Milliseconds of these that run beside others.
+
+        replicas   the ledger's: the update of replicas beside the exchange with home
+        exchange   beside * min(2/3 (dense + pooling), x + dense_reduce): what backward computes,
+                   beside the dense gradients' all-reduce and x, the ids of the next batch, which
+                   TrainPipelineSparseDist sends meanwhile; `beside` is the topology's
+        loader     conversion and reading, by `workers` ahead of the step, as far as that lasts
+        """
+        parts, cluster = self.parts, self.ledger.prices.cluster
+        replicas = sum(self.ledger.ms_by_collective.values()) - self.ledger.ms
+        computed = BACKWARD * (parts["dense"] + parts["pooling"])
+        exchange = cluster.beside * min(computed, self._ids + parts["dense_reduce"])
+        loading = parts["conversion"] + parts["reading"]
+        rest = sum(parts.values()) - loading - replicas - exchange
+        ahead = loading - max(loading / self.workers - rest, 0.0) if self.workers else 0.0
+        return {"replicas": replicas, "exchange": exchange, "loader": ahead}
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of a step."""
+        return sum(self.parts.values()) - sum(self.hidden.values())
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks."""
+        return self.world_size * self.batch_size / self.ms * 1000
+
+    @property
+    def memory(self) -> float:
+        """Bytes a rank: tables, what a step moves of them, dense parameters and activations."""
+        return self.ledger.memory + self.compute.memory(self.batch_size, self.unique)
+
+    @cached_property
+    def bytes_by_link(self) -> dict[str, float]:
+        """Bytes of a step that leave nodes, and that ranks send to others of their node; of all
+        nodes and ranks. Of a payload of S bytes a rank of U = N W sends (W - 1) / U S to others of
+        its node by an all-to-all over all, (W - 1) / W S by one within the node, and 2 (W - 1) / W
+        S by an all-reduce over all; the nodes send 2 (N - 1) S for this."""
+        cluster, cost = self.ledger.prices.cluster, self.ledger.cost
+        n, w, u = cluster.n_nodes, cluster.ranks_per_node, cluster.world_size
+        mean = {name: float(np.mean(getattr(cost, name))) for name in COLLECTIVES}
+        reduced = mean["ar_global"] + self.compute.dense_bytes
+        within = mean["a2a_global"] * (w - 1) / u + (mean["a2a_intra"] + 2 * reduced) * (w - 1) / w
+        return {
+            "between_nodes": float(np.mean(cost.between_nodes))
+            + 2 * (n - 1) * self.compute.dense_bytes,
+            "within_nodes": u * within,
+        }
+
+    @property
+    def _dense_reduce(self) -> float:
+        size, link = self.compute.dense_bytes, self.ledger.prices.cluster.ar_global
+        if self.world_size == 1 or not size:
+            return 0.0
+        return (math.ceil(size / BUCKET) - 1) * link.latency_ms + float(link.ms(size))
+
+    @property
+    def _ids(self) -> float:
+        """Of the all-to-alls of ids: two calls, for how many there are and for themselves, and of
+        the time that bytes of all-to-alls take as large a share as ids are of these bytes."""
+        cluster, ledger = self.ledger.prices.cluster, self.ledger
+        if self.world_size == 1 or not ledger.home_calls["a2a_global"]:
+            return 0.0
+        taken = {name: float(np.mean(getattr(ledger.cost, name))) for name in EXCHANGES}
+        every = sum(taken.values())
+        share = min(ID_BYTES * float(np.mean(ledger.cost.ids_sent)) / every, 1.0) if every else 0.0
+        moving: float = sum(
+            size / (getattr(cluster, name).gbps * GB) * 1000 for name, size in taken.items()
+        )
+        latency: float = 2 * cluster.a2a_global.latency_ms
+        return latency + share * moving
