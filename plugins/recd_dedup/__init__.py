@@ -7,8 +7,10 @@ a table repeats itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from recd_dedup.additions import ADDITIONS
 from recd_dedup.dedup.converters import (
     GroupsConfig,
     NoneConfig,
@@ -35,6 +37,7 @@ from recd_dedup.preprocess import (
 )
 from recd_dedup.stats.measure import SessionStatsConfig, build_session_stats
 from recd_plugins.api import (
+    Addition,
     DatasetRecord,
     DedupRecord,
     EtlRecord,
@@ -159,3 +162,8 @@ def recd_stats() -> list[StatsRecord[Any]]:
             build=build_session_stats,
         ),
     ]
+
+
+@hookimpl
+def recd_additions() -> Sequence[Addition]:
+    return ADDITIONS

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from recd_flexshard.additions import ADDITIONS
 from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import build_flexshard
-from recd_plugins.api import ShardingRecord, hookimpl
+from recd_plugins.api import Addition, ShardingRecord, hookimpl
 
 
 @hookimpl
@@ -24,3 +26,8 @@ def recd_sharding() -> list[ShardingRecord[Any]]:
             in_front=True,
         )
     ]
+
+
+@hookimpl
+def recd_additions() -> Sequence[Addition]:
+    return ADDITIONS

@@ -6,9 +6,11 @@ tier plan, in front of what another planner plans.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from recd_plugins.api import CacheRecord, hookimpl
+from recd_plugins.api import Addition, CacheRecord, hookimpl
+from recd_scars.additions import ADDITIONS
 from recd_scars.config import ScarsConfig
 from recd_scars.scars_planner import build_scars
 
@@ -23,3 +25,8 @@ def recd_cache() -> list[CacheRecord[Any]]:
             build=build_scars,
         )
     ]
+
+
+@hookimpl
+def recd_additions() -> Sequence[Addition]:
+    return ADDITIONS

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.transform import Conversion
+    from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf, Select
 
 __all__ = ["Stack", "load"]
@@ -89,6 +90,8 @@ class Stack:
         self._known: dict[str, Any] = {}
         """What a plan is made by beside the registry, in the words of `Context`."""
         self._planned = False
+        self.proposed: ShardingPlan | None = None
+        """The last plan for ranks that need not be there."""
         self.dense_bytes = 0
         """Of the parameters to train that are in no planned table: what an all-reduce of their
         gradients takes."""
@@ -196,6 +199,11 @@ class Stack:
         `train.ranks`: as many of each as it takes, unless `batches` says how many."""
         ranks = BatchesOfRanks(self.read, self.registry.train.ranks)
         return sample(ranks, tables, most=batches).profile()
+
+    @property
+    def groups(self) -> Groups:
+        """The features that batches have deduplicated, and which of them together."""
+        return self._features.groups
 
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""
@@ -390,11 +398,20 @@ class Stack:
         return self._planner
 
     def planned_for(
-        self, model: nn.Module, world_size: int, topology: Topology | None = None
+        self,
+        model: nn.Module,
+        world_size: int,
+        topology: Topology | None = None,
+        profile: Profile | None = None,
     ) -> Planner:
-        """The planner, once it has planned for so many ranks, which need not be there."""
+        """The planner, once it has planned for so many ranks, which need not be there.
+
+        A `profile` stands for what would be counted of the dataset.
+        """
         if self.registry.has_dataset:
             self._known["batches"] = lambda: BatchesOfRanks(self.read, world_size)
+        if profile is not None:
+            self._known["profile"] = profile
         planner = self._planner_by_now()
         if not isinstance(planner, Proposes):
             raise CapabilityError(
@@ -404,7 +421,7 @@ class Stack:
             )
         if self._sharders is None:  # the ranks that need not be there are those of `recd train`
             self._sharders = self.default_sharders()
-        planner.propose(model, topology or self.registry.topology, world_size)
+        self.proposed = planner.propose(model, topology or self.registry.topology, world_size)
         self._planned = True
         self._usage.planned(planner)
         return planner
@@ -460,8 +477,12 @@ class Stack:
 
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
-        explanations = filter(None, [self._features.explain(), self._adapted])
+        explanations = filter(None, [self.explain_groups(), self._adapted])
         return "\n".join([*explanations, self.planner().explain()])
+
+    def explain_groups(self) -> str:
+        """Why batches are deduplicated so, alone."""
+        return self._features.explain()
 
     @cached_property
     def _contexts(self) -> Contexts:

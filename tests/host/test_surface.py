@@ -18,7 +18,7 @@ from recd_plugins.config import Config
 from recd_plugins.describe import field_docs, nested
 from recd_plugins.hooks import specs
 from recd_plugins.hooks.manager import Catalog, available
-from recd_plugins.hooks.specs import HOOKS
+from recd_plugins.hooks.specs import ADDITIONS, HOOKS
 from recd_plugins.registry import KEYS
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import HOST_USES, SLOTS, Record
@@ -122,6 +122,7 @@ def test_each_slot_has_its_record_its_hook_and_its_key() -> None:
     assert {f"recd_{slot}": slot for slot in SLOTS} == HOOKS
     specified = {name for spec in SPECS for name in vars(spec) if name.startswith("recd_")}
     assert specified == set(HOOKS)
+    assert [name for name in vars(specs.AdviceSpecs) if name.startswith("recd_")] == [ADDITIONS]
     for slot, kind in SLOTS.items():
         assert kind.slot == slot
         assert kind.fills in ("one", "many", "by feature")

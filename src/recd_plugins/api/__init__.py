@@ -5,6 +5,7 @@ what records build. It loads without torch, as do `data` and `planning`; `batch`
 `embedding` and `testing` need torch. docs/api.md says what is stable and what is provisional.
 """
 
+from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import (
     CapabilityError,
@@ -51,6 +52,7 @@ from recd_plugins.slots import (
 )
 
 __all__ = [
+    "Addition",
     "CacheRecord",
     "Callback",
     "CallbackRecord",
@@ -70,6 +72,7 @@ __all__ = [
     "LogStore",
     "Missed",
     "ModelRecord",
+    "NotHere",
     "Notice",
     "NoticeWarning",
     "OptimizerFactory",
@@ -88,6 +91,7 @@ __all__ = [
     "Record",
     "RegistryError",
     "ShardingRecord",
+    "Situation",
     "Slower",
     "StatsRecord",
     "TableStats",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.schema import Schema, SparseFeature
 
-__all__ = ["init"]
+__all__ = ["SchemaFile", "Test", "init", "registry_of_table"]
 
 TableFolder = Annotated[
     Path,
@@ -55,32 +55,40 @@ def init(
     Every line may be changed; `recd train -r FILE` runs it as it is.
     """
     with reported(debug):
-        from recd_plugins.data.importing.schema_file import load_schema
-        from recd_plugins.data.table import Table
         from recd_plugins.errors import DataError
         from recd_plugins.registry import Registry
 
         check_writable(out, "--out", (".yaml", ".yml"))
         if out.exists() and not force:
             raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
-        train = table / "train" if (table / "train").is_dir() else table
-        held_out = test or (table / "test" if (table / "test").is_dir() else None)
-        if held_out is None:
-            raise DataError(
-                f"{table}: has no test split. `recd data import --split-by time` makes one; or "
-                "name a table of its own with --test."
-            )
-        foreign = None if schema is None else load_schema(schema)
-        opened = Table.open(train, foreign)
-        Table.open(held_out, foreign or opened.schema)
-        text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
+        text, rows = registry_of_table(table, test, schema)
         out.write_text(text, encoding="utf-8")
         chosen = Registry.load(out)
     model = chosen.one("model").record.name
     if as_json:
-        print(json.dumps({"registry": str(out), "model": model, "rows": opened.num_rows}))
+        print(json.dumps({"registry": str(out), "model": model, "rows": rows}))
     else:
-        print(f"{out}: {model} on {opened.num_rows:,} rows; next: recd train -r {out}")
+        print(f"{out}: {model} on {rows:,} rows; next: recd train -r {out}")
+
+
+def registry_of_table(table: Path, test: Path | None, schema: Path | None) -> tuple[str, int]:
+    """The registry for a table, and how many rows that has."""
+    from recd_plugins.data.importing.schema_file import load_schema
+    from recd_plugins.data.table import Table
+    from recd_plugins.errors import DataError
+
+    train = table / "train" if (table / "train").is_dir() else table
+    held_out = test or (table / "test" if (table / "test").is_dir() else None)
+    if held_out is None:
+        raise DataError(
+            f"{table}: has no test split. `recd data import --split-by time` makes one; or "
+            "name a table of its own with --test."
+        )
+    foreign = None if schema is None else load_schema(schema)
+    opened = Table.open(train, foreign)
+    Table.open(held_out, foreign or opened.schema)
+    text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
+    return text, opened.num_rows
 
 
 def registry_text(

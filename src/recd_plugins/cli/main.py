@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from recd_plugins.cli.advise import advise
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.data import data
 from recd_plugins.cli.doctor import doctor
@@ -28,6 +29,7 @@ app = Commands(
 app.command()(init)
 app.command()(train)
 app.command()(plan)
+app.command()(advise)
 app.command()(explain)
 app.add_typer(tune, name="tune")
 app.command()(report)

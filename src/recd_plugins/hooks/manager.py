@@ -27,12 +27,16 @@ from typing import Any
 
 import pluggy
 
+from recd_plugins.additions import Addition
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest
 from recd_plugins.hooks import specs
 from recd_plugins.hooks.markers import PROJECT
 from recd_plugins.slots import SLOTS, Record
 
-__all__ = ["Catalog", "Claim", "Provider", "available"]
+__all__ = ["Catalog", "Claim", "ClaimedAddition", "Provider", "available"]
+
+KNOWN = (*specs.HOOKS, specs.ADDITIONS)
+"""The hooks that there are."""
 
 DEFAULTS = "recd_plugins.hooks.defaults"
 """The host's own plugin, always on: what a slot means when registry.yaml is silent."""
@@ -65,6 +69,14 @@ class Claim:
     provider: Provider
 
 
+@dataclass(frozen=True)
+class ClaimedAddition:
+    """An addition and its provider."""
+
+    addition: Addition
+    provider: Provider
+
+
 def available() -> dict[str, list[EntryPoint]]:
     """The installed plugins by entry-point name; none of them is imported."""
     found: dict[str, list[EntryPoint]] = {}
@@ -91,15 +103,19 @@ class Catalog:
             specs.PlacementSpecs,
             specs.ModelSpecs,
             specs.RunSpecs,
+            specs.AdviceSpecs,
         ):
             self._manager.add_hookspecs(spec)
         self.providers: dict[str, Provider] = {}
         self.claims: list[Claim] = []
+        self.additions: list[ClaimedAddition] = []
+        """What the plugins would put into a registry, in the order of the plugins."""
         self.broken: dict[str, RecdError] = {}
         for name in (DEFAULTS, *plugins):
             try:
                 self._register(name, base)
                 self.claims += self._collect(name)
+                self.additions += self._additions(name)
             except RecdError as error:
                 if strict:
                     raise
@@ -158,34 +174,25 @@ class Catalog:
         if not self._manager.get_hookcallers(module):
             raise PluginError(
                 f"plugin {name!r} ({provider}) implements no hook: mark its functions with "
-                f"@recd_plugins.hookimpl. Hooks: {', '.join(specs.HOOKS)}."
+                f"@recd_plugins.hookimpl. Hooks: {', '.join(KNOWN)}."
             )
 
     def _pending(self, name: str, provider: Provider) -> str | None:
         for hook in vars(self._manager.hook):
-            if hook not in specs.HOOKS:
+            if hook not in KNOWN:
                 return (
                     f"plugin {name!r} ({provider}) implements a hook that does not exist: "
-                    f"{hook!r}; {nearest(hook, specs.HOOKS)}"
+                    f"{hook!r}; {nearest(hook, KNOWN)}"
                 )
         return None
 
     def _collect(self, name: str) -> list[Claim]:
         """The records of one plugin, each believed once it is checked."""
-        plugin, provider = self._manager.get_plugin(name), self.providers[name]
-        others = self._manager.get_plugins() - {plugin}
+        provider = self.providers[name]
         claims: list[Claim] = []
         for hook, slot in specs.HOOKS.items():
-            caller = self._manager.subset_hook_caller(hook, others)
-            try:
-                records = [record for group in caller() for record in group]
-            except Exception as error:
-                raise PluginError(
-                    f"plugin {name!r} ({provider}): its hook {hook} raised "
-                    f"{type(error).__name__}: {error}. Run with --debug for its traceback."
-                ) from error
             names: set[str] = set()
-            for record in records:
+            for record in self._yielded(name, hook):
                 if not isinstance(record, SLOTS[slot]):
                     raise PluginError(
                         f"plugin {name!r} ({provider}): its hook {hook} must return "
@@ -199,6 +206,38 @@ class Catalog:
                 names.add(record.name)
                 claims.append(Claim(record, provider))
         return claims
+
+    def _additions(self, name: str) -> list[ClaimedAddition]:
+        """The additions of one plugin, whose names no other plugin's have."""
+        provider = self.providers[name]
+        taken = {one.addition.name: one.provider for one in self.additions}
+        found = []
+        for addition in self._yielded(name, specs.ADDITIONS):
+            if not isinstance(addition, Addition):
+                raise PluginError(
+                    f"plugin {name!r} ({provider}): its hook {specs.ADDITIONS} must return "
+                    f"Additions, but returned {addition!r}."
+                )
+            if addition.name in taken:
+                raise PluginError(
+                    f"plugin {name!r} ({provider}) and {taken[addition.name]} both have an "
+                    f"addition {addition.name!r}. Rename one of them."
+                )
+            taken[addition.name] = provider
+            found.append(ClaimedAddition(addition, provider))
+        return found
+
+    def _yielded(self, name: str, hook: str) -> list[Any]:
+        """What a hook of one plugin returns."""
+        plugin, provider = self._manager.get_plugin(name), self.providers[name]
+        caller = self._manager.subset_hook_caller(hook, self._manager.get_plugins() - {plugin})
+        try:
+            return [one for group in caller() for one in group]
+        except Exception as error:
+            raise PluginError(
+                f"plugin {name!r} ({provider}): its hook {hook} raised "
+                f"{type(error).__name__}: {error}. Run with --debug for its traceback."
+            ) from error
 
 
 def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:

@@ -1,4 +1,4 @@
-"""The hooks, one per slot, grouped by when their records come into play.
+"""The hooks, one per slot, grouped by when their records come into play; and one for advice.
 
 A hook takes no arguments and returns the records that its plugin provides:
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from recd_plugins.additions import Addition
 from recd_plugins.hooks.markers import hookspec
 from recd_plugins.slots import (
     SLOTS,
@@ -30,7 +31,16 @@ from recd_plugins.slots import (
     StatsRecord,
 )
 
-__all__ = ["HOOKS", "BatchSpecs", "ModelSpecs", "PlacementSpecs", "RunSpecs", "TableSpecs"]
+__all__ = [
+    "ADDITIONS",
+    "HOOKS",
+    "AdviceSpecs",
+    "BatchSpecs",
+    "ModelSpecs",
+    "PlacementSpecs",
+    "RunSpecs",
+    "TableSpecs",
+]
 
 
 class TableSpecs:
@@ -105,5 +115,16 @@ class RunSpecs:
         """Callbacks of a run."""
 
 
+class AdviceSpecs:
+    """Before there is a registry: what `recd advise` weighs."""
+
+    @hookspec
+    def recd_additions(self) -> Iterable[Addition]:  # type: ignore[empty-body]
+        """What the plugin would put into a registry."""
+
+
 HOOKS: dict[str, str] = {f"recd_{slot}": slot for slot in SLOTS}
 """Hook name to slot name."""
+
+ADDITIONS = "recd_additions"
+"""The hook that fills no slot."""

@@ -139,6 +139,11 @@ class Registry:
             source=dataclasses.replace(self.source, values=values),
         )
 
+    def having(self, values: Mapping[str, Any]) -> Registry:
+        """Other values in the same place, checked; `RecdError` says what is wrong with them."""
+        source = Source.read(values, ())
+        return _checked(dataclasses.replace(source, folder=self.source.base))
+
     def one(self, slot: str) -> Choice:
         """The record of a slot that takes one; an error where nothing fills it."""
         choices = self.chosen(slot)

@@ -24,6 +24,8 @@ class Source:
     lines: Mapping[str, int] = field(default_factory=dict)
     """Path of a value (`train.batch_size`, `preprocess[0].modulo`) to its line."""
     overrides: Sequence[str] = ()
+    folder: Path | None = None
+    """Where values lie that no file has."""
 
     @classmethod
     def read(cls, registry: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> Source:
@@ -40,7 +42,7 @@ class Source:
     @property
     def base(self) -> Path:
         """What relative plugin paths start from."""
-        return self.path.parent if self.path else Path()
+        return self.path.parent if self.path else self.folder or Path()
 
     def locate(self, where: str) -> str:
         """`where` with the file and line, or the override, that set it."""

@@ -1,0 +1,73 @@
+"""What RecD would put into a registry, for `recd advise`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recd_plugins.api import Addition, NotHere, Situation
+
+__all__ = ["ADDITIONS"]
+
+Values = Mapping[str, Any]
+CLUSTER, THIN = "cluster_by_session", "downsample_samples"
+
+
+def _cluster(situation: Situation) -> Values | NotHere:
+    if situation.schema.session_id is None:
+        return NotHere(
+            "the table names no session, so that nobody knows which samples belong together: name "
+            "the column under `dataset.schema.session_id` if there is one"
+        )
+    if not situation.schema.sparse:
+        return NotHere("the table has no features of ids, which alone repeat in a session")
+    made: dict[str, Any] = {"etl": [*_steps(situation.values), {"use": CLUSTER}]}
+    if situation.use("reader") in ("", "local"):
+        made["reader"] = {"use": "local", **situation.options("reader"), "sessions": "whole"}
+    return made
+
+
+def _in_time(values: Values) -> Values:
+    """The table in its own order, its samples shuffled one by one."""
+    left = dict(values)
+    left["etl"] = [step for step in _steps(values) if _use(step) != CLUSTER]
+    reader = values.get("reader")
+    if isinstance(reader, Mapping):
+        left["reader"] = {name: value for name, value in reader.items() if name != "sessions"}
+    return {name: value for name, value in left.items() if value != []}
+
+
+def _deduplicate(situation: Situation) -> Values | NotHere:
+    if not situation.tables:
+        return NotHere("the model has no TorchRec table that could take unique samples")
+    return {"dedup": {"use": "exact", "groups": "auto"}}
+
+
+def _fewer_of_a_session(values: Values) -> Values:
+    """Half of the samples, drawn one by one: S is halved about."""
+    return {**values, "etl": [{"use": THIN, "keep": 0.5}, *_steps(values)]}
+
+
+def _steps(values: Values) -> Sequence[Any]:
+    return values.get("etl") or []
+
+
+def _use(step: Any) -> str:
+    return str(step.get("use") if isinstance(step, Mapping) else step).rpartition(":")[2]
+
+
+ADDITIONS = (
+    Addition(
+        name="clustering",
+        summary="A session's samples lie and train together, so that batches repeat.",
+        add=_cluster,
+        without=_in_time,
+        what_ifs={"half as many samples of a session": _fewer_of_a_session},
+    ),
+    Addition(
+        name="unique samples",
+        summary="Samples that are equal are exchanged, looked up and pooled once (IKJT).",
+        add=_deduplicate,
+        after=("clustering",),
+    ),
+)

@@ -1,0 +1,307 @@
+"""Advice on a registry: what to add, what it will bring, what would change it, what to measure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.additions import Values
+from recd_plugins.advise.outlook import Outlook, Outlooks
+from recd_plugins.advise.walk import AdviceGoal, Walk, Weighed, plain, weigh, with_plugin
+from recd_plugins.config import path_of
+from recd_plugins.data.table import Progress, silent
+from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.hooks.manager import Catalog, ClaimedAddition, available
+from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.registry import Registry
+
+__all__ = ["RegistryAdvice", "WhatIf", "additions_of", "advise"]
+
+UNSURE = 0.05
+"""A gain below is near to what forecasts are off by: to be tried."""
+FEW_SAMPLES = 4096
+"""Counted samples below which rare rows are not known."""
+WIDE = 0.1
+"""Width of the interval of a tier's share of lookups beyond which more batches are to be read."""
+FASTER = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """What would be advised if something were otherwise."""
+
+    name: str
+    walk: Walk | None
+    """None where nobody can say, for `why`."""
+    why: str = ""
+
+    def changes(self, advised: Sequence[str]) -> str:
+        """What the advice would be then, against what it is."""
+        if self.walk is None:
+            return self.why
+        more = [f"+ {name}" for name in self.walk.kept if name not in advised]
+        less = [f"- {name}" for name in advised if name not in self.walk.kept]
+        return ", ".join([*more, *less]) or "the same"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryAdvice:
+    """What is advised, and why."""
+
+    registry: Registry
+    """The registry that it is on."""
+    goal: AdviceGoal
+    walks: Mapping[int, Walk]
+    """From plain TorchRec to what is advised, by batch size."""
+    batch_size: int
+    """The best of these."""
+    as_given: Outlook | None
+    """The registry as it was given, where it is not the baseline."""
+    what_ifs: Sequence[WhatIf]
+    to_measure: Sequence[str]
+    """What to measure to be surer."""
+
+    @property
+    def walk(self) -> Walk:
+        return self.walks[self.batch_size]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The registry that gets it."""
+        given, best = self.registry.source.values, self.walk.best.values
+        values = {key: value for key, value in best.items() if key != "strict"}
+        if "strict" in given:
+            values["strict"] = given["strict"]
+        return values
+
+    def summary(self) -> dict[str, Any]:
+        """All of it, for machines."""
+        return {
+            "objective": self.goal.objective,
+            "budget_gb": self.goal.budget_gb,
+            "batch_size": self.batch_size,
+            "baseline": self.walk.base.summary(),
+            "as_given": None if self.as_given is None else self.as_given.summary(),
+            "additions": [_weighed(one) for one in self.walk.weighed],
+            "advised": {"additions": list(self.walk.kept), **self.walk.best.summary()},
+            "batch_sizes": {
+                str(size): {"ms": walk.best.ms, "samples_per_second": walk.best.samples_per_second}
+                for size, walk in self.walks.items()
+            },
+            "what_ifs": [
+                {
+                    "what": one.name,
+                    "additions": None if one.walk is None else list(one.walk.kept),
+                    "ms": None if one.walk is None else one.walk.best.ms,
+                    "baseline_ms": None if one.walk is None else one.walk.base.ms,
+                    "why": one.why,
+                }
+                for one in self.what_ifs
+            ],
+            "to_measure": list(self.to_measure),
+            "registry": self.values,
+        }
+
+
+def additions_of(registry: Registry) -> list[ClaimedAddition]:
+    """The additions of the registry's plugins, and of all that are installed and not broken."""
+    own = [one for one in registry.plugins if one not in available()]
+    catalog = Catalog([*own, *available()], registry.source.base, strict=False)
+    return catalog.additions
+
+
+def advise(
+    registry: Registry,
+    goal: AdviceGoal,
+    *,
+    ranks: int | None = None,
+    batch_sizes: Sequence[int] = (),
+    with_what_ifs: bool = True,
+    progress: Progress = silent,
+    met: Callable[[str], None] = lambda what: None,
+) -> RegistryAdvice:
+    """Advise on a registry with a dataset and a model, for a number of ranks which need not be
+    there; `met` hears what is weighed."""
+    for slot in ("dataset", "model"):
+        registry.one(slot)
+    claims = additions_of(registry)
+    if not claims:
+        raise RegistryError(
+            "no plugin has additions to weigh. Install one that does, say those of recd-plugins."
+        )
+    ranks = ranks or registry.train.ranks
+    outlooks = Outlooks(registry, ranks, progress)
+    base = _absolute(plain(registry.source.values, claims), registry.source.base)
+    schema = outlooks.schema(base)
+    sizes = tuple(dict.fromkeys(batch_sizes)) or (registry.train.batch_size,)
+    walks = {
+        size: weigh(_batches_of(base, size), claims, outlooks, goal, schema, met) for size in sizes
+    }
+    best = min(walks, key=lambda size: goal.score(walks[size].best))
+    what_ifs: list[WhatIf] = []
+    if with_what_ifs:
+        for name, otherwise, other_goal in _what_ifs(registry, claims, goal, best, walks[best]):
+            met(f"what if: {name}")
+            try:
+                found = weigh(
+                    otherwise(_batches_of(base, best)), claims, outlooks, other_goal, schema
+                )
+            except RecdError as error:
+                what_ifs.append(WhatIf(name=name, walk=None, why=str(error)))
+            else:
+                what_ifs.append(WhatIf(name=name, walk=found))
+    return RegistryAdvice(
+        registry=registry,
+        goal=goal,
+        walks=walks,
+        batch_size=best,
+        as_given=_as_given(registry, outlooks, walks[best]),
+        what_ifs=what_ifs,
+        to_measure=list(_to_measure(registry, goal, walks[best], sizes)),
+    )
+
+
+def _as_given(registry: Registry, outlooks: Outlooks, walk: Walk) -> Outlook | None:
+    """None too where it has no forecast: its error is met by who trains it."""
+    values = _absolute(registry.source.values, registry.source.base)
+    if {k: v for k, v in values.items() if k != "plugins"} == {
+        k: v for k, v in walk.base.values.items() if k != "plugins"
+    }:
+        return None
+    try:
+        return outlooks.of(values)
+    except RecdError:
+        return None
+
+
+def _what_ifs(
+    registry: Registry,
+    claims: Sequence[ClaimedAddition],
+    goal: AdviceGoal,
+    batch_size: int,
+    walk: Walk,
+) -> Iterator[tuple[str, Callable[[Values], Values], AdviceGoal]]:
+    """What may be otherwise: the links, the batch, the budget, and what plugins know of."""
+    topology = registry.topology
+
+    def faster(values: Values) -> Values:
+        return {**values, "topology": _faster(topology, FASTER)}
+
+    yield "links twice as fast", faster, goal
+    if goal.objective != "time_to_loss":  # which nobody has a curve for
+        double = 2 * batch_size
+        yield "the batch doubled", lambda values: _batches_of(values, double), goal
+    for claim in claims:
+        for name, otherwise in claim.addition.what_ifs.items():
+            yield name, partial(_otherwise, otherwise, claim), goal
+    more = 2 * goal.budget_gb if goal.budget_gb > 0 else walk.base.memory / 10 / 2**30
+    words = f"a budget of {more:.2g} GB a rank"
+    yield words, lambda values: values, dataclasses.replace(goal, budget_gb=more)
+
+
+def _otherwise(
+    otherwise: Callable[[Values], Values], claim: ClaimedAddition, values: Values
+) -> Values:
+    return {**otherwise(values), "plugins": with_plugin(values, claim)}
+
+
+def _faster(topology: Topology, times: float) -> dict[str, Any]:
+    """The same cluster with links that carry so many times the bytes."""
+    from recd_plugins.planning.topology import INTER_NODE_GBPS, INTRA_NODE_GBPS
+
+    values: dict[str, Any] = {}
+    for one in dataclasses.fields(topology):
+        value = getattr(topology, one.name)
+        if isinstance(value, Link):
+            values[one.name] = {"gbps": times * value.gbps, "latency_ms": value.latency_ms}
+        elif value is not None:
+            values[one.name] = value
+    values["intra_node_gbps"] = times * (topology.intra_node_gbps or INTRA_NODE_GBPS)
+    values["inter_node_gbps"] = times * (topology.inter_node_gbps or INTER_NODE_GBPS)
+    return values
+
+
+def _batches_of(values: Values, batch_size: int) -> Values:
+    return {**values, "train": {**(values.get("train") or {}), "batch_size": batch_size}}
+
+
+def _absolute(values: Values, base: Path) -> dict[str, Any]:
+    """Paths that are relative to the registry's file, whole: what is advised may lie elsewhere."""
+    found = dict(values)
+    topology = found.get("topology")
+    if isinstance(topology, str) and topology.endswith((".yaml", ".yml")):
+        found["topology"] = str((base / path_of(topology, "topology")).resolve())
+    plugins = found.get("plugins") or []
+    found["plugins"] = [
+        str((base / one).expanduser().resolve())
+        if one.endswith(".py") or "/" in one or one.startswith((".", "~"))
+        else one
+        for one in plugins
+    ]
+    return found
+
+
+def _to_measure(
+    registry: Registry, goal: AdviceGoal, walk: Walk, sizes: Sequence[int]
+) -> Iterator[str]:
+    topology, best = registry.topology, walk.best
+    cluster = best.ledger.prices.cluster
+    if cluster.world_size > 1 and topology.a2a_global is None:
+        yield (
+            "the links: nobody measured them, and the topology's bandwidths, or TorchRec's "
+            "defaults, stand for them. On the cluster: `recd topology measure --save "
+            "topology.yaml`, then `topology: topology.yaml`"
+        )
+    if topology.gather_gbps is None:
+        yield (
+            "lookups: what rows of tables and small operations take on the device is not "
+            "measured, so that lookups count as next to nothing: `recd topology measure` does it"
+        )
+    sketched = [name for name, one in best.ledger.tables.items() if one.table.rows.error]
+    if sketched:
+        yield f"{_some(sketched)}: rows are counted by a sketch, whose errors are in the forecast"
+    unsure = [
+        name
+        for name, one in best.ledger.tables.items()
+        if max(high - low for low, high in (one.interval("replicated"), one.interval("per_node")))
+        > WIDE
+    ]
+    if unsure:
+        yield (
+            f"{_some(unsure)}: which rows are hot is not settled by what was counted; a longer "
+            "table, or `profile_batches`, says more"
+        )
+    close = [
+        one.name
+        for one in walk.weighed
+        if one.gain is not None and 0 < one.gain < UNSURE and one.outlook is not None
+    ]
+    if close:
+        yield f"{', '.join(close)}: so little is gained that only a trial can tell: --try"
+    if len(sizes) > 1 and goal.objective != "time_to_loss":
+        yield (
+            "the batch size: a larger batch needs more samples to learn as much. `recd tune loss "
+            "--json` measures it, and `--objective time_to_loss --curve FILE` weighs it"
+        )
+
+
+def _weighed(one: Weighed) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "plugin": one.claim.provider.plugin,
+        "summary": one.claim.addition.summary,
+        "verdict": one.verdict,
+        "why": one.why,
+        "gain": one.gain,
+        "at_the_end": one.at_the_end,
+        "outlook": None if one.outlook is None else one.outlook.summary(),
+    }
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    kind = "tables" if len(names) > 1 else "table"
+    return f"{kind} {', '.join(names[:most])}{' ...' if len(names) > most else ''}"

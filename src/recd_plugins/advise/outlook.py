@@ -1,0 +1,251 @@
+"""What a step by a registry will be like: its plan, and the ledger of it, without training."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.additions import Values
+from recd_plugins.data.table import Progress, silent
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, priced, replica_factor
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.planning.planned_shards import planned_shards
+from recd_plugins.planning.planner_bases import OrdersBatches, Tiered
+from recd_plugins.planning.table_sizes import AS_TORCHREC
+from recd_plugins.planning.topology import Cluster
+from recd_plugins.registry import Registry
+from recd_plugins.stack import Stack
+
+if TYPE_CHECKING:
+    from recd_plugins.data.schema import Schema
+    from recd_plugins.planning.access.access_profile import Profile
+    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.slots import Planner
+
+__all__ = ["Outlook", "Outlooks"]
+
+HOT_BLOCKS = 8
+"""Places of an epoch that are looked at for hot batches."""
+COUNTED_BY = ("dataset", "etl", "reader", "preprocess", "model", "pooling", "folder")
+"""The keys of registry.yaml that decide what is looked up, beside feature groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What a step of a registry will be like, by one ledger after deduplication."""
+
+    values: Values
+    """The registry."""
+    ledger: Ledger
+    tables: Mapping[str, ModelTable]
+    batch_size: int
+    dense_bytes: int
+    """Of the parameters that are in no planned table: what an all-reduce of gradients takes."""
+    groups: int
+    """How many groups of features are deduplicated."""
+    hot: float = 0.0
+    """The share of batches that will be hot: their steps exchange nothing with home."""
+    why: str = ""
+    """What the stack says of its plan, and of deduplication."""
+    why_groups: tuple[str, ...] = ()
+    """Why features are deduplicated, or not: the lines of it."""
+    notices: tuple[str, ...] = ()
+    """What the registry switches on, and what would not be used."""
+
+    @cached_property
+    def ms(self) -> float:
+        """Expected milliseconds of a step, on average over hot and other batches."""
+        return self.ledger.ms - self.hot * self._calls_of_home
+
+    @property
+    def _calls_of_home(self) -> float:
+        """Milliseconds of the calls that a hot step does without; its bytes go with other steps."""
+        ledger = self.ledger
+        return Lane.of(Cost(), ledger.prices.cluster, ledger.home_calls).own
+
+    @property
+    def samples_per_second(self) -> float:
+        return 1e3 * self.batch_size * self.ledger.prices.cluster.world_size / max(self.ms, 1e-9)
+
+    @cached_property
+    def bytes_by_link(self) -> dict[str, float]:
+        """Bytes that a rank hands to each collective in a step, on average."""
+        mean = self.ledger.cost.mean
+        return {name: float(getattr(mean, name)) for name in COLLECTIVES}
+
+    @property
+    def between_nodes(self) -> float:
+        """Bytes that leave a node in a step, summed over nodes."""
+        return float(self.ledger.cost.mean.between_nodes)
+
+    @property
+    def memory(self) -> float:
+        """Bytes a rank of tables, replicas and what is exchanged, on average."""
+        return self.ledger.memory
+
+    def over(self, base: Outlook) -> float:
+        """Bytes a rank over another's, of those that stay where these are fewer: buffers are there
+        for as long as an exchange lasts."""
+        mine, other = self.ledger, base.ledger
+        return min(mine.memory - other.memory, mine.static_memory - other.static_memory)
+
+    def summary(self) -> dict[str, Any]:
+        """All numbers, for machines."""
+        return {
+            "ms": self.ms,
+            "samples_per_second": self.samples_per_second,
+            "batch_size": self.batch_size,
+            "bytes_by_link": self.bytes_by_link,
+            "between_nodes": self.between_nodes,
+            "memory": self.memory,
+            "ms_by_part": dict(self.ledger.ms_by_collective),
+            "groups": self.groups,
+            "hot": self.hot,
+            "notices": list(self.notices),
+        }
+
+
+class Outlooks:
+    """The outlooks of registries that differ in a few keys: each made once, and what is counted of
+    batches counted once for all that read alike."""
+
+    def __init__(self, registry: Registry, ranks: int, progress: Progress = silent) -> None:
+        self._registry = registry
+        self._ranks = ranks
+        self._progress = progress
+        self._profiles: dict[str, Profile] = {}
+        self._found: dict[str, Outlook] = {}
+
+    def registry(self, values: Values) -> Registry:
+        """A registry like the one that was given, with other values, for as many ranks as are
+        planned for."""
+        train = {**(values.get("train") or {}), "ranks": self._ranks}
+        return self._registry.having({**values, "train": train, "strict": False})
+
+    def schema(self, values: Values) -> Schema:
+        """The columns of the dataset, which is prepared first if it is not there."""
+        with _notices():
+            return Stack(self.registry(values)).prepare(self._progress).schema
+
+    def of(self, values: Values) -> Outlook:
+        """The outlook of a registry; `RecdError` where there is none."""
+        key = json.dumps(values, sort_keys=True, default=str)
+        if key not in self._found:
+            self._found[key] = self._made(values)
+        return self._found[key]
+
+    def _made(self, values: Values) -> Outlook:
+        with _notices() as notices:
+            stack = Stack(self.registry(values))
+            stack.prepare(self._progress)
+            model = stack.adapt(stack.model())
+            tables = model_tables(model)
+            profile = self._profile(stack, tables)
+            planner = stack.planned_for(model, self._ranks, profile=profile)
+            ledger = _ledger(stack, planner, tables, profile, self._ranks)
+            hot = _hot(stack, planner, self._ranks)
+        in_tables = sum(t.num_rows * t.dim * t.element_bytes for t in tables.values())
+        every = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        return Outlook(
+            values=values,
+            ledger=ledger,
+            tables=tables,
+            batch_size=stack.registry.train.batch_size,
+            dense_bytes=max(0, every - in_tables),
+            groups=len(stack.groups),
+            hot=hot,
+            why=stack.explain(),
+            why_groups=tuple(stack.explain_groups().splitlines()),
+            notices=tuple(dict.fromkeys(notices)),
+        )
+
+    def _profile(self, stack: Stack, tables: Mapping[str, ModelTable]) -> Profile:
+        values, train = stack.registry.source.values, stack.registry.train
+        parts = [values.get(name) for name in COUNTED_BY]
+        key = json.dumps(
+            [*parts, stack.groups, train.batch_size, train.ranks], sort_keys=True, default=str
+        )
+        if key not in self._profiles:
+            counted = {name: table.counted for name, table in tables.items()}
+            self._profiles[key] = stack.profile(counted)
+        return self._profiles[key]
+
+
+def _ledger(
+    stack: Stack,
+    planner: Planner,
+    tables: Mapping[str, ModelTable],
+    profile: Profile,
+    ranks: int,
+) -> Ledger:
+    """The ledger of a plan: the planner's own where rows have replicas or ids are coalesced, or
+    else that of all tables where TorchRec's plan has them."""
+    tiered = planner if isinstance(planner, Tiered) else None
+    if tiered is not None and tiered.tier_plan is not None and tiered.report is not None:
+        return _whole(tiered.report.ledger, stack, tables, profile)
+    return _as_placed(stack, tables, profile, ranks)
+
+
+def _whole(
+    ledger: Ledger, stack: Stack, tables: Mapping[str, ModelTable], profile: Profile
+) -> Ledger:
+    """With the tables that the planner was not for, where the plan behind has them."""
+    others = {name: one for name, one in tables.items() if name not in ledger.tables}
+    if not others:
+        return ledger
+    assert stack.proposed is not None
+    shards = planned_shards(stack.proposed, others)
+    sized = {name: one.sizes for name, one in ledger.tables.items()}
+    every = {name: one.table for name, one in ledger.tables.items()}
+    for name, table in others.items():
+        every[name] = table.with_rows(profile[name], shards.get(name))
+        sized[name] = AS_TORCHREC
+    return Ledger.of(every, sized, ledger.prices)
+
+
+def _as_placed(
+    stack: Stack, tables: Mapping[str, ModelTable], profile: Profile, ranks: int
+) -> Ledger:
+    assert stack.proposed is not None
+    shards = planned_shards(stack.proposed, tables)
+    every = {
+        name: table.with_rows(profile[name], shards.get(name)) for name, table in tables.items()
+    }
+    fused = stack.registry.train.optimizer.fused_params()
+    prices = priced(
+        "ours",
+        cluster=Cluster.of(stack.registry.topology, ranks),
+        batch_size=stack.registry.train.batch_size,
+        k=replica_factor(every.values(), dict.fromkeys(every, fused)),
+    )
+    return Ledger.of(every, dict.fromkeys(every, AS_TORCHREC), prices)
+
+
+def _hot(stack: Stack, planner: Planner, ranks: int) -> float:
+    """The share of batches that the planner will make hot, by some from all over the epoch."""
+    if not isinstance(planner, OrdersBatches) or not stack.registry.has_dataset:
+        return 0.0
+    with closing(stack.read(0, ranks)) as loader:
+        if not isinstance(loader, Spread):
+            return 0.0
+        some = [batch for _, batch in loader.spread(range(min(HOT_BLOCKS, loader.places)), 1)]
+        return planner.hot_to_come(some, ranks) or 0.0
+
+
+@contextmanager
+def _notices() -> Iterator[list[str]]:
+    """What the stack would warn of: by it one sees an addition that does nothing."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", NoticeWarning)
+        yield found
+    found += [str(one.message) for one in caught if issubclass(one.category, NoticeWarning)]

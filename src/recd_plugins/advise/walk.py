@@ -1,0 +1,355 @@
+"""The way from plain TorchRec to what pays: each addition weighed on top of those kept so far.
+
+An addition is kept that makes what is asked for better by more than `WORTH`, within the budget. One
+that does not pay by itself waits for those that need it; at the end each that was kept is left out
+once, and stays out where nothing is lost by it. So nothing that is advised is slower than plain
+TorchRec's own best plan, by the forecasts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Literal
+
+from recd_plugins.additions import NotHere, Objective, Situation, Values
+from recd_plugins.advise.outlook import Outlook, Outlooks
+from recd_plugins.data.schema import Schema
+from recd_plugins.errors import PluginError, RecdError, nearest
+from recd_plugins.hooks.manager import ClaimedAddition
+from recd_plugins.planning.explain.words import in_bytes
+from recd_plugins.planning.topology import GB
+
+__all__ = ["WORTH", "AdviceGoal", "Walk", "Weighed", "in_order", "plain", "weigh", "with_plugin"]
+
+WORTH = 0.02
+"""The share of a step that an addition must save: less is within what forecasts are off by, and
+what is simpler is left."""
+ROUNDING = 1e-6
+FEATURES = 3
+"""Of so many features it is reasons why they are not deduplicated."""
+
+Verdict = Literal["kept", "replaced", "waits", "left out", "not here"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviceGoal:
+    """What the advice is to make best, and within which memory."""
+
+    objective: Objective = "samples_per_second"
+    budget_gb: float = 0.0
+    """Memory that a rank may take over TorchRec's own plan, GB."""
+    steps_to_loss: Mapping[int, int] = field(default_factory=dict)
+    """By batch size, the steps that it takes to learn as much; for time_to_loss."""
+
+    def score(self, outlook: Outlook) -> float:
+        """What is to be least."""
+        if self.objective == "memory":
+            return outlook.memory
+        if self.objective == "time_to_loss":
+            return outlook.ms * self.steps_to_loss[outlook.batch_size]
+        return 1 / outlook.samples_per_second
+
+    def fits(self, outlook: Outlook, base: Outlook) -> bool:
+        """Whether it is within the budget, and as fast as the base where memory is saved."""
+        if self.objective == "memory" and outlook.ms > base.ms * (1 + ROUNDING):
+            return False
+        return outlook.over(base) <= self.budget_gb * GB * (1 + ROUNDING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """An addition, and what came of weighing it."""
+
+    claim: ClaimedAddition
+    verdict: Verdict
+    why: str
+    """Why it is kept, or why it is not."""
+    outlook: Outlook | None = None
+    """With it, on top of those kept before it; none where it cannot be."""
+    gain: float | None = None
+    """The share of the objective that it saved when it was met."""
+    at_the_end: float | None = None
+    """The share that would be lost of the objective, were it alone left out at the end."""
+
+    @property
+    def name(self) -> str:
+        return self.claim.addition.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """From the baseline, addition by addition, to what is advised."""
+
+    base: Outlook
+    """TorchRec's own best plan of the same table and model."""
+    weighed: Sequence[Weighed]
+    best: Outlook
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The additions that are advised, in their order."""
+        return tuple(one.name for one in self.weighed if one.verdict == "kept")
+
+
+def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
+    """A registry as plain TorchRec has it: its own planner, nothing deduplicated or cached."""
+    left = dict(values)
+    for slot in ("dedup", "cache", "sharding"):
+        left.pop(slot, None)
+    behind = values.get("sharding")
+    while isinstance(behind, Mapping) and isinstance(behind.get("others"), Mapping | str):
+        behind = behind["others"]
+    use = behind.get("use", "torchrec") if isinstance(behind, Mapping) else behind
+    if behind is not None and use == "torchrec":
+        left["sharding"] = behind
+    for claim in claims:
+        with _named(claim):
+            left = dict(claim.addition.without(left))
+    return left
+
+
+def in_order(claims: Sequence[ClaimedAddition]) -> list[ClaimedAddition]:
+    """Each after those that it follows or needs; otherwise as the plugins have them."""
+    named = {claim.addition.name: claim for claim in claims}
+    graph: TopologicalSorter[str] = TopologicalSorter()
+    for claim in claims:
+        addition = claim.addition
+        for other in addition.needs:
+            if other not in named:
+                raise PluginError(
+                    f"addition {addition.name!r} of {claim.provider} needs {other!r}, which no "
+                    f"plugin has; {nearest(other, named)}"
+                )
+        graph.add(
+            addition.name, *(one for one in (*addition.after, *addition.needs) if one in named)
+        )
+    try:
+        return [named[name] for name in graph.static_order()]
+    except CycleError as error:
+        raise PluginError(
+            f"additions follow one another in a circle: {' after '.join(error.args[1])}."
+        ) from None
+
+
+def weigh(
+    values: Values,
+    claims: Sequence[ClaimedAddition],
+    outlooks: Outlooks,
+    goal: AdviceGoal,
+    schema: Schema,
+    met: Callable[[str], None] = lambda what: None,
+) -> Walk:
+    """Weigh the additions in order, on top of `values`, a registry without any; `met` hears of each
+    before it is weighed."""
+    met("TorchRec's own best plan")
+    base = outlooks.of(values)
+    on_the_way = _OnTheWay(base=base, outlooks=outlooks, goal=goal, schema=schema)
+    for claim in in_order(claims):
+        met(claim.addition.name)
+        on_the_way.meet(claim)
+    met("each left out once")
+    on_the_way.leave_out()
+    return Walk(base=base, weighed=on_the_way.weighed, best=on_the_way.best)
+
+
+class _OnTheWay:
+    """What is kept so far."""
+
+    def __init__(
+        self, *, base: Outlook, outlooks: Outlooks, goal: AdviceGoal, schema: Schema
+    ) -> None:
+        self._base, self._outlooks, self._goal, self._schema = base, outlooks, goal, schema
+        self.best = base
+        self.weighed: list[Weighed] = []
+        self._top = base
+        """The best that was met: what is left out in the end loses no more than `WORTH` of it."""
+        self._kept: list[ClaimedAddition] = []
+        self._replaced: dict[str, list[ClaimedAddition]] = {}
+        """By addition, those kept before it whose keys it has written anew."""
+        self._wrote: dict[str, set[str]] = {}
+        """The keys that each has written."""
+        self._waiting: list[ClaimedAddition] = []
+        """Those that do not pay by themselves, and change what later ones find."""
+
+    def meet(self, claim: ClaimedAddition) -> None:
+        addition = claim.addition
+        not_here = {one.name for one in self.weighed if one.verdict == "not here"}
+        if missing := [name for name in addition.needs if name in not_here]:
+            self._put(claim, "not here", f"it needs {', '.join(missing)}")
+            return
+        waiting = list(self._waiting)
+        tries: list[list[ClaimedAddition]] = [[*waiting, claim]]
+        needed = [one for one in waiting if one.addition.name in addition.needs]
+        if len(needed) < len(waiting):
+            tries.append([*needed, claim])
+        found: list[tuple[list[ClaimedAddition], Outlook]] = []
+        refused = ""
+        for more in tries:
+            try:
+                outlook = self._having([*self._kept, *more])
+            except RecdError as error:
+                refused = refused or str(error)
+                continue
+            if isinstance(outlook, NotHere):
+                self._put(claim, "not here", outlook.why)
+                return
+            found.append((more, outlook))
+        if not found:
+            self._put(claim, "not here", refused)
+            return
+        fitting = [one for one in found if self._goal.fits(one[1], self._base)]
+        more, outlook = min(fitting or found, key=lambda one: self._goal.score(one[1]))
+        gain = self._gain(outlook, self.best)
+        if not fitting:
+            why = self._why_not_fitting(outlook)
+        elif gain > WORTH:
+            for other in more[:-1]:
+                self._settle(other, "kept", f"{addition.name} pays with it")
+            self._waiting = [one for one in waiting if one not in more]
+            gone = [one for one in (*self._kept, *more[:-1]) if self._is_replaced(one, claim)]
+            for other in gone:
+                self._settle(other, "replaced", f"{addition.name} writes the same keys, and more")
+            self._replaced[addition.name] = gone
+            self._kept = [one for one in (*self._kept, *more) if one not in gone]
+            self._put(claim, "kept", self._in_words(outlook, self.best), outlook, gain)
+            self.best = self._top = outlook
+            return
+        else:
+            why = self._why_left(outlook, gain)
+        self._waiting.append(claim)
+        self._put(claim, "waits", why, outlook, gain)
+
+    def leave_out(self) -> None:
+        """Drop what still waits, and whatever nothing is lost without."""
+        for claim in self._waiting:
+            (one,) = (one for one in self.weighed if one.claim is claim)
+            self._settle(claim, "left out", one.why)
+        for claim in reversed(self._kept[:]):
+            name = claim.addition.name
+            gone = [one for one in self._kept if one is claim or name in one.addition.needs]
+            back = self._replaced.get(name, [])
+            rest = in_order([*(one for one in self._kept if one not in gone), *back])
+            try:
+                outlook = self._having(rest)
+            except RecdError:
+                continue
+            if isinstance(outlook, NotHere):
+                continue
+            lost = -self._gain(outlook, self._top)
+            if lost < WORTH and self._goal.fits(outlook, self._base):
+                self._kept, self.best = rest, outlook
+                for other in gone:
+                    self._settle(other, "left out", f"without it {lost:.1%} of all is lost")
+                for other in back:
+                    self._settle(other, "kept", f"it does as much as {name}")
+            else:
+                self._note_loss(claim, lost)
+
+    def _having(self, claims: Sequence[ClaimedAddition]) -> Outlook | NotHere:
+        """The outlook of the baseline with these additions; or why the last cannot be."""
+        values = self._base.values
+        for claim in claims:
+            situation = Situation(
+                values=values,
+                schema=self._schema,
+                tables=self._base.tables,
+                cluster=self._base.ledger.prices.cluster,
+                budget_gb=self._goal.budget_gb,
+                objective=self._goal.objective,
+            )
+            with _named(claim):
+                added = claim.addition.add(situation)
+            if isinstance(added, NotHere):
+                return added
+            self._wrote[claim.addition.name] = set(added)
+            values = {**values, **added, "plugins": with_plugin(values, claim)}
+        return self._outlooks.of(values)
+
+    def _is_replaced(self, one: ClaimedAddition, by: ClaimedAddition) -> bool:
+        wrote = self._wrote
+        return one is not by and wrote[one.addition.name] <= wrote[by.addition.name]
+
+    def _gain(self, outlook: Outlook, before: Outlook) -> float:
+        return 1 - self._goal.score(outlook) / self._goal.score(before)
+
+    def _put(
+        self,
+        claim: ClaimedAddition,
+        verdict: Verdict,
+        why: str,
+        outlook: Outlook | None = None,
+        gain: float | None = None,
+    ) -> None:
+        self.weighed.append(
+            Weighed(claim=claim, verdict=verdict, why=why, outlook=outlook, gain=gain)
+        )
+
+    def _settle(self, claim: ClaimedAddition, verdict: Verdict, why: str) -> None:
+        self.weighed = [
+            dataclasses.replace(one, verdict=verdict, why=why) if one.claim is claim else one
+            for one in self.weighed
+        ]
+
+    def _note_loss(self, claim: ClaimedAddition, lost: float) -> None:
+        self.weighed = [
+            dataclasses.replace(one, at_the_end=lost) if one.claim is claim else one
+            for one in self.weighed
+        ]
+
+    def _in_words(self, outlook: Outlook, before: Outlook) -> str:
+        """What it changes of a step, and of memory."""
+        words = [f"{before.ms:.3g} -> {outlook.ms:.3g} ms a step"]
+        sent, now = (sum(one.bytes_by_link.values()) for one in (before, outlook))
+        words.append(f"{in_bytes(sent)} -> {in_bytes(now)} exchanged a rank")
+        more = outlook.memory - before.memory
+        words.append(f"{in_bytes(more, sign=True)} of memory a rank")
+        if outlook.groups and outlook.groups != before.groups:
+            words.append(f"{outlook.groups} groups of features on unique samples")
+        if outlook.hot:
+            words.append(f"{outlook.hot:.0%} of batches hot")
+        return ", ".join(words)
+
+    def _why_left(self, outlook: Outlook, gain: float) -> str:
+        new = [one for one in outlook.notices if one not in self.best.notices]
+        if outlook.why_groups and not outlook.groups:
+            new += [line.strip() for line in outlook.why_groups[1 : 1 + FEATURES]]
+        reasons = "; ".join(new)
+        change = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
+        what = {"memory": "memory", "time_to_loss": "time"}.get(self._goal.objective, "time")
+        why = f"a step would take {change} {what}, and {WORTH:.0%} must be saved"
+        return f"{why}: {reasons}" if reasons else why
+
+    def _why_not_fitting(self, outlook: Outlook) -> str:
+        over = outlook.over(self._base)
+        if over > self._goal.budget_gb * GB:
+            return (
+                f"it takes {in_bytes(over, sign=True)} a rank over TorchRec's own plan, and the "
+                f"budget is {in_bytes(self._goal.budget_gb * GB)}"
+            )
+        return f"a step would take {outlook.ms:.3g} ms, and the baseline takes {self._base.ms:.3g}"
+
+
+def with_plugin(values: Values, claim: ClaimedAddition) -> list[str]:
+    """What stands under `plugins` once the addition's own is among them."""
+    named = list(values.get("plugins") or [])
+    return named if claim.provider.plugin in named else [*named, claim.provider.plugin]
+
+
+class _named:
+    """Inside, an error of a plugin's own is named as such."""
+
+    def __init__(self, claim: ClaimedAddition) -> None:
+        self._claim = claim
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, RecdError):
+            raise PluginError(
+                f"addition {self._claim.addition.name!r} of {self._claim.provider} raised "
+                f"{type(error).__name__}: {error}. Run with --debug for its traceback."
+            ) from error

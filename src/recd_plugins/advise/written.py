@@ -1,0 +1,125 @@
+"""Advice in words, and the registry.yaml that it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from recd_plugins.advise.advice import RegistryAdvice
+from recd_plugins.advise.outlook import Outlook
+from recd_plugins.advise.walk import Weighed
+from recd_plugins.planning.explain.words import aligned, in_bytes
+from recd_plugins.registry import KEYS
+
+__all__ = ["advice_lines", "advised_registry"]
+
+WIDE = 100
+"""Characters of a line of the registry."""
+WHAT = {
+    "samples_per_second": "samples a second",
+    "memory": "memory",
+    "time_to_loss": "time to a loss",
+}
+
+
+def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
+    """The forecast of the baseline and of each addition on the way; why each is kept, or not; what
+    would change it, and what to measure."""
+    walk = advice.walk
+    cluster = walk.base.ledger.prices.cluster
+    yield (
+        f"for {WHAT[advice.goal.objective]}, {advice.goal.budget_gb:g} GB a rank over TorchRec's "
+        f"own plan; {cluster.n_nodes} nodes of {cluster.ranks_per_node} ranks, "
+        f"{advice.batch_size:,} samples a rank and step"
+    )
+    rows: list[Sequence[str]] = [
+        ("", "", "ms a step", "samples/s", "exchanged", "between nodes", "memory")
+    ]
+    rows.append(_row("TorchRec's own best plan", "", walk.base))
+    rows += [_row(f"+ {one.name}", one.verdict, one.outlook) for one in walk.weighed]
+    if advice.as_given is not None:
+        rows.append(_row("as it was given", "", advice.as_given))
+    rows.append(_row("advised", "", walk.best))
+    yield from aligned(rows)
+    yield ""
+    for one in walk.weighed:
+        yield f"{one.name}: {one.verdict}; {one.why}{_at_the_end(one)}"
+    if len(advice.walks) > 1:
+        yield ""
+        for size, other in advice.walks.items():
+            chosen = "  taken" if size == advice.batch_size else ""
+            yield (
+                f"{size:,} samples a rank: {other.best.ms:.3g} ms, "
+                f"{other.best.samples_per_second:,.0f} samples/s{chosen}"
+            )
+    if advice.what_ifs:
+        yield ""
+        yield "what if:"
+        for what in advice.what_ifs:
+            times = ""
+            if what.walk is not None:
+                times = f" ({what.walk.base.ms:.3g} -> {what.walk.best.ms:.3g} ms)"
+            yield f"  {what.name}: {what.changes(walk.kept)}{times}"
+    if advice.to_measure:
+        yield ""
+        yield "to be surer, measure:"
+        yield from (f"  {one}" for one in advice.to_measure)
+
+
+def advised_registry(advice: RegistryAdvice) -> str:
+    """The registry.yaml that gets it, which `recd train -r` runs as it is."""
+    walk, values = advice.walk, advice.values
+    lines = [
+        f"# Written by `recd advise`, for {WHAT[advice.goal.objective]}: a step is forecast at "
+        f"{walk.best.ms:.3g} ms,",
+        f"# where TorchRec's own best plan is at {walk.base.ms:.3g} ms.",
+    ]
+    lines += [f"# {one.name}: {one.claim.addition.summary}" for one in _kept(walk.weighed)]
+    left = [one.name for one in walk.weighed if one.verdict in ("left out", "not here")]
+    if left:
+        lines.append(f"# Left out, for what `recd advise` says: {', '.join(left)}.")
+    for key in KEYS:
+        if key in values:
+            lines.append(_dumped(key, values[key]))
+    return "\n".join(lines) + "\n"
+
+
+def _dumped(key: str, value: Any) -> str:
+    """On a line of its own where it fits there."""
+    flow = _yaml(value, True).removesuffix("\n...").replace("\n", " ")
+    if len(f"{key}: {flow}") <= WIDE:
+        return f"{key}: {flow}"
+    return _yaml({key: value}, None)
+
+
+def _yaml(value: Any, flow: bool | None) -> str:
+    text: str = yaml.safe_dump(
+        value, sort_keys=False, default_flow_style=flow, width=10_000, allow_unicode=True
+    )
+    return text.rstrip("\n")
+
+
+def _kept(weighed: Sequence[Weighed]) -> list[Weighed]:
+    return [one for one in weighed if one.verdict == "kept"]
+
+
+def _row(name: str, verdict: str, outlook: Outlook | None) -> tuple[str, ...]:
+    if outlook is None:
+        return (name, verdict, "", "", "", "", "")
+    return (
+        name,
+        verdict,
+        f"{outlook.ms:.3g}",
+        f"{outlook.samples_per_second:,.0f}",
+        in_bytes(sum(outlook.bytes_by_link.values())),
+        in_bytes(outlook.between_nodes),
+        in_bytes(outlook.memory),
+    )
+
+
+def _at_the_end(one: Weighed) -> str:
+    if one.at_the_end is None or one.verdict != "kept":
+        return ""
+    return f"; without it alone {one.at_the_end:.0%} would be lost"

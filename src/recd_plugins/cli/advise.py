@@ -1,0 +1,185 @@
+"""`recd advise`: what a registry would gain by, what that would bring, and the registry with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from recd_plugins.cli.init import SchemaFile, Test, registry_of_table
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.written import check_writable
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+__all__ = ["advise"]
+
+OfTable = Annotated[
+    Path | None,
+    typer.Option(
+        "--table",
+        help="A table to advise on, in place of a registry: what `recd init` would write for it.",
+        metavar="TABLE",
+        show_default=False,
+    ),
+]
+Budget = Annotated[
+    float,
+    typer.Option(
+        "--budget-gb", help="Memory that a rank may take over TorchRec's own plan, GB.", min=0
+    ),
+]
+For = Annotated[
+    Literal["samples_per_second", "memory", "time_to_loss"],
+    typer.Option("--objective", help="What to make best; time_to_loss needs --curve."),
+]
+Curve = Annotated[
+    Path | None,
+    typer.Option(
+        "--curve",
+        help="What `recd tune loss --json` printed: the steps that each batch size takes.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option("--ranks", help="World size to advise for; by default train.ranks.", min=1),
+]
+BatchSizes = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--batch-size",
+        help="Of a rank, to choose among; by default train.batch_size alone.",
+        min=1,
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The registry.yaml to write.", metavar="FILE"),
+]
+Replace = Annotated[bool, typer.Option("--force", help="Replace the file where it is there.")]
+WhatIfs = Annotated[
+    bool,
+    typer.Option("--what-ifs/--no-what-ifs", help="Whether to say what would change the advice."),
+]
+
+
+def advise(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    table: OfTable = None,
+    test: Test = None,
+    schema: SchemaFile = None,
+    budget_gb: Budget = 0.0,
+    objective: For = "samples_per_second",
+    curve: Curve = None,
+    ranks: Ranks = None,
+    batch_size: BatchSizes = None,
+    out: Out = None,
+    force: Replace = False,
+    what_ifs: WhatIfs = True,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast the step of plain TorchRec and of each addition that plugins have; keep what pays.
+
+    Nothing is trained. The registry that gets it is written with --out; `recd train -r FILE` runs
+    it as it is. Tables are prepared first if they are not there.
+    """
+    with reported(debug):
+        from recd_plugins.advise.advice import advise as advice_on
+        from recd_plugins.advise.walk import AdviceGoal
+        from recd_plugins.advise.written import advice_lines, advised_registry
+        from recd_plugins.errors import DataError, RegistryError
+
+        check_writable(out, "--out", (".yaml", ".yml"))
+        if out is not None and out.exists() and not force:
+            raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
+        chosen = _registry(registry, overrides, table, test, schema)
+        if (objective == "time_to_loss") != (curve is not None):
+            raise RegistryError(
+                "--objective time_to_loss and --curve go together: how many steps a batch size "
+                "takes is measured by `recd tune loss --json > FILE`."
+            )
+        steps = {} if curve is None else _steps_to_loss(curve)
+        sizes = list(batch_size or steps)
+        if missing := [size for size in sizes if steps and size not in steps]:
+            raise DataError(f"{curve}: reaches its loss with no batch of {missing[0]:,} samples.")
+        goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=steps)
+        _quiet()
+        with progress() as show:
+            advice = advice_on(
+                chosen,
+                goal,
+                ranks=ranks,
+                batch_sizes=sizes,
+                with_what_ifs=what_ifs,
+                progress=show,
+                met=lambda what: print(f"weighing {what}", file=sys.stderr, flush=True),
+            )
+        if out is not None:
+            out.write_text(advised_registry(advice), encoding="utf-8")
+        if as_json:
+            print(json.dumps({**advice.summary(), "out": None if out is None else str(out)}))
+            return
+        print("\n".join(advice_lines(advice)))
+        if out is not None:
+            print(f"\n{out}: next: recd train -r {out}")
+
+
+def _registry(
+    file: Path,
+    overrides: list[str] | None,
+    table: Path | None,
+    test: Path | None,
+    schema: Path | None,
+) -> Registry:
+    """The registry, or the one that `recd init` would write for a table."""
+    from recd_plugins.config.yaml_text import read_yaml
+    from recd_plugins.errors import DataError
+    from recd_plugins.registry import Registry
+
+    if table is None:
+        if test is not None or schema is not None:
+            raise DataError("--test and --schema are for a --table.")
+        return Registry.load(file, overrides or ())
+    text, _ = registry_of_table(table, test, schema)
+    values, _ = read_yaml(text, str(table))
+    return Registry.load(values, overrides or ())
+
+
+def _steps_to_loss(curve: Path) -> Mapping[int, int]:
+    """By batch size, the steps to the loss: with the registry's cache where it was tried."""
+    from recd_plugins.errors import DataError
+
+    try:
+        sides = json.loads(curve.read_text(encoding="utf-8"))["sides"]
+        rows = sides.get("without cache") or next(iter(sides.values()))
+        steps = {int(row["batch_size"]): int(row["steps"]) for row in rows if row["steps"]}
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--curve: {curve} cannot be read: {error}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise DataError(
+            f"--curve: {curve} is not what `recd tune loss --json` prints ({error!r})."
+        ) from error
+    if not steps:
+        raise DataError(f"--curve: in {curve} no batch size reaches the loss.")
+    return steps
+
+
+def _quiet() -> None:
+    """Hide torch's and torchrec's own warnings: they ask nothing of a user."""
+    import logging
+
+    from recd_plugins.notices import hide_other_warnings
+
+    hide_other_warnings()
+    for chatty in ("torchrec", "torch.fx"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)

@@ -1,0 +1,215 @@
+"""Ladder: orders of additions as values; tables whose truth is known, in process; the registry that
+is written, trained on two gloo ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from recd_plugins.additions import Addition, NotHere
+from recd_plugins.advise.advice import RegistryAdvice, advise
+from recd_plugins.advise.walk import WORTH, AdviceGoal, in_order
+from recd_plugins.cli.main import app
+from recd_plugins.errors import PluginError
+from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
+from recd_plugins.registry import Registry
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.training import train_quietly
+
+STRANGER = """
+from recd_plugins.api import Addition, NotHere, hookimpl
+
+ROW_WISE = {"use": "torchrec", "constraints": {"*": {"sharding_types": ["row_wise"]}}}
+
+@hookimpl
+def recd_additions():
+    return [
+        Addition(name="everything row-wise", summary="Slower.", after=("hot batches",),
+                 add=lambda situation: {"sharding": ROW_WISE, "cache": None}),
+        Addition(name="nowhere", summary="Never here.",
+                 add=lambda situation: NotHere(f"{len(situation.tables)} tables are too few")),
+        Addition(name="behind it", summary="Needs it.", needs=("nowhere",),
+                 add=lambda situation: {}),
+    ]
+"""
+
+
+def registry(folder: Path, samples_per_session: float, **more: Any) -> dict[str, Any]:
+    item = {"name": "item", "num_ids": 3_000, "table": "items", "skew": 1.2}
+    history = {**item, "name": "history", "kind": "user", "sequence": True, "length": 12}
+    return {
+        "plugins": ["recd_dlrm"],
+        "folder": str(folder),
+        "dataset": {
+            "use": "sessions",
+            "samples": 4096,
+            "test_fraction": 0.0625,
+            "samples_per_session": samples_per_session,
+            "features": [{**history, "stay": 0.95}, item],
+        },
+        "model": {"use": "sequence_dlrm", "embedding_dim": 32, "bottom": [16], "top": [16]},
+        "pooling": {"history": "attention"},
+        "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
+        "train": {"device": "cpu", "ranks": 2, "batch_size": 256, "steps": 3, "log_every": 1},
+        **more,
+    }
+
+
+def verdicts(advice: RegistryAdvice) -> dict[str, str]:
+    return {one.name: one.verdict for one in advice.walk.weighed}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("advise")
+
+
+@pytest.fixture(scope="module")
+def of_sessions(folder: Path) -> RegistryAdvice:
+    """On 16 samples a session, with a stranger's plugin, and a plan of the user's own."""
+    stranger = folder / "stranger_plugin.py"
+    stranger.write_text(STRANGER)
+    mine = {"use": "flexshard", "goal": "budget", "budget_gb": 1e-5}
+    plugins = ["recd_dlrm", "recd_flexshard", str(stranger)]
+    values = registry(folder / "16", 16, plugins=plugins, sharding=mine)
+    return advise(Registry.load(values), AdviceGoal(budget_gb=1e-4))
+
+
+def test_samples_that_repeat_are_deduplicated(of_sessions: RegistryAdvice) -> None:
+    walk = of_sessions.walk
+    assert {"clustering", "unique samples"} <= set(walk.kept)
+    assert walk.best.groups
+    assert of_sessions.values["dedup"] == {"use": "exact", "groups": "auto"}
+    assert "recd_dedup" in of_sessions.values["plugins"]
+    assert "dedup" not in walk.base.values
+    assert of_sessions.as_given is not None  # which is no plain TorchRec
+
+
+def test_what_is_advised_is_never_slower_and_each_part_of_it_pays(
+    of_sessions: RegistryAdvice,
+) -> None:
+    walk = of_sessions.walk
+    assert walk.best.ms < (1 - WORTH) * walk.base.ms
+    assert all(walk.best.ms <= (1 + WORTH) * one.outlook.ms for one in walk.weighed if one.outlook)
+    for one in walk.weighed:
+        assert one.why
+        if one.verdict == "kept":
+            assert one.at_the_end is None or one.at_the_end >= WORTH
+    assert walk.best.over(walk.base) <= 1e-4 * 2**30
+
+
+def test_a_strangers_additions_are_weighed_like_any(of_sessions: RegistryAdvice) -> None:
+    found = {one.name: one for one in of_sessions.walk.weighed}
+    assert found["everything row-wise"].verdict == "left out"
+    assert found["nowhere"].why.endswith("tables are too few")
+    assert found["behind it"].verdict == "not here"
+    assert "nowhere" in found["behind it"].why
+
+
+def test_it_says_what_would_change_the_advice_and_what_to_measure(
+    of_sessions: RegistryAdvice,
+) -> None:
+    asked = {one.name: one for one in of_sessions.what_ifs}
+    assert {"links twice as fast", "the batch doubled"} <= asked.keys()
+    assert "half as many samples of a session" in asked
+    for one in asked.values():
+        assert one.walk is not None, one.why
+    faster = asked["links twice as fast"].walk
+    assert faster is not None
+    assert faster.base.ms < of_sessions.walk.base.ms
+    assert any("recd topology measure" in one for one in of_sessions.to_measure)
+    json.dumps(of_sessions.summary())
+
+
+def test_samples_that_do_not_repeat_are_left_with_the_reason(folder: Path) -> None:
+    advice = advise(Registry.load(registry(folder / "1", 1)), AdviceGoal(), with_what_ifs=False)
+    assert not {"clustering", "unique samples"} & set(advice.walk.kept)
+    assert "dedup" not in advice.values
+    assert "etl" not in advice.values
+    (left,) = (one for one in advice.walk.weighed if one.name == "unique samples")
+    assert "factor" in left.why  # what was measured of the features
+    assert {one.name: one.why for one in advice.walk.weighed}["tiers"].count("--budget-gb")
+
+
+def test_the_registry_that_is_written_trains(folder: Path, gloo_pool: GlooPool) -> None:
+    given, out = folder / "given.yaml", folder / "advised.yaml"
+    given.write_text(yaml.safe_dump(registry(folder / "16", 16)))
+    command = ["advise", "-r", str(given), "--no-what-ifs", "--budget-gb", "1e-4"]
+    ran = CliRunner().invoke(app, [*command, "-o", str(out), "--json"])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert "unique samples" in found["advised"]["additions"]
+    assert found["advised"]["ms"] < found["baseline"]["ms"]
+    assert Registry.load(out).source.values == found["registry"]
+    refused = CliRunner().invoke(app, [*command, "-o", str(out)])
+    assert refused.exit_code == 2
+    assert "--force" in refused.output
+    overrides = [f"train.run={folder / 'run'}"]
+    values = Registry.load(out, overrides).source.values
+    summary, *_ = gloo_pool.run(train_quietly, values, world_size=2)
+    assert 0 < summary["train"]["loss"] < 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--objective", "time_to_loss"], "--curve"),
+        (["--objective", "time_to_loss", "--curve", "{folder}/odd.json"], "recd tune loss"),
+        (["--curve", "{folder}/none.json"], "go together"),
+        (["--test", "{folder}"], "--table"),
+        (["dataset=null"], "dataset"),
+        (["--out", "{folder}"], "folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_do(
+    options: list[str], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.json").write_text('{"sides": 3}')
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(registry(tmp_path, 4)))
+    options = [one.format(folder=tmp_path) for one in options]
+    ran = CliRunner().invoke(app, ["advise", "-r", str(tmp_path / "r.yaml"), *options])
+    assert ran.exit_code == 2
+    assert says in ran.output
+
+
+def claims(**after: Mapping[str, tuple[str, ...]]) -> list[ClaimedAddition]:
+    return [
+        ClaimedAddition(
+            Addition(name=name, summary="One.", add=lambda s: NotHere("no"), **options),
+            Provider("some"),
+        )
+        for name, options in after.items()
+    ]
+
+
+def test_additions_come_after_those_that_they_follow_or_need() -> None:
+    found = in_order(claims(c={"needs": ("b",)}, b={"after": ("a", "absent")}, a={}))
+    assert [one.addition.name for one in found] == ["a", "b", "c"]
+    with pytest.raises(PluginError, match="needs 'z'"):
+        in_order(claims(a={"needs": ("z",)}))
+    with pytest.raises(PluginError, match="in a circle"):
+        in_order(claims(a={"after": ("b",)}, b={"after": ("a",)}))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return ['tiers']", "must return Additions"),
+        ("return [Addition(name='tiers', summary='.', add=None)]", "both have an addition 'tiers'"),
+        ("raise OSError('gone')", "raised OSError: gone"),
+    ],
+)
+def test_what_a_hook_returns_is_checked(body: str, says: str, tmp_path: Path) -> None:
+    name = f"hook_{abs(hash(body))}.py"
+    (tmp_path / name).write_text(
+        "from recd_plugins.api import Addition, hookimpl\n"
+        f"@hookimpl\ndef recd_additions():\n    {body}\n"
+    )
+    with pytest.raises(PluginError, match=says):
+        Catalog(["recd_flexshard", f"./{name}"], tmp_path)
