@@ -58,7 +58,7 @@ NOTES = {
 
 
 def slots_page() -> str:
-    catalog = Catalog(["recd_dlrm", "recd_dedup", "recd_flexshard", "recd_scars"], HERE)
+    catalog = Catalog(["recd_dlrm", "recd_dedup", "recd_dsi", "recd_flexshard", "recd_scars"], HERE)
     return "\n".join(_slots_page(catalog)) + "\n"
 
 

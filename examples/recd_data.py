@@ -9,7 +9,7 @@ from recd_dedup.etl.cluster import cluster_buckets
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.replay import Replay, chunks_of
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
-from recd_dedup.preprocess import SigridHash
+from recd_dsi.transforms import SigridHash
 from recd_plugins.api.batch import RowWise
 
 user = {"kind": "user", "num_ids": 100_000, "stay": 0.95, "sequence": True, "length": 40}

@@ -9,7 +9,7 @@ from itertools import islice
 
 from benchmarks.harness import Figure, alternate, spread
 from recd_dedup.dedup.converters import Exact
-from recd_dedup.preprocess import FirstX, SigridHash
+from recd_dsi.transforms import FirstX, SigridHash
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema

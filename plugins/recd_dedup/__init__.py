@@ -1,8 +1,9 @@
 """RecD: session deduplication from logs to training.
 
 `log/` shards raw logs by session (O1), `etl/` clusters tables by session (O2), `dedup/` makes a
-batch's unique samples (O3), `preprocess` transforms ids on them (O4), `stats/` measures how much
-a table repeats itself.
+batch's unique samples (O3), `stats/` measures how much a table repeats itself. Transforms run on
+unique samples (O4) whoever provides them: the built-in ones are those of recd_dsi, which comes with
+this plugin.
 """
 
 from __future__ import annotations
@@ -27,14 +28,6 @@ from recd_dedup.etl.downsample import (
 from recd_dedup.log.kafka import KafkaConfig, build_kafka
 from recd_dedup.log.logged_dataset import LoggedConfig, build_logged
 from recd_dedup.log.shards import ZstdShardsConfig, build_zstd_shards
-from recd_dedup.preprocess import (
-    ClampConfig,
-    FirstXConfig,
-    SigridHashConfig,
-    build_clamp,
-    build_first_x,
-    build_sigrid_hash,
-)
 from recd_dedup.stats.measure import SessionStatsConfig, build_session_stats
 from recd_plugins.api import (
     Addition,
@@ -42,10 +35,11 @@ from recd_plugins.api import (
     DedupRecord,
     EtlRecord,
     LogRecord,
-    PreprocessRecord,
     StatsRecord,
     hookimpl,
 )
+
+brings = ("recd_dsi",)
 
 
 @hookimpl
@@ -124,30 +118,6 @@ def recd_dedup() -> list[DedupRecord[Any]]:
             summary="Every feature stays a plain KJT.",
             config=NoneConfig,
             build=build_none,
-        ),
-    ]
-
-
-@hookimpl
-def recd_preprocess() -> list[PreprocessRecord[Any]]:
-    return [
-        PreprocessRecord(
-            name="sigrid_hash",
-            summary="Ids hashed into [0, modulo).",
-            config=SigridHashConfig,
-            build=build_sigrid_hash,
-        ),
-        PreprocessRecord(
-            name="first_x",
-            summary="The first n ids of each row.",
-            config=FirstXConfig,
-            build=build_first_x,
-        ),
-        PreprocessRecord(
-            name="clamp",
-            summary="Ids cut to [low, high].",
-            config=ClampConfig,
-            build=build_clamp,
         ),
     ]
 

@@ -59,6 +59,7 @@ __all__ = [
     "DatasetRecord",
     "DedupConverter",
     "DedupRecord",
+    "DensePreprocess",
     "Etl",
     "EtlRecord",
     "Explains",
@@ -203,7 +204,8 @@ class Preprocess(Protocol):
     """A transform of jagged features, row by row.
 
     Every rank builds one, alike, and its loader applies it to each batch, after `dedup`: a feature
-    that is deduplicated is transformed once for each unique sample.
+    that is deduplicated is transformed once for each unique sample. An attribute `takes` names the
+    features where options of its own do so, in the place of `features:`.
     """
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -215,6 +217,26 @@ class Preprocess(Protocol):
         `schema.replace` says another num_ids, `schema.add` a new feature, whose name must be free;
         those that are not returned are gone. Where features are deduplicated, those that become
         new ones together must be in one feature group, and the new ones join it.
+        """
+
+
+class DensePreprocess(Protocol):
+    """A transform of dense columns, sample by sample, in the place of a `Preprocess`.
+
+    An attribute `dense = True` says so: `features:` then names dense columns.
+    """
+
+    def __call__(
+        self, columns: Tensor, schema: Schema
+    ) -> Tensor | KeyedJaggedTensor | tuple[Tensor, KeyedJaggedTensor]:
+        """[B, W] float32, the dense columns of this schema side by side, become dense columns
+        [B, V] float32, features of B rows, or a pair of both: what `schema` says."""
+
+    def schema(self, schema: Schema) -> Schema:
+        """The dense columns and the features that come out, by a schema of the columns alone.
+
+        Columns that it does not return are gone, new ones come behind all, and features behind the
+        sparse ones; their names must be free.
         """
 
 
@@ -516,8 +538,8 @@ class DedupRecord(Record[C, DedupConverter]):
     slot = "dedup"
 
 
-class PreprocessRecord(Record[C, Preprocess]):
-    """A transform of features, row by row, on the reader's side.
+class PreprocessRecord(Record[C, "Preprocess | DensePreprocess"]):
+    """A transform of features, row by row, or of dense columns, on the reader's side.
 
     `features:` beside `use:` says which it is for: a name, a glob or a list of them; by default
     all. Transforms run in the order of the list.

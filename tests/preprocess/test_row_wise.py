@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_dedup.preprocess import Clamp, FirstX, SigridHash
+from recd_dsi.transforms import Clamp, FirstX, SigridHash
 from recd_plugins.errors import PluginError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.keyed import with_ids

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.naming.patterns import check_patterns, matching
 
 if TYPE_CHECKING:
-    from recd_plugins.slots import Preprocess
+    from recd_plugins.slots import DensePreprocess, Preprocess
     from recd_plugins.sparse.groups import Groups
 
-__all__ = ["ChosenTransform", "Step", "schema_of_keys", "steps_of"]
+__all__ = ["ChosenTransform", "Step", "schema_of_keys", "steps_of", "takes_dense"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,32 @@ class ChosenTransform:
     where: str
     """The place alone."""
     features: tuple[str, ...]
-    transform: Preprocess
+    """`*` where it says nothing: then those that the transform names itself, or all."""
+    transform: Preprocess | DensePreprocess
+
+    @property
+    def dense(self) -> bool:
+        """Whether it takes dense columns, in place of sparse features."""
+        return takes_dense(self.transform)
+
+    def taken(self, schema: Schema) -> tuple[str, ...]:
+        """The features that it takes of those that there are."""
+        names = schema.dense if self.dense else schema.sparse_names
+        kind = "dense column" if self.dense else "feature"
+        own: tuple[str, ...] | None = getattr(self.transform, "takes", None)
+        if own is not None and self.features != ("*",):
+            raise RegistryError(
+                f"{self.who} names the features that it takes by options of its own "
+                f"({', '.join(own)}). Take `features` out.",
+            )
+        wanted = self.features if own is None else own
+        check_patterns(wanted, names, kind=kind, where=self.where)
+        return tuple(matching(wanted, names))
+
+
+def takes_dense(transform: Preprocess | DensePreprocess) -> bool:
+    """Whether a transform is of dense columns: its attribute `dense` says so."""
+    return bool(getattr(transform, "dense", False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +62,63 @@ class Step:
 
     who: str
     """The record and its place in registry.yaml, for error messages."""
-    transform: Preprocess
+    transform: Preprocess | DensePreprocess
     before: Schema
     """The schema of what comes to the transform, and of what goes by."""
     takes: tuple[str, ...]
 
+    @property
+    def dense(self) -> bool:
+        """Whether it takes dense columns, in place of sparse features."""
+        return takes_dense(self.transform)
+
+    @property
+    def on_ids(self) -> Preprocess:
+        """The transform, of one that takes sparse features."""
+        return cast("Preprocess", self.transform)
+
     def made(self, keys: Sequence[str]) -> tuple[SparseFeature, ...]:
         """The features that come out where some of those that it takes go in."""
-        part = Schema(sparse=tuple(map(self.before.feature, keys)))
+        part = dataclasses.replace(
+            self.before, dense=(), vectors=(), sparse=tuple(map(self.before.feature, keys))
+        )
+        after = self._asked(part, keys)
+        if not after.sparse or after.dense:
+            raise PluginError(
+                f"{self.who}: its `schema` makes {after!r} of {', '.join(keys)}. Let it return a "
+                "Schema of the features that come out."
+            )
+        return after.sparse
+
+    @property
+    def dense_part(self) -> Schema:
+        """The schema of the dense columns that it takes, alone."""
+        vectors = tuple(one for one in self.before.vectors if one.name in self.takes)
+        return dataclasses.replace(self.before, dense=self.takes, vectors=vectors, sparse=())
+
+    def made_of_dense(self) -> Schema:
+        """The dense columns and the features that come out where dense columns go in."""
+        after = self._asked(self.dense_part, self.takes)
+        if not after.sparse and not after.dense:
+            raise PluginError(
+                f"{self.who}: its `schema` leaves nothing of {', '.join(self.takes)}. Let it "
+                "return a Schema of the dense columns or features that come out."
+            )
+        return after
+
+    def _asked(self, part: Schema, keys: Sequence[str]) -> Schema:
         try:
             after = self.transform.schema(part)
         except RecdError as error:
             raise PluginError(
                 f"{self.who}: its `schema` takes no {', '.join(keys)}: {error}"
             ) from error
-        if not isinstance(after, Schema) or not after.sparse:
+        if not isinstance(after, Schema):
             raise PluginError(
                 f"{self.who}: its `schema` makes {after!r} of {', '.join(keys)}. Let it return a "
-                "Schema of the features that come out."
+                "Schema of what comes out."
             )
-        return after.sparse
+        return after
 
     def names(self, keys: Sequence[str]) -> tuple[str, ...]:
         """The names of those."""
@@ -64,23 +127,43 @@ class Step:
     @property
     def changes_keys(self) -> bool:
         """Whether other features come out than go in: added, renamed or made one."""
-        return bool(self.takes) and self.names(self.takes) != self.takes
+        return not self.dense and bool(self.takes) and self.names(self.takes) != self.takes
 
     def after(self) -> Schema:
         """The schema behind the transform; features of a new name come last."""
         if not self.takes:
             return self.before
+        if self.dense:
+            return self._after_dense(self.made_of_dense())
         made = self.made(self.takes)
         new = [feature for feature in made if feature.name not in self.takes]
-        for feature in new:
-            if feature.name in self.before.columns:
-                raise RegistryError(
-                    f"{self.who} makes a feature {feature.name!r} beside the one that is there. "
-                    "Give it another name, or let the transform take that one too."
-                )
+        self._check_free(feature.name for feature in new)
         names = {feature.name for feature in made}
         kept = self.before.drop(name for name in self.takes if name not in names)
         return kept.replace(feature for feature in made if feature.name in self.takes).add(new)
+
+    def _after_dense(self, made: Schema) -> Schema:
+        """The schema with what was made of dense columns in their place, or behind all."""
+        new = [name for name in made.dense if name not in self.takes]
+        self._check_free([*new, *made.sparse_names])
+        gone = [name for name in self.takes if name not in made.dense]
+        kept = [name for name in self.before.dense if name not in gone]
+        vectors = [one for one in self.before.vectors if one.name not in self.takes]
+        return dataclasses.replace(
+            self.before,
+            dense=(*kept, *new),
+            vectors=(*vectors, *made.vectors),
+            sparse=(*self.before.sparse, *made.sparse),
+        )
+
+    def _check_free(self, names: Iterable[str]) -> None:
+        taken = {*self.before.columns} - ({*self.takes} if self.dense else set())
+        for name in names:
+            if name in taken:
+                raise RegistryError(
+                    f"{self.who} makes a feature {name!r} beside the one that is there. "
+                    "Give it another name, or let the transform take that one too."
+                )
 
     def groups(self, groups: Groups) -> Groups:
         """The feature groups behind the transform, which runs on each by itself.
@@ -120,10 +203,7 @@ def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:
     """Each transform on what the ones before it make of the schema."""
     steps: list[Step] = []
     for one in chosen:
-        names = schema.sparse_names
-        check_patterns(one.features, names, kind="feature", where=one.where)
-        takes = tuple(matching(one.features, names))
-        step = Step(who=one.who, transform=one.transform, before=schema, takes=takes)
+        step = Step(who=one.who, transform=one.transform, before=schema, takes=one.taken(schema))
         try:
             schema = step.after()
         except RecdError:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
-from recd_plugins.errors import DataError, PluginError, nearest
+from recd_plugins.data.schema import Schema
+from recd_plugins.errors import CapabilityError, DataError, PluginError, nearest
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import without
+from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess
 
-__all__ = ["BatchTransform", "Conversion", "row_wise"]
+__all__ = ["BatchTransform", "Conversion", "DenseStep", "batch_steps", "row_wise"]
 
 KINDS = (KeyedJaggedTensor, InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor)
 
@@ -36,11 +39,12 @@ class BatchTransform:
 
     def __init__(
         self,
-        steps: Sequence[tuple[Sequence[str], Preprocess | RowWise]],
+        steps: Sequence[tuple[Sequence[str], Preprocess | RowWise | DenseStep]],
         dedup: DedupConverter | None = None,
     ) -> None:
         self._steps = [
-            (names, step if isinstance(step, RowWise) else RowWise(step)) for names, step in steps
+            (names, step if isinstance(step, RowWise | DenseStep) else RowWise(step))
+            for names, step in steps
         ]
         self._dedup = dedup
         self.takes = frozenset() if dedup is None else _taken(dedup)
@@ -54,24 +58,29 @@ class BatchTransform:
         Then the batch's features are the others; without `unjoined` they are all. What the
         converter asks for beside features is in `unjoined` alone.
         """
-        features, dedup = self.of(batch.features, unjoined, batch.dedup)
-        return dataclasses.replace(batch, features=features, dedup=dedup)
+        features, dedup, dense = batch.features, batch.dedup, batch.dense
+        if self._dedup is not None and self.takes:
+            features, dedup = self._deduplicated(self._dedup, features, unjoined)
+        for names, step in self._steps:
+            if isinstance(step, DenseStep):
+                dense, features = step(dense, features)
+            else:
+                features, dedup = _on_ids(features, dedup, names, step)
+        return dataclasses.replace(batch, features=features, dedup=dedup, dense=dense)
 
     def of(
         self, features: KeyedJaggedTensor, unjoined: Columns | None = None, dedup: Any = None
     ) -> tuple[KeyedJaggedTensor, Any]:
         """The features that stay as they were, and what became of those that the converter took.
 
-        Without a converter, `dedup` is what they became before.
+        Without a converter, `dedup` is what they became before. What is made of dense columns is
+        not there.
         """
         if self._dedup is not None and self.takes:
             features, dedup = self._deduplicated(self._dedup, features, unjoined)
-        for names, transform in self._steps:
-            features = transform(features, names)
-            if isinstance(dedup, KINDS):
-                dedup = transform(dedup, names)
-            elif dedup is not None:
-                _check_reached(features, names, dedup, transform)
+        for names, step in self._steps:
+            if not isinstance(step, DenseStep):
+                features, dedup = _on_ids(features, dedup, names, step)
         return features, dedup
 
     def _deduplicated(
@@ -95,6 +104,99 @@ class BatchTransform:
             taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
             features = without(features, self.takes)
         return features, dedup.convert(taken)
+
+
+class DenseStep:
+    """A transform of dense columns in its place among a batch's: [B, n_dense] and the features
+    before it to those behind it."""
+
+    def __init__(self, step: Step) -> None:
+        self._transform = step.transform
+        self._who = step.who
+        before, after, made = step.before, step.after(), step.made_of_dense()
+        self._made, self._part = made, step.dense_part
+        self._taken = torch.tensor(
+            [place for name in step.takes for place in _places(before)[name]], dtype=torch.int64
+        )
+        behind = {name: [before.dense_width + n for n in at] for name, at in _places(made).items()}
+        places = {**_places(before), **behind}
+        order = [place for name in after.dense for place in places[name]]
+        self._order = torch.tensor(order, dtype=torch.int64)
+        self._names = made.sparse_names
+
+    def __call__(
+        self, dense: Tensor, features: KeyedJaggedTensor
+    ) -> tuple[Tensor, KeyedJaggedTensor]:
+        transform: Any = self._transform
+        result = transform(dense[:, self._taken], self._part)
+        columns, made = self._parts(result, len(dense))
+        whole = dense if columns is None else torch.cat((dense, columns), dim=1)
+        return whole[:, self._order], features if made is None else _joined(features, made)
+
+    def _parts(self, result: Any, num_rows: int) -> tuple[Tensor | None, KeyedJaggedTensor | None]:
+        """What `schema` says that it makes: dense columns, features, or a pair of both."""
+        both = bool(self._made.dense and self._made.sparse)
+        pair = result if both else (result, None) if self._made.dense else (None, result)
+        columns, made = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
+        width = self._made.dense_width
+        if self._made.dense and not (
+            isinstance(columns, Tensor)
+            and columns.shape == (num_rows, width)
+            and columns.dtype == torch.float32
+        ):
+            raise PluginError(
+                f"{self._who} made {_shape(result)}, but its `schema` says dense columns "
+                f"[{num_rows}, {width}] float32"
+                + (", and features: let it return a pair of both." if both else ".")
+            )
+        if self._made.sparse and not (
+            isinstance(made, KeyedJaggedTensor)
+            and made.keys() == list(self._names)
+            and made.stride() == num_rows
+        ):
+            raise PluginError(
+                f"{self._who} made {_shape(result)}, but its `schema` says a KeyedJaggedTensor of "
+                f"{', '.join(self._names)} with {num_rows} rows"
+                + (", behind dense columns: let it return a pair of both." if both else ".")
+            )
+        return columns, made
+
+
+def _places(schema: Schema) -> dict[str, range]:
+    """Where in [B, n_dense] the floats of each dense column are."""
+    widths = [schema.width(name) or 1 for name in schema.dense]
+    ends = list(accumulate(widths, initial=0))
+    return {name: range(*at) for name, at in zip(schema.dense, pairwise(ends), strict=True)}
+
+
+def _shape(result: Any) -> str:
+    if isinstance(result, Tensor):
+        return f"a tensor {list(result.shape)} {result.dtype}"
+    if isinstance(result, KeyedJaggedTensor):
+        return f"a KeyedJaggedTensor of {', '.join(result.keys())} with {result.stride()} rows"
+    return f"a {type(result).__name__}"
+
+
+def _joined(features: KeyedJaggedTensor, more: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    rows = WeightedJagged.joined([WeightedJagged.of(features), WeightedJagged.of(more)])
+    return KeyedJaggedTensor(
+        keys=[*features.keys(), *more.keys()],
+        values=rows.values,
+        lengths=rows.lengths,
+        weights=rows.weights,
+        stride=more.stride(),
+    )
+
+
+def _on_ids(
+    features: KeyedJaggedTensor, dedup: Any, names: Sequence[str], transform: RowWise
+) -> tuple[KeyedJaggedTensor, Any]:
+    features = transform(features, names)
+    if isinstance(dedup, KINDS):
+        dedup = transform(dedup, names)
+    elif dedup is not None:
+        _check_reached(features, names, dedup, transform)
+    return features, dedup
 
 
 class Conversion:
@@ -143,6 +245,7 @@ class Conversion:
         return {**self.__dict__, "_by_keys": {}}
 
     def _transform(self, keys: Sequence[str]) -> BatchTransform:
+        check_own(self._transforms)
         steps = steps_of(self._transforms, schema_of_keys(keys)) if self._transforms else []
         groups = getattr(self._dedup, "groups", ())
         for step in steps:
@@ -150,12 +253,36 @@ class Conversion:
         return BatchTransform(row_wise(steps), self._dedup)
 
 
+def check_own(transforms: Sequence[ChosenTransform]) -> None:
+    """`CapabilityError` for a transform of dense columns: of a batch of the trainer's own, its KJT
+    alone is converted."""
+    for one in transforms:
+        if one.dense:
+            raise CapabilityError(
+                f"{one.who} takes dense columns, but of a batch of your own `stack.convert` is "
+                "given the KeyedJaggedTensor alone. Apply it to your dense floats yourself, or "
+                "read the table by `stack.loader`."
+            )
+
+
 def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:
     """Each step's transform, made to run on unique samples, with the features that it takes."""
     return [
-        (step.takes, RowWise(step.transform, step.names if step.changes_keys else None))
+        (step.takes, RowWise(step.on_ids, step.names if step.changes_keys else None))
         for step in steps
+        if not step.dense
     ]
+
+
+def batch_steps(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise | DenseStep]]:
+    """The same with those of dense columns, each in its turn."""
+    found: list[tuple[tuple[str, ...], RowWise | DenseStep]] = []
+    for step in steps:
+        if not step.dense:
+            found += row_wise([step])
+        elif step.takes:
+            found.append((step.takes, DenseStep(step)))
+    return found
 
 
 def _taken(dedup: DedupConverter) -> frozenset[str]:

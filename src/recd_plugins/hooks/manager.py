@@ -111,11 +111,13 @@ class Catalog:
         self.additions: list[ClaimedAddition] = []
         """What the plugins would put into a registry, in the order of the plugins."""
         self.broken: dict[str, RecdError] = {}
-        for name in (DEFAULTS, *plugins):
+        names = [DEFAULTS, *plugins]
+        for name in names:  # which grows by those that they bring
             try:
                 self._register(name, base)
                 self.claims += self._collect(name)
                 self.additions += self._additions(name)
+                names += [one for one in self._brought(name) if one not in names]
             except RecdError as error:
                 if strict:
                     raise
@@ -176,6 +178,16 @@ class Catalog:
                 f"plugin {name!r} ({provider}) implements no hook: mark its functions with "
                 f"@recd_plugins.hookimpl. Hooks: {', '.join(KNOWN)}."
             )
+
+    def _brought(self, name: str) -> tuple[str, ...]:
+        """Plugins whose records it needs, and which are enabled with it: its attribute `brings`."""
+        brings = getattr(self._manager.get_plugin(name), "brings", ())
+        if not isinstance(brings, tuple) or not all(isinstance(one, str) for one in brings):
+            raise PluginError(
+                f"plugin {name!r} ({self.providers[name]}): its `brings` must be a tuple of the "
+                f"names of plugins, but is {brings!r}."
+            )
+        return brings
 
     def _pending(self, name: str, provider: Provider) -> str | None:
         for hook in vars(self._manager.hook):

@@ -86,8 +86,9 @@ class FeatureSteps:
 
     def conversion(self) -> Conversion:
         """What makes of a trainer's own KJT what these steps leave of it."""
-        from recd_plugins.data.transform import Conversion
+        from recd_plugins.data.transform import Conversion, check_own
 
+        check_own(self.transforms)
         self._converts = True
         return Conversion(self.transforms, self.converter)
 
@@ -117,6 +118,9 @@ class FeatureSteps:
     def read(self) -> Schema:
         """The schema of what `preprocess` is given: the tables', or that of the trainer's own."""
         if self._looked_at:
+            from recd_plugins.data.transform import check_own
+
+            check_own(self.transforms)
             return schema_of_keys(self._looked_at[0].keys())
         if self._registry.has_dataset:
             return self._prepare().schema
@@ -243,6 +247,6 @@ class FeatureSteps:
             return None
         if any(step.changes_keys for step in self.steps):
             _ = self.groups  # it refuses what unique samples do not allow
-        from recd_plugins.data.transform import BatchTransform, row_wise
+        from recd_plugins.data.transform import BatchTransform, batch_steps
 
-        return BatchTransform(row_wise(self.steps), self.converter)
+        return BatchTransform(batch_steps(self.steps), self.converter)

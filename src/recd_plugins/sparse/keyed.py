@@ -1,16 +1,17 @@
-"""A KeyedJaggedTensor made over: with other ids under its keys, or marked as a hot batch's."""
+"""A KeyedJaggedTensor made over: with other ids, a feature more, or the mark of a hot batch."""
 
 from __future__ import annotations
 
 from copy import copy
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["mark_of", "marked", "with_ids"]
+__all__ = ["mark_of", "marked", "with_feature", "with_ids"]
 
 
 def with_ids(
@@ -37,6 +38,33 @@ def with_ids(
         stride_per_key_per_rank=features.stride_per_key_per_rank() if ragged else None,
         length_per_key=features.length_per_key_or_none() if kept else None,
         inverse_indices=features.inverse_indices_or_none(),
+    )
+
+
+def with_feature(
+    features: KeyedJaggedTensor,
+    name: str,
+    values: Tensor,
+    lengths: Tensor,
+    weights: Tensor | None = None,
+) -> KeyedJaggedTensor:
+    """The same features and, behind them, one of this name: B rows of `lengths` [B].
+
+    Its ids weigh 1 where those of others have weights and it was given none, and the other way
+    about.
+    """
+    held, ids = features.weights_or_none(), features.values()
+    if held is None and weights is not None:
+        held = weights.new_ones(ids.numel())
+    elif held is not None and weights is None:
+        weights = held.new_ones(values.numel())
+    own = features.lengths()
+    return type(features)(
+        keys=[*features.keys(), name],
+        values=torch.cat((ids, values.to(ids.dtype) if not ids.numel() else values)),
+        weights=None if held is None or weights is None else torch.cat((held, weights)),
+        lengths=torch.cat((own, lengths.to(own.dtype))),
+        stride=features.stride(),
     )
 
 

@@ -93,7 +93,7 @@ class RowWise:
         else:
             parts = [part for part, (chose, _) in zip(parts, runs, strict=True) if not chose]
             parts.append(result)
-        return KeyedJaggedTensor.concat(parts)
+        return _concat(parts)
 
     def _on_ikjt(
         self, features: InverseKeyedJaggedTensor, chosen: Collection[str]
@@ -108,7 +108,7 @@ class RowWise:
         for part in features.kjt.split([len(group) for group in features.groups]):
             ours = [key for key in part.keys() if key in chosen]  # noqa: SIM118  # no mapping
             parts.append(self._on_kjt(part, ours) if ours else part)
-        kjt = KeyedJaggedTensor.concat(parts)
+        kjt = _concat(parts)
         if len(set(kjt.keys())) < len(kjt.keys()):
             raise PluginError(
                 f"preprocess: {self.name} makes the same key of two feature groups: {kjt.keys()}. "
@@ -162,6 +162,17 @@ class RowWise:
         if keys not in self._known and self._makes is not None:
             self._known[keys] = list(self._makes(keys))
         return self._known[keys]
+
+
+def _concat(parts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    """The features of all parts; where some have weights, the ids of the others weigh 1."""
+    if len({part.weights_or_none() is None for part in parts}) == 1:
+        return KeyedJaggedTensor.concat(list(parts))
+    return _keyed(
+        [key for part in parts for key in part.keys()],  # noqa: SIM118  # no mapping
+        [WeightedJagged.of(part) for part in parts],
+        parts[0].stride(),
+    )
 
 
 def _name_of(transform: KjtTransform) -> str:

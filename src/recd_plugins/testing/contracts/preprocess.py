@@ -1,12 +1,17 @@
-"""The `preprocess` slot: a transform of jagged features, row by row."""
+"""The `preprocess` slot: a transform of jagged features, row by row, or of dense columns."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.preprocessing import ChosenTransform, steps_of, takes_dense
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.transform import DenseStep
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
@@ -22,6 +27,12 @@ ROWS = 12
 def check_preprocess(subject: Subject) -> None:
     transform = subject.build()
     schema = subject.context.require_schema()
+    if takes_dense(transform):
+        _check_dense(subject, transform, schema)
+        return
+    own: tuple[str, ...] | None = getattr(transform, "takes", None)
+    if own is not None:
+        schema = dataclasses.replace(schema, sparse=tuple(map(schema.feature, own)))
     after = transform.schema(schema)
     subject.hold(
         isinstance(after, Schema) and bool(after.sparse),
@@ -47,6 +58,38 @@ def check_preprocess(subject: Subject) -> None:
         subject.hold(to_lists(transform(features)) == rows, "it must be repeatable", "Seed it.")
         if getattr(transform, "row_wise", True):
             _check_rows(subject, transform, on_unique, groups, features, seed)
+
+
+def _check_dense(subject: Subject, transform: Any, schema: Schema) -> None:
+    """Each sample's result is what its `schema` says, the same among others and alone."""
+    chosen = ChosenTransform(who="preprocess", where="", features=("*",), transform=transform)
+    (step,) = steps_of([chosen], schema)
+    run = DenseStep(step)
+    for seed in range(3):
+        batch = random_batch(schema, ROWS, seed=seed)
+        before = batch.dense.clone()
+        dense, features = run(batch.dense, batch.features)
+        after = step.after()
+        subject.hold(
+            torch.equal(before, batch.dense), "it must leave its input as it is", "Copy it first."
+        )
+        _check_shape(subject, batch.features, features, after)
+        _check_ids(subject, features, after)
+        again, rows = run(batch.dense, batch.features), to_lists(features)
+        subject.hold(
+            torch.equal(again[0], dense) and to_lists(again[1]) == rows,
+            "it must be repeatable",
+            "Seed it.",
+        )
+        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
+        for some in (order, order[:1]):
+            part, made = run(batch.dense[some], _take(batch.features, some))
+            expected = {key: [ids[row] for row in some.tolist()] for key, ids in rows.items()}
+            subject.hold(
+                torch.equal(part, dense[some]) and to_lists(made) == expected,
+                "a sample's result must not depend on the other samples, but it does",
+                "Transform each sample by itself.",
+            )
 
 
 def _check_rows(

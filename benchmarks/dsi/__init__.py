@@ -1,0 +1,1 @@
+"""DSI's transforms and layouts, measured."""

@@ -1,0 +1,263 @@
+"""Transforms of dense columns: floats to floats, or to ids.
+
+What needs a logarithm is computed in float64 and rounded to float32 once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from torch import Tensor, nn
+
+from recd_plugins.api import Config, Context, Range, RegistryError
+from recd_plugins.api.data import Schema, SparseFeature, Vector
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+__all__ = [
+    "BoxCox",
+    "BoxCoxConfig",
+    "Bucketize",
+    "BucketizeConfig",
+    "ClampDense",
+    "ClampDenseConfig",
+    "Logit",
+    "LogitConfig",
+    "Onehot",
+    "OnehotConfig",
+    "build_box_cox",
+    "build_bucketize",
+    "build_clamp_dense",
+    "build_logit",
+    "build_onehot",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig(Config):
+    """Where the result goes."""
+
+    suffix: str = ""
+    """A column of the name with this behind it is made, and the other stays; where it is empty, the
+    result is in the place of the column."""
+
+
+class Dense(nn.Module, ABC):
+    """Dense columns -> each of their floats as `width` others, in their place or beside them."""
+
+    dense = True
+    width = 1
+
+    def __init__(self, suffix: str = "") -> None:
+        super().__init__()
+        self.suffix = suffix
+
+    @abstractmethod
+    def made(self, columns: Tensor) -> Tensor:
+        """[B, W] float32 to [B, W * width] float32."""
+
+    def forward(self, columns: Tensor, schema: Schema) -> Tensor:
+        made = self.made(columns)
+        return torch.cat((columns, made), dim=1) if self.suffix else made
+
+    def schema(self, schema: Schema) -> Schema:
+        vectors, names = [], []
+        for name in schema.dense:
+            names.append(name + self.suffix)
+            width = schema.width(name)
+            if width is not None or self.width > 1:
+                vectors.append(Vector(name=names[-1], width=(width or 1) * self.width))
+        if not self.suffix:
+            return dataclasses.replace(schema, vectors=tuple(vectors))
+        return dataclasses.replace(
+            schema, dense=(*schema.dense, *names), vectors=(*schema.vectors, *vectors)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitConfig(DenseConfig):
+    """How near to 0 and to 1."""
+
+    eps: Annotated[float, Range(gt=0, lt=0.5)] = 1e-6
+    """Numbers are cut to [eps, 1 - eps]."""
+
+
+class Logit(Dense):
+    """x -> log(p / (1 - p)), p = min(max(x, eps), 1 - eps)."""
+
+    def __init__(self, eps: float = 1e-6, suffix: str = "") -> None:
+        super().__init__(suffix)
+        self.eps = eps
+
+    def made(self, columns: Tensor) -> Tensor:
+        return columns.double().logit_(self.eps).float()
+
+
+def build_logit(config: LogitConfig, context: Context) -> Logit:
+    """The record's build."""
+    return Logit(config.eps, config.suffix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxCoxConfig(DenseConfig):
+    """Which of the family of powers."""
+
+    lam: Annotated[float, Range(ge=-10, le=10)] = 0.0
+    """Lambda; 0 is the logarithm."""
+    shift: float = 0.0
+    """What is added first."""
+    least: Annotated[float, Range(gt=0)] = 1e-6
+    """Sums that are less become this, for a power of a negative number is none."""
+
+
+class BoxCox(Dense):
+    """x -> (s^lam - 1) / lam, or log(s) where lam is 0; s = max(x + shift, least)."""
+
+    def __init__(
+        self, lam: float = 0.0, shift: float = 0.0, least: float = 1e-6, suffix: str = ""
+    ) -> None:
+        super().__init__(suffix)
+        self.lam, self.shift, self.least = lam, shift, least
+
+    def made(self, columns: Tensor) -> Tensor:
+        logs = columns.double().add_(self.shift).clamp_(min=self.least).log_()
+        if self.lam:
+            logs = logs.mul_(self.lam).expm1_().div_(self.lam)
+        return logs.float()
+
+
+def build_box_cox(config: BoxCoxConfig, context: Context) -> BoxCox:
+    """The record's build."""
+    return BoxCox(config.lam, config.shift, config.least, config.suffix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnehotConfig(DenseConfig):
+    """How many kinds."""
+
+    n: Annotated[int, Range(ge=1, le=65_536)]
+    """Kinds are the numbers 0, 1, ..., n - 1."""
+
+
+class Onehot(Dense):
+    """x -> [1 where x = i, else 0, for i in 0, ..., n - 1]; zeros alone of any other number."""
+
+    def __init__(self, n: int, suffix: str = "") -> None:
+        super().__init__(suffix)
+        self.width = n
+
+    def made(self, columns: Tensor) -> Tensor:
+        kinds = torch.arange(self.width, dtype=columns.dtype, device=columns.device)
+        return (columns[:, :, None] == kinds).to(columns.dtype).flatten(1)
+
+
+def build_onehot(config: OnehotConfig, context: Context) -> Onehot:
+    """The record's build."""
+    return Onehot(config.n, config.suffix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampDenseConfig(DenseConfig):
+    """The range, its ends in it."""
+
+    low: float | None = None
+    """Smaller numbers become this one."""
+    high: float | None = None
+    """Larger numbers become this one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low is None and self.high is None:
+            raise RegistryError("needs `low`, `high` or both.", "low")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise RegistryError(f"must be at least low ({self.low}), but is {self.high}.", "high")
+
+
+class ClampDense(Dense):
+    """x -> min(max(x, low), high)."""
+
+    def __init__(self, low: float | None, high: float | None, suffix: str = "") -> None:
+        super().__init__(suffix)
+        self.low, self.high = low, high
+
+    def made(self, columns: Tensor) -> Tensor:
+        return columns.clamp(self.low, self.high)
+
+
+def build_clamp_dense(config: ClampDenseConfig, context: Context) -> ClampDense:
+    """The record's build."""
+    return ClampDense(config.low, config.high, config.suffix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketizeConfig(Config):
+    """Where buckets end."""
+
+    borders: tuple[float, ...]
+    """The last number of each bucket but of the last one, ascending."""
+    suffix: str = "_bucket"
+    """The feature's name is the column's with this behind it."""
+    keep: bool = True
+    """Whether the columns stay."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_floats = torch.tensor(self.borders)
+        if not self.borders or not bool((as_floats[1:] > as_floats[:-1]).all()):
+            raise RegistryError(
+                f"must be numbers that ascend as float32, but is {list(self.borders)}.", "borders"
+            )
+
+
+class Bucketize(nn.Module):
+    """A column of floats x -> a feature of ids: the number of borders that are less than x.
+
+    Of n borders ids are 0, ..., n; a bucket has its upper border in it. A vector becomes a list of
+    as many ids. Borders are float32, as columns are.
+    """
+
+    dense = True
+
+    def __init__(
+        self, borders: tuple[float, ...], suffix: str = "_bucket", keep: bool = True
+    ) -> None:
+        super().__init__()
+        self.borders = torch.tensor(borders)
+        self.suffix, self.keep = suffix, keep
+
+    def forward(
+        self, columns: Tensor, schema: Schema
+    ) -> KeyedJaggedTensor | tuple[Tensor, KeyedJaggedTensor]:
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        borders = self.borders.to(columns.device)
+        widths = [schema.width(name) or 1 for name in schema.dense]
+        parts = torch.bucketize(columns, borders).split(widths, dim=1)
+        lengths = torch.tensor(widths, dtype=torch.int32, device=columns.device)
+        made = KeyedJaggedTensor(
+            keys=[name + self.suffix for name in schema.dense],
+            values=torch.cat([part.reshape(-1) for part in parts]),
+            lengths=lengths.repeat_interleave(len(columns)),
+            stride=len(columns),
+        )
+        return (columns, made) if self.keep else made
+
+    def schema(self, schema: Schema) -> Schema:
+        count = len(self.borders) + 1
+        made = schema.add(
+            SparseFeature(name=name + self.suffix, num_ids=count) for name in schema.dense
+        )
+        return made if self.keep else dataclasses.replace(made, dense=(), vectors=())
+
+    def extra_repr(self) -> str:
+        return f"{len(self.borders)} borders, suffix={self.suffix!r}"
+
+
+def build_bucketize(config: BucketizeConfig, context: Context) -> Bucketize:
+    """The record's build."""
+    return Bucketize(config.borders, config.suffix, config.keep)

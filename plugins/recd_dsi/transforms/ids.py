@@ -1,0 +1,446 @@
+"""Transforms of one id at a time: rows keep their lengths, and ids their weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from recd_dsi.transforms.mixing import fold, key_of
+from recd_plugins.api import Config, Context, Range, RegistryError
+from recd_plugins.api.data import Schema
+from recd_plugins.api.rows import with_ids
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+__all__ = [
+    "Clamp",
+    "ClampConfig",
+    "GetLocalHour",
+    "GetLocalHourConfig",
+    "MapId",
+    "MapIdConfig",
+    "PositiveModulus",
+    "PositiveModulusConfig",
+    "SigridHash",
+    "SigridHashConfig",
+    "build_clamp",
+    "build_get_local_hour",
+    "build_map_id",
+    "build_positive_modulus",
+    "build_sigrid_hash",
+]
+
+I64 = npt.NDArray[np.int64]
+
+
+def _with_num_ids(schema: Schema, num_ids: int) -> Schema:
+    return schema.replace(
+        dataclasses.replace(feature, num_ids=num_ids) for feature in schema.sparse
+    )
+
+
+def _narrowed(ids: Tensor, like: Tensor, num_ids: int) -> Tensor:
+    """int32 ids stay int32 where the range allows it."""
+    return ids.to(like.dtype) if num_ids - 1 <= torch.iinfo(like.dtype).max else ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampConfig(Config):
+    """The range, its ends in it."""
+
+    low: Annotated[int, Range(ge=0, le=2**62)] = 0
+    """Smaller ids become this one."""
+    high: Annotated[int, Range(ge=0, le=2**62)]
+    """Larger ids become this one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low > self.high:
+            raise RegistryError(f"must be at least low ({self.low}), but is {self.high}.", "high")
+
+
+class Clamp(nn.Module):
+    """id -> min(max(id, low), high); int32 ids stay int32 where the range allows it."""
+
+    elementwise = True
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__()
+        self.low = low
+        self.high = high
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        ids = features.values()
+        if self.low > torch.iinfo(ids.dtype).max:
+            ids = ids.long()
+        return with_ids(features, ids.clamp(self.low, min(self.high, torch.iinfo(ids.dtype).max)))
+
+    def schema(self, schema: Schema) -> Schema:
+        return schema.replace(
+            dataclasses.replace(
+                feature, num_ids=max(self.low, min(self.high, feature.num_ids - 1)) + 1
+            )
+            for feature in schema.sparse
+        )
+
+    def extra_repr(self) -> str:
+        return f"low={self.low}, high={self.high}"
+
+
+def build_clamp(config: ClampConfig, context: Context) -> Clamp:
+    """The record's build."""
+    return Clamp(config.low, config.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigridHashConfig(Config):
+    """Which hash, and how many ids come out."""
+
+    modulo: Annotated[int, Range(ge=1, le=2**62)]
+    """Ids come out in [0, modulo): the rows that an embedding table needs."""
+    salt: Annotated[int, Range(ge=0, le=2**62)] = 0
+    """Another salt is another hash: features that share a table collide in other places."""
+
+
+class SigridHash(nn.Module):
+    """id -> fmix64(id ^ fmix64(salt)) mod modulo, alike on every machine and in every version.
+
+    fmix64 is MurmurHash3's finalizer (`mixing.py`); its result is read as a signed number, of which
+    the remainder in [0, modulo) is taken. int32 ids stay int32 where modulo allows it.
+    """
+
+    elementwise = True
+
+    def __init__(self, modulo: int, salt: int = 0) -> None:
+        super().__init__()
+        self.modulo = modulo
+        self.salt = salt
+        self._key = key_of(salt)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        ids = features.values()
+        hashed = fold([ids.long()], self._key, self.modulo)
+        return with_ids(features, _narrowed(hashed, ids, self.modulo))
+
+    def schema(self, schema: Schema) -> Schema:
+        return _with_num_ids(schema, self.modulo)
+
+    def extra_repr(self) -> str:
+        return f"modulo={self.modulo}, salt={self.salt}"
+
+
+def build_sigrid_hash(config: SigridHashConfig, context: Context) -> SigridHash:
+    """The record's build."""
+    return SigridHash(config.modulo, config.salt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositiveModulusConfig(Config):
+    """How many ids come out."""
+
+    modulo: Annotated[int, Range(ge=1, le=2**62)]
+    """Ids come out in [0, modulo)."""
+
+
+class PositiveModulus(nn.Module):
+    """id -> id - modulo * floor(id / modulo): the remainder in [0, modulo), of negative ids too."""
+
+    elementwise = True
+
+    def __init__(self, modulo: int) -> None:
+        super().__init__()
+        self.modulo = modulo
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        ids = features.values()
+        if not ids.is_cpu:
+            return with_ids(
+                features, _narrowed(ids.long().remainder(self.modulo), ids, self.modulo)
+            )
+        left = torch.empty_like(ids, memory_format=torch.contiguous_format).long()
+        _remainders(ids.contiguous().numpy(), np.int64(self.modulo), left.numpy())
+        return with_ids(features, _narrowed(left, ids, self.modulo))
+
+    def schema(self, schema: Schema) -> Schema:
+        return _with_num_ids(schema, self.modulo)
+
+    def extra_repr(self) -> str:
+        return f"modulo={self.modulo}"
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _remainders(ids: npt.NDArray[Any], modulo: np.int64, out: I64) -> None:
+    for i in range(len(ids)):
+        out[i] = ids[i] % modulo
+
+
+def build_positive_modulus(config: PositiveModulusConfig, context: Context) -> PositiveModulus:
+    """The record's build."""
+    return PositiveModulus(config.modulo)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapIdConfig(Config):
+    """Which ids become which."""
+
+    ids: Mapping[int, int] = field(default_factory=dict)
+    """An id, and what it becomes: `{17: 1, 4: 2}`."""
+    file: Path | None = None
+    """A Parquet file with columns `id` and `becomes` of integers, in place of `ids`."""
+    other: Annotated[int, Range(ge=0, le=2**62)] = 0
+    """What an id becomes that is not named."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.file is None) != bool(self.ids):
+            raise RegistryError("needs either `ids` or `file`.", "ids")
+        for id_, becomes in self.ids.items():
+            if not 0 <= becomes <= 2**62:
+                raise RegistryError(f"id {id_} cannot become {becomes}: ids count from 0.", "ids")
+
+
+class MapId(nn.Module):
+    """id -> ids[id], or `other` where `ids` does not name it.
+
+    Ids are looked up in an array where they lie close together, else in a hash table of twice as
+    many cells; on CUDA by binary search.
+    """
+
+    elementwise = True
+
+    def __init__(self, ids: Mapping[int, int], other: int = 0) -> None:
+        super().__init__()
+        self.other = other
+        self.num_ids = max((other, *ids.values())) + 1
+        named = np.array(sorted(ids), np.int64)
+        becomes = np.array([ids[id_] for id_ in sorted(ids)], np.int64)
+        self._named, self._becomes = torch.from_numpy(named), torch.from_numpy(becomes)
+        self._dense = bool(
+            len(named) and named[0] >= 0 and int(named[-1]) <= ARRAY_SHARE * len(named) + ARRAY
+        )
+        if self._dense:
+            self._array = np.full(int(named[-1]) + 1, other, np.int64)
+            self._array[named] = becomes
+        else:
+            self._cells = _hash_table(named, becomes)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        ids = features.values()
+        if not ids.is_cpu:
+            return with_ids(features, self.by_search(ids.long()))
+        made = torch.empty(ids.numel(), dtype=torch.int64)
+        given = ids.long().contiguous().numpy()
+        if self._dense:
+            _look_up(given, self._array, np.int64(self.other), made.numpy())
+        else:
+            _find(given, *self._cells, np.int64(self.other), made.numpy())
+        return with_ids(features, made)
+
+    def by_search(self, ids: Tensor) -> Tensor:
+        """[N] int64 ids, mapped; on any device."""
+        named, becomes = (part.to(ids.device) for part in (self._named, self._becomes))
+        if not len(named):
+            return torch.full_like(ids, self.other)
+        at = torch.searchsorted(named, ids).clamp_(max=len(named) - 1)
+        return torch.where(named[at] == ids, becomes[at], self.other)
+
+    def schema(self, schema: Schema) -> Schema:
+        return _with_num_ids(schema, self.num_ids)
+
+    def extra_repr(self) -> str:
+        return f"{len(self._named)} ids, other={self.other}"
+
+
+ARRAY, ARRAY_SHARE = 1 << 16, 8
+"""An array has at most so many cells for each named id, and so many more."""
+
+
+def _hash_table(named: I64, becomes: I64) -> tuple[I64, I64, npt.NDArray[np.bool_]]:
+    """Cells of an id, what it becomes and whether there is one: twice as many as ids, a power of
+    two, each id in the first free one from its hash on."""
+    size = 1 << max(4, (2 * max(len(named), 1) - 1).bit_length())
+    cells = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    _fill(named, becomes, *cells)
+    return cells
+
+
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _cell(id_: np.int64, mask: np.int64) -> Any:
+    h = np.uint64(id_) * SPREAD
+    return np.int64(h >> np.uint64(32)) & mask
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _fill(named: I64, becomes: I64, ids: I64, made: I64, used: npt.NDArray[np.bool_]) -> None:
+    mask = len(ids) - 1
+    for n in range(len(named)):
+        cell = _cell(named[n], mask)
+        while used[cell]:
+            cell = (cell + 1) & mask
+        ids[cell], made[cell], used[cell] = named[n], becomes[n], True
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _find(
+    given: I64, ids: I64, made: I64, used: npt.NDArray[np.bool_], other: np.int64, out: I64
+) -> None:
+    mask = len(ids) - 1
+    for i in range(len(given)):
+        cell = _cell(given[i], mask)
+        while used[cell] and ids[cell] != given[i]:
+            cell = (cell + 1) & mask
+        out[i] = made[cell] if used[cell] else other
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _look_up(given: I64, array: I64, other: np.int64, out: I64) -> None:
+    for i in range(len(given)):
+        at = given[i]
+        out[i] = array[at] if 0 <= at < len(array) else other
+
+
+def build_map_id(config: MapIdConfig, context: Context) -> MapId:
+    """The record's build."""
+    if config.file is None:
+        return MapId(config.ids, config.other)
+    try:
+        rows = pq.read_table(config.file, columns=["id", "becomes"])
+        ids, becomes = (rows[name].cast(pa.int64()).to_pylist() for name in rows.column_names)
+    except (OSError, pa.ArrowException) as error:
+        raise RegistryError(
+            f"{config.file} cannot be read as a Parquet file with columns `id` and `becomes` of "
+            f"integers: {error}",
+            "file",
+        ) from error
+    if len(set(ids)) < len(ids) or None in ids or None in becomes:
+        raise RegistryError(f"{config.file} names an id twice, or has nulls.", "file")
+    return MapId(MapIdConfig(ids=dict(zip(ids, becomes, strict=True))).ids, config.other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GetLocalHourConfig(Config):
+    """What ids mean, and where their clock hangs."""
+
+    zone: str
+    """The time zone by its name in the IANA database: `Europe/Berlin`."""
+    unit: Literal["s", "ms"] = "s"
+    """What ids count since 1970 in UTC."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            ZoneInfo(self.zone)
+        except (OSError, ValueError) as error:  # ZoneInfoNotFoundError is a KeyError
+            raise RegistryError(f"no time zone {self.zone!r}: {error}", "zone") from error
+        except KeyError as error:
+            raise RegistryError(
+                f"no time zone {self.zone!r} is known here. Write one as `Europe/Berlin`; where "
+                "the system has no zones, `pip install tzdata`.",
+                "zone",
+            ) from error
+
+
+class GetLocalHour(nn.Module):
+    """A time in UTC -> the hour of the day there, 0 to 23: floor((t + offset(t)) / 3600 s) mod 24.
+
+    offset(t) is the zone's, summer time included, from 1970 to 2100; before and after, as it is at
+    these ends.
+    """
+
+    elementwise = True
+
+    def __init__(self, zone: str, unit: Literal["s", "ms"] = "s") -> None:
+        super().__init__()
+        self.zone = zone
+        self.unit = unit
+        self._scale = 1000 if unit == "ms" else 1
+        changes, offsets = _offsets(zone)
+        self._changes, self._offsets = np.array(changes, np.int64), np.array(offsets, np.int64)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        times = features.values().long()
+        if not times.is_cpu:
+            return with_ids(features, self.by_search(times))
+        hours = torch.empty(times.numel(), dtype=torch.int64)
+        _hours(
+            times.contiguous().numpy(),
+            np.int64(self._scale),
+            self._changes,
+            self._offsets,
+            hours.numpy(),
+        )
+        return with_ids(features, hours)
+
+    def by_search(self, times: Tensor) -> Tensor:
+        """[N] int64 times to hours; on any device."""
+        seconds = times.div(self._scale, rounding_mode="floor")
+        changes, offsets = (
+            torch.from_numpy(part).to(times.device) for part in (self._changes, self._offsets)
+        )
+        local = seconds + offsets[torch.searchsorted(changes, seconds, right=True)]
+        return local.div(3600, rounding_mode="floor").remainder(24)
+
+    def schema(self, schema: Schema) -> Schema:
+        return _with_num_ids(schema, 24)
+
+    def extra_repr(self) -> str:
+        return f"{self.zone}, unit={self.unit}"
+
+
+DAY = 86_400
+LAST = 47_481 * DAY
+"""2100-01-01 in UTC."""
+
+
+def _offsets(zone: str) -> tuple[list[int], list[int]]:
+    """When a zone's offset changes, in seconds, and the offset before each change and at last."""
+    info, epoch = ZoneInfo(zone), datetime(1970, 1, 1, tzinfo=UTC)
+
+    def offset(second: int) -> int:
+        local = (epoch + timedelta(seconds=second)).astimezone(info).utcoffset()
+        assert local is not None  # a zone has one
+        return int(local.total_seconds())
+
+    changes, offsets = [], [offset(0)]
+    for day in range(DAY, LAST + 1, DAY):
+        if (after := offset(day)) == offsets[-1]:
+            continue
+        # No zone changes twice a day: the offset is the old one up to some second of it.
+        before = offsets[-1]
+        seconds = range(day - DAY, day + 1)
+        changes.append(seconds[bisect_left(seconds, True, key=lambda s: offset(s) != before)])
+        offsets.append(after)
+    return changes, offsets
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _hours(times: I64, scale: np.int64, changes: I64, offsets: I64, hours: I64) -> None:
+    at = 0  # times that follow each other mostly lie between the same changes
+    for i in range(len(times)):
+        second = times[i] if scale == 1 else times[i] // 1000
+        if (at and second < changes[at - 1]) or (at < len(changes) and second >= changes[at]):
+            at = np.searchsorted(changes, second, side="right")
+        hours[i] = (second + offsets[at]) // 3600 % 24
+
+
+def build_get_local_hour(config: GetLocalHourConfig, context: Context) -> GetLocalHour:
+    """The record's build."""
+    return GetLocalHour(config.zone, config.unit)

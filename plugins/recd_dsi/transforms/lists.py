@@ -1,0 +1,173 @@
+"""Transforms of whole rows: which ids a row keeps, in which places, with which weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from torch import Tensor, nn
+
+from recd_dsi.transforms.mixing import fold, key_of
+from recd_plugins.api import Config, Context, Range
+from recd_plugins.api.data import Schema
+from recd_plugins.api.rows import spread_rows, with_ids
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+__all__ = [
+    "ComputeScore",
+    "ComputeScoreConfig",
+    "FirstX",
+    "FirstXConfig",
+    "Sampling",
+    "SamplingConfig",
+    "build_compute_score",
+    "build_first_x",
+    "build_sampling",
+    "places_in_rows",
+]
+
+
+def places_in_rows(lengths: Tensor) -> Tensor:
+    """[lengths.sum()] int64: which id of its row each is, from 0."""
+    begins = lengths.long().cumsum(0) - lengths
+    behind = torch.repeat_interleave(begins, lengths)
+    return torch.arange(len(behind), device=lengths.device) - behind
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstXConfig(Config):
+    """Where rows are cut."""
+
+    n: Annotated[int, Range(ge=0, le=2**31 - 1)]
+    """Ids that a row keeps: its first; shorter rows stay."""
+
+
+class FirstX(nn.Module):
+    """Row [x_1, ..., x_k] -> [x_1, ..., x_min(k, n)], its weights likewise."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        starts, weights = features.offsets()[:-1], features.weights_or_none()
+        lengths = features.lengths().clamp(max=self.n)
+        return with_ids(
+            features,
+            spread_rows(features.values(), starts, lengths),
+            lengths=lengths,
+            weights=None if weights is None else spread_rows(weights, starts, lengths),
+        )
+
+    def schema(self, schema: Schema) -> Schema:
+        return schema
+
+    def extra_repr(self) -> str:
+        return f"n={self.n}"
+
+
+def build_first_x(config: FirstXConfig, context: Context) -> FirstX:
+    """The record's build."""
+    return FirstX(config.n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(Config):
+    """How many ids of a row stay."""
+
+    share: Annotated[float, Range(gt=0, le=1)]
+    """The chance of each id to stay."""
+    salt: Annotated[int, Range(ge=0, le=2**62)] = 0
+    """Another salt draws others."""
+
+
+class Sampling(nn.Module):
+    """Row [x_0, x_1, ...] -> those x_i for which u(x_i, i) < share, with their weights.
+
+    u(x, i) in [0, 1) is the upper 53 bits of fmix64(fmix64(x ^ fmix64(salt)) ^ i), times 2^-53: a
+    draw that depends on the id, its place in the row and the salt alone, so that a row is drawn
+    alike wherever it occurs.
+    """
+
+    def __init__(self, share: float, salt: int = 0) -> None:
+        super().__init__()
+        self.share = share
+        self.salt = salt
+        self._key = key_of(salt)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        ids, lengths, weights = features.values(), features.lengths(), features.weights_or_none()
+        drawn = fold([ids.long(), places_in_rows(lengths)], self._key)
+        kept = ((drawn >> 11) & (2**53 - 1)).double() * 2.0**-53 < self.share
+        before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        ends = lengths.long().cumsum(0)
+        return with_ids(
+            features,
+            ids[kept],
+            lengths=(before[ends] - before[ends - lengths]).to(lengths.dtype),
+            weights=None if weights is None else weights[kept],
+        )
+
+    def schema(self, schema: Schema) -> Schema:
+        return schema
+
+    def extra_repr(self) -> str:
+        return f"share={self.share}, salt={self.salt}"
+
+
+def build_sampling(config: SamplingConfig, context: Context) -> Sampling:
+    """The record's build."""
+    return Sampling(config.share, config.salt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeScoreConfig(Config):
+    """What becomes of an id's weight."""
+
+    scale: float = 1.0
+    """What its power is multiplied by."""
+    power: Annotated[float, Range(ge=0)] = 1.0
+    """The power that it is raised to."""
+    offset: float = 0.0
+    """What is added."""
+
+
+class ComputeScore(nn.Module):
+    """An id's weight w -> scale * |w|^power * sign(w) + offset; a weight of 1 where it has none.
+
+    The features are scored afterwards.
+    """
+
+    def __init__(self, scale: float = 1.0, power: float = 1.0, offset: float = 0.0) -> None:
+        super().__init__()
+        self.scale, self.power, self.offset = scale, power, offset
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        weights = features.weights_or_none()
+        if weights is None:
+            weights = torch.ones_like(features.values(), dtype=torch.float32)
+        if self.power != 1:
+            weights = weights.abs().pow(self.power).copysign(weights)
+        return with_ids(
+            features,
+            features.values(),
+            lengths=features.lengths(),
+            weights=weights * self.scale + self.offset,
+        )
+
+    def schema(self, schema: Schema) -> Schema:
+        return schema.replace(
+            dataclasses.replace(feature, scored=True) for feature in schema.sparse
+        )
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}, power={self.power}, offset={self.offset}"
+
+
+def build_compute_score(config: ComputeScoreConfig, context: Context) -> ComputeScore:
+    """The record's build."""
+    return ComputeScore(config.scale, config.power, config.offset)

@@ -1,0 +1,394 @@
+"""Transforms that make a feature of others: n-grams, crosses, intersections, unions, places."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from recd_dsi.transforms.lists import places_in_rows
+from recd_dsi.transforms.mixing import fold, key_of
+from recd_plugins.api import Config, Context, Range, RegistryError
+from recd_plugins.api.data import Schema, SparseFeature
+from recd_plugins.api.rows import spread_rows, with_feature
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+__all__ = [
+    "Cartesian",
+    "CartesianConfig",
+    "Enumerate",
+    "EnumerateConfig",
+    "Intersection",
+    "NGram",
+    "NGramConfig",
+    "PairConfig",
+    "Union",
+    "build_cartesian",
+    "build_enumerate",
+    "build_intersection",
+    "build_n_gram",
+    "build_union",
+]
+
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Rows(NamedTuple):
+    """B rows of a feature."""
+
+    ids: Tensor
+    """[lengths.sum()] int64."""
+    lengths: Tensor
+    """[B] int64."""
+    weights: Tensor | None = None
+    """[lengths.sum()]."""
+
+    @classmethod
+    def of(cls, features: KeyedJaggedTensor, name: str) -> Rows:
+        found = features[name]
+        return cls(found.values().long(), found.lengths().long(), found.weights_or_none())
+
+    @property
+    def begins(self) -> Tensor:
+        """[B]: where each begins."""
+        return self.lengths.cumsum(0) - self.lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewFeatureConfig(Config):
+    """What is made, and what becomes of what it is made of."""
+
+    into: str
+    """The name of the feature that is made."""
+    keep: bool = True
+    """Whether the features that it is made of stay."""
+    sequence: bool = False
+    """Whether the order of its ids carries meaning."""
+
+
+class NewFeature(nn.Module, ABC):
+    """Features by name -> the same and one more, behind them; or that one alone."""
+
+    def __init__(self, takes: tuple[str, ...], config: NewFeatureConfig) -> None:
+        super().__init__()
+        self.takes = takes
+        self.config = config
+
+    @abstractmethod
+    def made(self, features: KeyedJaggedTensor) -> Rows:
+        """The rows of the new feature."""
+
+    @abstractmethod
+    def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
+        """How many ids it has."""
+
+    def scored(self, sources: tuple[SparseFeature, ...]) -> bool:
+        """Whether its ids have weights."""
+        return False
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        made = self.made(features)
+        if self.config.keep:
+            return with_feature(features, self.config.into, *made)
+        weights = made.weights
+        if weights is None and (held := features.weights_or_none()) is not None:
+            weights = held.new_ones(len(made.ids))
+        return type(features)(
+            keys=[self.config.into],
+            values=made.ids,
+            lengths=made.lengths.to(features.lengths().dtype),
+            weights=weights,
+            stride=features.stride(),
+        )
+
+    def schema(self, schema: Schema) -> Schema:
+        sources = tuple(schema.feature(name) for name in self.takes)
+        made = SparseFeature(
+            name=self.config.into,
+            num_ids=self.num_ids(sources),
+            kind="user" if all(one.kind == "user" for one in sources) else "item",
+            sequence=self.config.sequence,
+            scored=self.scored(sources),
+        )
+        return (schema if self.config.keep else schema.drop(self.takes)).add([made])
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(self.takes)} -> {self.config.into}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NGramConfig(NewFeatureConfig):
+    """Of which features, and how long."""
+
+    of: tuple[str, ...]
+    """The features whose rows are joined, in this order, and cut into n-grams."""
+    n: Annotated[int, Range(ge=1, le=64)] = 2
+    """Ids of an n-gram."""
+    modulo: Annotated[int, Range(ge=1, le=2**62)]
+    """Ids come out in [0, modulo)."""
+    salt: Annotated[int, Range(ge=0, le=2**62)] = 0
+    """Another salt is another hash."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.of or len(set(self.of)) < len(self.of):
+            raise RegistryError("must name one feature at least, and none twice.", "of")
+
+
+class NGram(NewFeature):
+    """Row [x_1, ..., x_k], of several features joined, -> k - n + 1 ids, or none where k < n.
+
+    Id i is h mod modulo, where h = fmix64(salt) and, for each x of x_i, ..., x_(i+n-1),
+    h = fmix64(h ^ x); h is read as a signed number.
+    """
+
+    def __init__(self, config: NGramConfig) -> None:
+        super().__init__(config.of, config)
+        self.n, self.modulo, self._key = config.n, config.modulo, key_of(config.salt)
+
+    def made(self, features: KeyedJaggedTensor) -> Rows:
+        rows = _side_by_side([Rows.of(features, name) for name in self.takes])
+        counts = (rows.lengths - (self.n - 1)).clamp_(min=0)
+        first = torch.repeat_interleave(rows.begins - (counts.cumsum(0) - counts), counts)
+        first += torch.arange(len(first), device=first.device)
+        columns = [rows.ids[first + i] if i else rows.ids[first] for i in range(self.n)]
+        return Rows(fold(columns, self._key, self.modulo), counts)
+
+    def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
+        return self.modulo
+
+
+def _side_by_side(parts: list[Rows]) -> Rows:
+    """Row by row, the ids of the first part, then those of the next."""
+    if len(parts) == 1:
+        return parts[0]
+    ids, lengths = torch.cat([part.ids for part in parts]), [part.lengths for part in parts]
+    shift, starts = 0, []
+    for part in parts:
+        starts.append(part.begins + shift)
+        shift += len(part.ids)
+    by_row = torch.stack(lengths, dim=1)
+    joined = spread_rows(ids, torch.stack(starts, dim=1).view(-1), by_row.view(-1))
+    return Rows(joined, by_row.sum(1))
+
+
+def build_n_gram(config: NGramConfig, context: Context) -> NGram:
+    """The record's build."""
+    return NGram(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairConfig(NewFeatureConfig):
+    """Of which two features."""
+
+    left: str
+    """One feature."""
+    right: str
+    """Another one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.left == self.right:
+            raise RegistryError(f"must be another feature than left ({self.left}).", "right")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CartesianConfig(PairConfig):
+    """Of which two features, and how many ids come out."""
+
+    modulo: Annotated[int, Range(ge=1, le=2**62)]
+    """Ids come out in [0, modulo)."""
+    salt: Annotated[int, Range(ge=0, le=2**62)] = 0
+    """Another salt is another hash."""
+
+
+class Cartesian(NewFeature):
+    """Rows [a_1, ..., a_k] and [b_1, ..., b_m] -> an id for each of the k m pairs, b fastest.
+
+    That of (a, b) is fmix64(fmix64(a ^ fmix64(salt)) ^ b), read as a signed number, mod modulo.
+    """
+
+    def __init__(self, config: CartesianConfig) -> None:
+        super().__init__((config.left, config.right), config)
+        self.modulo, self._key = config.modulo, key_of(config.salt)
+
+    def made(self, features: KeyedJaggedTensor) -> Rows:
+        left, right = (Rows.of(features, name) for name in self.takes)
+        partners = torch.repeat_interleave(right.lengths, left.lengths)  # of each left id
+        first = torch.repeat_interleave(right.begins, left.lengths)
+        lefts = torch.repeat_interleave(left.ids, partners)
+        rights = spread_rows(right.ids, first, partners)
+        return Rows(fold([lefts, rights], self._key, self.modulo), left.lengths * right.lengths)
+
+    def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
+        return self.modulo
+
+
+def build_cartesian(config: CartesianConfig, context: Context) -> Cartesian:
+    """The record's build."""
+    return Cartesian(config)
+
+
+class Intersection(NewFeature):
+    """Rows a and b -> the ids of a that b has too, in the order of a, with their weights."""
+
+    def __init__(self, config: PairConfig) -> None:
+        super().__init__((config.left, config.right), config)
+
+    def made(self, features: KeyedJaggedTensor) -> Rows:
+        left, right = (Rows.of(features, name) for name in self.takes)
+        return _kept(left, in_rows(left, right))
+
+    def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
+        return min(one.num_ids for one in sources)
+
+    def scored(self, sources: tuple[SparseFeature, ...]) -> bool:
+        return sources[0].scored
+
+
+def build_intersection(config: PairConfig, context: Context) -> Intersection:
+    """The record's build."""
+    return Intersection(config)
+
+
+class Union(NewFeature):
+    """Rows a and b -> a, then the ids of b that a lacks, in the order of b, with their weights."""
+
+    def __init__(self, config: PairConfig) -> None:
+        super().__init__((config.left, config.right), config)
+
+    def made(self, features: KeyedJaggedTensor) -> Rows:
+        left, right = (Rows.of(features, name) for name in self.takes)
+        more = _kept(right, ~in_rows(right, left))
+        joined = _side_by_side([left, more])
+        if left.weights is None or more.weights is None:
+            return joined
+        weights = _side_by_side(
+            [Rows(part.weights, part.lengths) for part in (left, more) if part.weights is not None]
+        )
+        return Rows(joined.ids, joined.lengths, weights.ids)
+
+    def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
+        return max(one.num_ids for one in sources)
+
+    def scored(self, sources: tuple[SparseFeature, ...]) -> bool:
+        return any(one.scored for one in sources)
+
+
+def build_union(config: PairConfig, context: Context) -> Union:
+    """The record's build."""
+    return Union(config)
+
+
+def _kept(rows: Rows, kept: Tensor) -> Rows:
+    """The ids that are kept [lengths.sum()], in rows as before."""
+    before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+    ends = rows.lengths.cumsum(0)
+    weights = None if rows.weights is None else rows.weights[kept]
+    return Rows(rows.ids[kept], before[ends] - before[ends - rows.lengths], weights)
+
+
+def in_rows(rows: Rows, others: Rows) -> Tensor:
+    """[rows.lengths.sum()] bool: whether each id is in the row of `others` beside its own."""
+    if not rows.ids.is_cpu:
+        return in_rows_by_torch(rows, others)
+    found = torch.empty(len(rows.ids), dtype=torch.bool)
+    _in_rows(
+        *(part.contiguous().numpy() for part in (rows.ids, rows.lengths)),
+        *(part.contiguous().numpy() for part in (others.ids, others.lengths)),
+        found.numpy(),
+    )
+    return found
+
+
+def in_rows_by_torch(rows: Rows, others: Rows) -> Tensor:
+    """`in_rows` on any device."""
+    number = torch.arange(len(rows.lengths), device=rows.ids.device)
+    both = torch.cat((rows.ids, others.ids))
+    _, codes = torch.unique(both, return_inverse=True)
+    row = torch.cat([torch.repeat_interleave(number, each.lengths) for each in (rows, others)])
+    pairs = row * max(len(both), 1) + codes
+    return torch.isin(pairs[: len(rows.ids)], pairs[len(rows.ids) :])
+
+
+SHORT = 16
+"""Rows of up to so many ids are looked through; of longer ones a table is made."""
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _in_rows(ids: I64, lengths: I64, others: I64, other_lengths: I64, found: Bools) -> None:
+    at = begin = 0
+    size = 64
+    cells, of_row = np.zeros(size, np.int64), np.full(size, -1, np.int64)
+    for row in range(len(lengths)):
+        end, other_end = at + lengths[row], begin + other_lengths[row]
+        if other_lengths[row] <= SHORT:
+            for i in range(at, end):
+                id_, seen = ids[i], False
+                for j in range(begin, other_end):
+                    seen |= others[j] == id_
+                found[i] = seen
+        else:
+            if 2 * other_lengths[row] > size:
+                while 2 * other_lengths[row] > size:
+                    size *= 2
+                cells, of_row = np.zeros(size, np.int64), np.full(size, -1, np.int64)
+            mask = size - 1
+            for j in range(begin, other_end):
+                cell = _cell(others[j], mask)
+                while of_row[cell] == row and cells[cell] != others[j]:
+                    cell = (cell + 1) & mask
+                cells[cell], of_row[cell] = others[j], row
+            for i in range(at, end):
+                cell = _cell(ids[i], mask)
+                while of_row[cell] == row and cells[cell] != ids[i]:
+                    cell = (cell + 1) & mask
+                found[i] = of_row[cell] == row
+        at, begin = end, other_end
+
+
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _cell(id_: np.int64, mask: np.int64) -> Any:
+    return np.int64((np.uint64(id_) * SPREAD) >> np.uint64(32)) & mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnumerateConfig(NewFeatureConfig):
+    """Of which feature, and how far it counts."""
+
+    of: str
+    """The feature whose ids are counted."""
+    longest: Annotated[int, Range(ge=1, le=2**31 - 1)]
+    """Places come out in [0, longest); those further on have the last."""
+
+
+class Enumerate(NewFeature):
+    """Row [x_0, ..., x_k] -> [0, ..., k], each at most longest - 1: the place of each id."""
+
+    def __init__(self, config: EnumerateConfig) -> None:
+        super().__init__((config.of,), config)
+        self.longest = config.longest
+
+    def made(self, features: KeyedJaggedTensor) -> Rows:
+        rows = Rows.of(features, self.takes[0])
+        return Rows(places_in_rows(rows.lengths).clamp_(max=self.longest - 1), rows.lengths)
+
+    def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
+        return self.longest
+
+
+def build_enumerate(config: EnumerateConfig, context: Context) -> Enumerate:
+    """The record's build."""
+    return Enumerate(config)

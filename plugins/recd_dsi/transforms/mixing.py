@@ -1,0 +1,75 @@
+"""Ids mixed to 64 evenly spread bits: MurmurHash3's finalizer, one id or several into one.
+
+fmix64 is a bijection of 64 bits:
+`h ^= h >>> 33; h *= 0xFF51AFD7ED558CCD; h ^= h >>> 33; h *= 0xC4CEB9FE1A85EC53; h ^= h >>> 33`.
+On CPU ids are mixed in one pass, on the thread that calls; elsewhere by torch, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["fmix64", "fold", "key_of"]
+
+Words = npt.NDArray[np.uint64]
+
+FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+FIRST, SECOND = (np.uint64(factor) for factor in FACTORS)
+SHIFT = np.uint64(33)
+LOW = 2**31 - 1
+"""What a shift by 33 leaves, without the sign that it drags along."""
+
+
+def key_of(salt: int) -> int:
+    """fmix64(salt), as a signed number."""
+    return int(fmix64(torch.tensor([salt])))
+
+
+def fold(columns: Sequence[Tensor], key: int, modulo: int = 0) -> Tensor:
+    """[N] int64: h of the n-th of each column, `h = key; for x: h = fmix64(h ^ x)`.
+
+    h is read as a signed number, of which the remainder in [0, modulo) is taken; none where modulo
+    is 0.
+    """
+    first = columns[0]
+    if first.is_cpu:
+        stacked = first[None] if len(columns) == 1 else torch.stack(tuple(columns))
+        out = torch.empty_like(first, memory_format=torch.contiguous_format)
+        words = stacked.contiguous().numpy().view(np.uint64)
+        _fold(words, np.int64(key), np.int64(modulo), out.numpy())
+        return out
+    return fold_by_torch(columns, key, modulo)
+
+
+def fold_by_torch(columns: Sequence[Tensor], key: int, modulo: int = 0) -> Tensor:
+    """`fold` on any device."""
+    mixed = fmix64(columns[0] ^ key)
+    for column in columns[1:]:
+        mixed = fmix64(mixed ^ column)
+    return mixed.remainder_(modulo) if modulo else mixed
+
+
+def fmix64(ids: Tensor) -> Tensor:
+    """fmix64 of int64 ids, on any device."""
+    for factor in FACTORS:
+        ids = ((ids >> 33) & LOW ^ ids) * (factor - 2**64)  # products wrap as unsigned ones do
+    return (ids >> 33) & LOW ^ ids
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _fold(columns: Words, key: np.int64, modulo: np.int64, out: npt.NDArray[np.int64]) -> None:
+    for i in range(columns.shape[1]):
+        h = np.uint64(key)
+        for n in range(len(columns)):
+            h ^= columns[n, i]
+            h = (h ^ (h >> SHIFT)) * FIRST
+            h = (h ^ (h >> SHIFT)) * SECOND
+            h ^= h >> SHIFT
+        # As Python's: in [0, modulo).
+        out[i] = np.int64(h) % modulo if modulo else np.int64(h)
