@@ -194,6 +194,17 @@ def sessions(
     return lengths, torch.arange(unique).repeat_interleave(samples)
 
 
+def repeated(side: Side, times: int) -> Side:
+    """So many steps of a side; what the last one computed."""
+
+    def run() -> Tensor:
+        for _ in range(times - 1):
+            side()
+        return side()
+
+    return run
+
+
 def target_grid(
     lengths: Sequence[int], factors: Sequence[int], samples: int, rounds: int
 ) -> dict[tuple[int, int], float]:
@@ -202,7 +213,9 @@ def target_grid(
     for length, factor in product(lengths, factors):
         rows = max(LEAST_SAMPLES, min(samples, GRID_VALUES // length)) // factor * factor
         sides = sharing(rows, Attention(DIM, AttentionConfig()), length, factor)
-        measured = alternate(sides, rounds)
+        # Each round has as many values: of a step of some milliseconds alone a clock says little.
+        steps = max(1, GRID_VALUES // (rows * length))
+        measured = alternate({name: repeated(one, steps) for name, one in sides.items()}, rounds)
         ratios = [
             theirs.cpu / ours.cpu
             for ours, theirs in zip(

@@ -1,10 +1,11 @@
 """FlexShard: the paper's tables planned anew, and plans measured on an emulated cluster.
 
-    python -m benchmarks.flexshard [--quick] [--json] [--figure PATH]
+    python -m benchmarks.flexshard [--quick] [--json] [--figure PATH] [--only NUMBER...]
 
 Needs root for the cluster; where none can be made, says so and leaves its figures out. Sides
 take turns in the same ranks, step by step; `--figure` draws bytes predicted against observed
-(the paper's figure 6). A quick run has one setting of the grid of nine, and fewer rounds.
+(the paper's figure 6). A quick run has one setting of the grid of nine, and fewer rounds; `--only`
+measures nothing but the settings of the numbers that `--help` lists.
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ from benchmarks.harness import Figure, Report, main
 __all__ = ["measure"]
 
 
-def measure(quick: bool, figure: Path | None = None) -> Report:
+SETTINGS = [*GRID, SATURATED, NO_SKEW]
+"""By number, for a run of some of them."""
+
+
+def measure(quick: bool, figure: Path | None = None, only: Sequence[int] = ()) -> Report:
     rounds = 5 if quick else 15
-    figures = [*table_5(), *table_6()]
-    figures += router(rounds, num_rows=30_000_000, hot=2_500_000, ids=1_000_000)
-    figures += billion_rows(tables=10) if quick else billion_rows()
+    figures: list[Figure] = []
+    if not only:
+        figures = [*table_5(), *table_6()]
+        figures += router(rounds, num_rows=30_000_000, hot=2_500_000, ids=1_000_000)
+        figures += billion_rows(tables=10) if quick else billion_rows()
     settings: dict[str, Any] = {
         "paper": f"k {PRICES.k}, B {PRICES.batch_size}, {PRICES.cluster.world_size} ranks in "
         f"nodes of {PRICES.cluster.ranks_per_node}, topology flexshard_a100",
@@ -52,7 +59,7 @@ def measure(quick: bool, figure: Path | None = None) -> Report:
         return Report(figures=[*figures, *k_of_ours(K)], settings=settings)
     replicas = k_of_replicas(runs=1 if quick else 3)
     figures += [replicas, *k_of_ours(round(replicas.value, 2))]
-    grid = QUICK_GRID if quick else GRID
+    grid = [SETTINGS[number] for number in only] or (QUICK_GRID if quick else GRID)
     settings |= {
         "emulated cluster": "network namespaces, a gloo rank of one thread each; the topology "
         "measured in each, k as measured",
@@ -63,18 +70,17 @@ def measure(quick: bool, figure: Path | None = None) -> Report:
         "rounds": rounds,
     }
     bench = Bench(k=replicas.value, rounds=rounds)
-    figures += cluster_figures(bench, grid)
+    figures += cluster_figures(bench, grid if only else [SATURATED, NO_SKEW, *grid])
     figures.append(bench.bytes())
     if figure is not None:
         draw(bench.observed, figure)
     return Report(figures=figures, settings=settings)
 
 
-def cluster_figures(bench: Bench, grid: Sequence[Setting]) -> Iterator[Figure]:
+def cluster_figures(bench: Bench, settings: Sequence[Setting]) -> Iterator[Figure]:
     """One cluster of each shape, whose topology is measured once for each bandwidth."""
     figures = {SATURATED: bench.saturated, NO_SKEW: bench.no_skew}
-    settings = sorted([SATURATED, NO_SKEW, *grid], key=_shape)
-    for shape, (first, *rest) in groupby(settings, _shape):
+    for shape, (first, *rest) in groupby(sorted(settings, key=_shape), _shape):
         with EmulatedCluster(*shape, first.mbit) as cluster:
             for setting in (first, *rest):
                 yield from figures.get(setting, bench.regret)(cluster, setting)
@@ -87,5 +93,10 @@ def _shape(setting: Setting) -> tuple[int, int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--figure", type=Path, default=None)
+    parser.add_argument(
+        "--only", nargs="+", type=int, default=(), choices=range(len(SETTINGS)), metavar="NUMBER"
+    )
     arguments, rest = parser.parse_known_args()
-    main("flexshard", partial(measure, figure=arguments.figure), rest)
+    each = "; ".join(f"{number}: {setting}" for number, setting in enumerate(SETTINGS))
+    chosen = partial(measure, figure=arguments.figure, only=arguments.only)
+    main("flexshard", chosen, rest, about=f"settings: {each}")

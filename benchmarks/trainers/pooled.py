@@ -1,16 +1,17 @@
 """Plans of a pooled DLRM, side by side on an emulated cluster, and what `goal: auto` takes.
 
-    python -m benchmarks.trainers.pooled [--quick] [--json]
+    python -m benchmarks.trainers.pooled [--quick] [--json] [--only NUMBER...]
 
 Two nodes of two gloo ranks, 200 mbit between them; needs root. All candidates of a setting take
 turns in the same ranks, step by step, TorchRec's own plan among them, until they are seen to be far
 behind; `auto` chooses by a profile of other batches than those that are measured, and by a topology
 that is measured first. Prices were fitted on `FITTED` settings; the others judge them. A quick run
-has two of the latter.
+has two of the latter; `--only` has those of the numbers that `--help` lists.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import sys
@@ -27,7 +28,7 @@ from benchmarks.cluster.ranks import ClusterRanks
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Report, main, spread
 from benchmarks.trainers.pooled_model import ALIKE, CRITEO, PooledModel
-from benchmarks.trainers.pooled_steps import FUSED, Side, SideSteps, take_turns
+from benchmarks.trainers.pooled_steps import FUSED, Side, SideSteps, peak_memory, take_turns
 from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_flexshard.policy.goals import choose
@@ -91,9 +92,13 @@ JUDGED = [
     _setting(1.05, 20, ALIKE, batch_size=256),
 ]
 QUICK = [JUDGED[0], JUDGED[5]]
+SETTINGS = [*JUDGED, *FITTED]
+"""By number, for a run of some of them."""
+MOST_MEMORY = 2.5
+"""GB of a rank: four of them share a small machine."""
 
 
-def measure(quick: bool) -> Report:
+def measure(quick: bool, only: Sequence[int] = ()) -> Report:
     settings: dict[str, object] = {
         "model": "TorchRec's DLRM, 26 pooled tables, row-wise Adagrad, TrainPipelineSparseDist",
         "cluster": f"{N_NODES} network namespaces of {RANKS_PER_NODE} gloo ranks of one thread",
@@ -105,7 +110,7 @@ def measure(quick: bool) -> Report:
         return Report(figures=[], settings=settings)
     rounds = 5 if quick else 15
     settings["rounds"] = rounds
-    judged = QUICK if quick else JUDGED
+    judged = [SETTINGS[number] for number in only] or (QUICK if quick else JUDGED)
     figures: list[Figure] = []
     regrets = []
     with (
@@ -123,6 +128,16 @@ def measure(quick: bool) -> Report:
             found = Measured(setting, sides, steps)
             regrets.append(found.regret)
             figures += found.figures()
+        memory = max(ranks.run(peak_memory)) / 1e9
+    figures.append(
+        Figure(
+            name="memory of a rank, the peak",
+            value=memory,
+            unit="GB",
+            target=MOST_MEMORY,
+            at_most=True,
+        )
+    )
     figures.append(
         Figure(
             name="regret of goal: auto, the worst",
@@ -300,4 +315,10 @@ class _Sides:
 
 
 if __name__ == "__main__":
-    main("trainers.pooled", measure)
+    each = "; ".join(f"{number}: {setting}" for number, setting in enumerate(SETTINGS))
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--only", nargs="+", type=int, default=(), choices=range(len(SETTINGS)), metavar="NUMBER"
+    )
+    arguments, rest = parser.parse_known_args()
+    main("trainers.pooled", partial(measure, only=arguments.only), rest, about=f"settings: {each}")

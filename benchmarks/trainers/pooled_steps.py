@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
-import statistics
+import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.sharder import tier_sharders
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
-__all__ = ["FUSED", "Side", "SideSteps", "take_turns"]
+__all__ = ["FUSED", "Side", "SideSteps", "peak_memory", "take_turns"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
-SCREENED = 2
-"""Rounds of all sides, behind which those drop out that take more than twice the fastest's time."""
+SCREENED, FAR = 3, 1.5
+"""Steps of a side alone, and how many times the fastest's best one its own may take: a side that is
+slower drops out."""
 FUSED = OptimizerSettings(tables="rowwise_adagrad")
 
 
@@ -63,41 +65,49 @@ def take_turns(
 ) -> dict[str, SideSteps]:
     """One step of every side a round, order reversed each round, same batches for all.
 
-    Sides far behind drop out once they are seen to be, but for those that are `judged`.
+    Before the rounds the sides are made one by one, the judged ones first, then the largest, and
+    those that are far behind give up their tables at once: all sides' together are gigabytes.
     """
-    pipelines = {side.name: _pipeline(model, side) for side in sides}
     # A pipeline looks two batches ahead.
-    batches = model.batches(WARM_UP + rounds + 3, seed=1000 + dist.get_rank())
+    batches = model.batches(WARM_UP + SCREENED + rounds + 3, seed=1000 + dist.get_rank())
     streams = {side.name: iter(batches) for side in sides}
     steps = {side.name: SideSteps([], [], 0.0) for side in sides}
-    names = [side.name for side in sides]
-    collectives: dict[str, float] = {}
-    for number in range(WARM_UP + rounds):
+    pipelines: dict[str, Any] = {}
+
+    def drop(name: str) -> None:
+        counted = _collectives(pipelines.pop(name), streams[name])
+        steps[name] = dataclasses.replace(steps[name], collectives=counted)
+        give_back()
+
+    screened: dict[str, float] = {}
+    for side in sorted(sides, key=lambda side: (side.name not in judged, -side.memory)):
+        pipelines[side.name] = _pipeline(model, side)
+        first = [_step(pipelines[side.name], streams[side.name]) for _ in range(WARM_UP + SCREENED)]
+        screened[side.name] = min(seconds for seconds, _ in first[WARM_UP:])
+        near = _near(list(pipelines), screened, judged)
+        for name in screened.keys() & pipelines.keys() - set(near):
+            steps[name].seconds.append(screened[name])
+            drop(name)
+    names = list(pipelines)
+    for _ in range(rounds):
         for name in names:
             seconds, sent = _step(pipelines[name], streams[name])
-            if number >= WARM_UP:
-                steps[name].seconds.append(seconds)
-                steps[name].node_bytes.append(sent)
-        if number + 1 == WARM_UP + SCREENED:
-            medians = {name: statistics.median(steps[name].seconds) for name in names}
-            near = _near(names, medians, judged)
-            for name in [name for name in names if name not in near]:
-                # Its tables are given up, for all sides' together are gigabytes.
-                collectives[name] = _collectives(pipelines.pop(name), streams[name])
-            names = near
+            steps[name].seconds.append(seconds)
+            steps[name].node_bytes.append(sent)
         names.reverse()
     for name in names:
-        collectives[name] = _collectives(pipelines.pop(name), streams[name])
-    give_back()
-    return {
-        name: SideSteps(one.seconds, one.node_bytes, collectives[name])
-        for name, one in steps.items()
-    }
+        drop(name)
+    return steps
+
+
+def peak_memory() -> int:
+    """Bytes that this rank has held at most, since it began."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _near(names: list[str], seconds: dict[str, float], judged: Sequence[str]) -> list[str]:
     """The sides that may be the fastest yet, and the judged ones, as rank 0 finds."""
-    limit = 2 * min(seconds.values())
+    limit = FAR * min(seconds.values())
     near = torch.tensor([name in judged or seconds[name] <= limit for name in names])
     dist.broadcast(near, src=0)
     return [name for name, kept in zip(names, near.tolist(), strict=True) if kept]
