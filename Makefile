@@ -8,10 +8,12 @@ BIN := $(VENV)/bin
 # The system's pip installs into the venv, which needs none of its own (Debian's bare
 # python3.11 cannot make one with it).
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
-# The CPU build of torch lies on PyTorch's own index; where that is out of reach, pip goes on
-# with what the usual index and find-links have.
-INDEX_cpu := --extra-index-url https://download.pytorch.org/whl/cpu
 LOCK := requirements/$(TARGET).txt
+# The CPU build of torch lies on PyTorch's own index, which has a hash for each Python; where that is
+# out of reach, pip goes on with what the usual index and find-links have. The rest, and all of
+# CUDA's, is what PyPI has: pip refuses a file whose hash is not in the lock.
+TORCH_cpu = $(PIP) install --quiet --no-deps --retries 1 --timeout 30 \
+	--extra-index-url https://download.pytorch.org/whl/cpu $(shell grep -o '^torch=[^ ]*' $(LOCK))
 
 # Whole programs come first (tests/conftest.py), so that no long file is left to one worker.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
@@ -61,9 +63,8 @@ lint: $(VENV)/ready
 
 $(VENV)/ready: $(LOCK) pyproject.toml
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
-	$(PIP) install --quiet --no-deps --retries 1 --timeout 30 $(INDEX_$(TARGET)) \
-		"$(shell grep '^torch=' $(LOCK))"
-	$(PIP) install --quiet --no-deps -r $(LOCK)
+	$(TORCH_$(TARGET))
+	$(PIP) install --quiet --no-deps --require-hashes -r $(LOCK)
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m recd_plugins.compat.build $(TARGET)
 	touch $@
@@ -73,7 +74,7 @@ mutants: $(VENV)/mutants
 	$(BIN)/python -m benchmarks.mutants $(FILE) $(if $(MOST),--most $(MOST))
 
 $(VENV)/mutants: requirements/mutants.txt $(VENV)/ready
-	$(PIP) install --quiet --no-deps -r requirements/mutants.txt
+	$(PIP) install --quiet --no-deps --require-hashes -r requirements/mutants.txt
 	touch $@
 
 # The newest nightly builds of the trio in place of the lock's, to see what is about to break.
