@@ -45,11 +45,11 @@ class Addition(TrainSide):
     """A way to train the model, and to shard it."""
 
     sharding: Mapping[str, Any] | None = None
-    """By default TorchRec's planner, held to row-wise tables."""
+    """By default TorchRec's planner, held to the model's plain plan."""
     cache: Mapping[str, Any] | None = None
 
 
-PLAIN, OWN = "plain row-wise", "TorchRec's own best plan"
+PLAIN, OWN = "plain TorchRec", "TorchRec's own best plan"
 RECD = "+ pooling on unique samples"
 ALL = "+ hot batches"
 IN_TIME = Addition(clustered=False, dedup=False, pool_unique=False)
@@ -85,10 +85,18 @@ class ClusterModel:
 
     scale: float
     quick_scale: float
-    row_wise: str
-    """The tables that are row-wise in the plain plan; TorchRec's planner places the others."""
+    held: Mapping[str, str]
+    """The plain plan: by glob of tables, how they are sharded; TorchRec's planner places others."""
     recd: str
     """The addition with which RecD is whole."""
+    faster: Mapping[int, float]
+    """By megabits a second, how much faster all together should be than plain TorchRec."""
+    faster_than_own: float | None
+    """The same, than TorchRec's own best plan."""
+    fewer_bytes: float | None
+    """How many times fewer bytes should leave the nodes."""
+    memory: float | None
+    """What percentage of the step's memory all together should need at most."""
     way: Mapping[str, Addition]
 
     @property
@@ -100,12 +108,24 @@ CLUSTER_MODELS: Mapping[str, ClusterModel] = {
     "rm1": ClusterModel(
         scale=1 / 6,
         quick_scale=1 / 8,
-        row_wise="t_[!ui]*",  # the sequences' tables
+        held={"t_[!ui]*": "row_wise"},  # the sequences' tables
         recd=RECD,
+        faster={200: 8.0, 50: 14.0},
+        faster_than_own=4.0,
+        fewer_bytes=20.0,
+        memory=20.0,
         way=_way(sequences=True),
     ),
     "dlrm": ClusterModel(
-        scale=1 / 2, quick_scale=1 / 4, row_wise="*", recd="+ IKJT", way=_way(sequences=False)
+        scale=1 / 2,
+        quick_scale=1 / 2,
+        held={"*": "table_wise"},  # TorchRec's planner offers no row-wise bags on the CPU
+        recd="+ IKJT",
+        faster={},
+        faster_than_own=None,
+        fewer_bytes=None,
+        memory=None,
+        way=_way(sequences=False),
     ),
 }
 SINGLE = ("FlexShard alone, as in its paper", "SCARS alone")
@@ -126,14 +146,10 @@ class OnCluster(TrainWorkload):
         values["train"]["ranks"] = self.ranks
         if isinstance(side, Addition):
             values["plugins"] = ["recd_dlrm", "recd_dedup", "recd_flexshard", "recd_scars"]
-            row_wise = {
-                "use": "torchrec",
-                "search": "greedy",
-                "constraints": {
-                    CLUSTER_MODELS[self.model].row_wise: {"sharding_types": ["row_wise"]}
-                },
-            }
-            values["sharding"] = dict(side.sharding or row_wise)
+            held = CLUSTER_MODELS[self.model].held
+            constraints = {tables: {"sharding_types": [kind]} for tables, kind in held.items()}
+            plain = {"use": "torchrec", "search": "greedy", "constraints": constraints}
+            values["sharding"] = dict(side.sharding or plain)
             if side.cache is not None:
                 values["cache"] = dict(side.cache)
         return values

@@ -38,11 +38,11 @@ def test_each_addition_is_one_more_and_may_be_loaded(model: str, tmp_path: Path)
 
 
 def test_figures_leave_out_the_dense_gradients() -> None:
-    chosen = CLUSTER_MODELS["dlrm"]
+    chosen = CLUSTER_MODELS["rm1"]
     sides = {name: _steps(seconds=2.0, sent=1_100.0, memory=100) for name in chosen.sides}
     sides[ALL] = _steps(seconds=0.25, sent=120.0, memory=30)
-    found = {one.name: one for one in figures([NodeSteps(sides=sides, dense=100)] * 4, "dlrm", 200)}
-    faster = found["all together, against plain row-wise"]
+    found = {one.name: one for one in figures([NodeSteps(sides=sides, dense=100)] * 4, "rm1", 200)}
+    faster = found["all together, against plain TorchRec"]
     assert (faster.value, faster.target, faster.met) == (8.0, 8.0, True)
     fewer = found["bytes between nodes, all together"]
     assert (fewer.value, fewer.met) == (1_000 / 20, True)
