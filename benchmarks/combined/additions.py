@@ -59,7 +59,9 @@ BESIDE: Mapping[str, Addition] = {
     "FlexShard alone, as in its paper": Addition(
         clustered=False, dedup=False, pool_unique=False, sharding=PAPER_TIERS
     ),
-    "SCARS alone": Addition(clustered=False, dedup=False, pool_unique=False, cache=PAPER_CACHE),
+    "SCARS alone": Addition(
+        clustered=False, dedup=False, pool_unique=False, sharding=BEST, cache=PAPER_CACHE
+    ),
 }
 """What the way to all papers is held against."""
 
