@@ -11,10 +11,12 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -22,13 +24,21 @@ from itertools import islice
 from benchmarks.faults.cases import PROMISES, Breach, Case, Kind, Promise
 from benchmarks.faults.command_lines import COMMAND_LINES
 from benchmarks.faults.damage import DAMAGE
+from benchmarks.faults.full_disks import FULL_DISKS, take_own_mounts
 from benchmarks.faults.interruptions import INTERRUPTIONS
 from benchmarks.faults.programs import Place, Programs, programs
 from benchmarks.faults.registries import REGISTRIES
 from benchmarks.faults.topology_files import TOPOLOGY_FILES
 from benchmarks.harness import Figure, Report, main
 
-KINDS: tuple[Kind, ...] = (REGISTRIES, COMMAND_LINES, TOPOLOGY_FILES, INTERRUPTIONS, DAMAGE)
+KINDS: tuple[Kind, ...] = (
+    DAMAGE,
+    FULL_DISKS,
+    TOPOLOGY_FILES,
+    REGISTRIES,
+    COMMAND_LINES,
+    INTERRUPTIONS,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +63,28 @@ def measure(
 ) -> Report:
     chosen = [kind for kind in KINDS if kind.name in kinds] if kinds else KINDS
     begun = time.monotonic()
+    lacks = {kind.name: why for kind in chosen if (why := kind.lacks())}
+    able = [kind for kind in chosen if kind.name not in lacks]
+    tried: list[Tried] = []
     with programs() as started, ThreadPoolExecutor(jobs) as pool:
-        trying = partial(_try, started, seed)
-        tried = []
-        for one in pool.map(trying, _cases(chosen, sample, quick, seed, only)):
-            tried.append(one)
-            if len(tried) % 100 == 0:
-                print(f"{len(tried):,} cases tried", file=sys.stderr, flush=True)
+        cases = list(_cases(able, sample, quick, seed, only))
+        trying = [pool.submit(_try, started, seed, case) for case in cases]
+        try:
+            for one in as_completed(trying):
+                tried.append(one.result())
+                if len(tried) % 100 == 0:
+                    print(f"{len(tried):,} cases tried", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:  # what is known by now is not lost
+            pool.shutdown(cancel_futures=True)
     figures = [
-        Figure(name="cases", value=len(tried), unit=""),
-        *(_broken(tried, kind, promise) for kind in chosen for promise in PROMISES),
+        Figure(
+            name="cases",
+            value=len(tried),
+            unit="",
+            target=len(cases),
+            note="".join(f"no {kind}: {why}; " for kind, why in lacks.items()).rstrip("; "),
+        ),
+        *(_broken(tried, kind, promise) for kind in able for promise in PROMISES),
         Figure(name="time", value=time.monotonic() - begun, unit="s"),
     ]
     return Report(figures=figures, settings={"jobs": jobs}, seed=seed)
@@ -96,9 +118,13 @@ def _cases(
 def _try(started: Programs, seed: int, drawn: tuple[str, int, Case]) -> Tried:
     kind, number, case = drawn
     place = Place(folder=started.folder / f"{kind}-{number}", programs=started)
-    place.folder.mkdir()
     begun = time.monotonic()
-    breaches = list(case.run(place))
+    breaches: list[Breach] = []
+    try:
+        place.folder.mkdir()
+        breaches += case.run(place)
+    except Exception:  # of the suite's own: the other cases go on, and this one is named
+        breaches.append(Breach("untried", traceback.format_exc()))
     for path in (place.folder, *started.folder.glob(f"{place.folder.name}.*")):
         shutil.rmtree(path, ignore_errors=True)
     if breaches:
@@ -125,6 +151,8 @@ if __name__ == "__main__":
     parser.add_argument("--sample", type=int, help="so many cases of each kind")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     chosen, rest = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    take_own_mounts()
     main(
         "faults",
         partial(

@@ -11,7 +11,7 @@ from benchmarks.faults.programs import Ended, Place
 
 __all__ = ["PROMISES", "Breach", "Case", "Kind", "Promise", "breaches_of"]
 
-Promise = Literal["traceback", "hang", "silent change", "unclear", "left behind"]
+Promise = Literal["traceback", "hang", "silent change", "unclear", "left behind", "untried"]
 
 PROMISES: dict[Promise, str] = {
     "traceback": "tracebacks, where what a user did can be answered with a message",
@@ -19,6 +19,7 @@ PROMISES: dict[Promise, str] = {
     "silent change": "files or results that changed, or work that was not done, without a word",
     "unclear": "messages too long to read, without what it is about, or with the wrong exit code",
     "left behind": "processes and temporary files that outlived their program",
+    "untried": "cases that the suite itself could not try",
 }
 """What each kind of breach counts: none is promised of all of them."""
 
@@ -55,6 +56,8 @@ class Kind:
     """How many of them a quick run takes; at most all there are."""
     full: int
     """How many of them a full run takes."""
+    lacks: Callable[[], str] = str
+    """Why its cases cannot be tried here; nothing where they can."""
 
 
 def breaches_of(
@@ -63,7 +66,7 @@ def breaches_of(
     """What any program broke: 0 and 2 are how `recd` ends, and a refusal (2) mentions what it is
     about."""
     if ended.late:
-        yield Breach("hang", f"still running after {ended.seconds:.0f} s")
+        yield Breach("hang", f"still running after {ended.seconds:.0f} s: {ended.output[-500:]}")
         return
     if "Traceback (most recent call last)" in ended.output:
         yield Breach("traceback", ended.output[-1_000:])

@@ -27,7 +27,7 @@ LIMIT = 240.0
 """Seconds for a job that trains in three."""
 RANKS = 2
 HANG_AFTER = 8.0
-"""Seconds without a step; many times what a step takes on a machine with other work."""
+"""Seconds without a step; many times what a step takes, where each process has a processor."""
 LINES = 20
 """Lines of metrics that the job prints."""
 
@@ -134,7 +134,7 @@ def draw(generator: random.Random) -> Iterator[Case]:
 
 def _signal(what: Signalled, lines: int, pause: float) -> Case:
     def interrupt(place: Place) -> Iterator[Breach]:
-        program = place.start("train")
+        program = place.start("train", _patience())
         if not _reached(program, lines, pause):
             yield from breaches_of(program.wait(LIMIT), codes=(0,))
             return
@@ -159,7 +159,7 @@ def _hang(how: str, rank: int, step: int) -> Case:
         os.mkfifo(place.folder / "a_fifo")
         callback = f"callbacks=[{{use: hangs, rank: {rank}, step: {step}, how: {how}}}]"
         plugins = f"plugins={[*JOB['plugins'], './hanging.py']}"  # type: ignore[misc]
-        ended = place.recd("train", plugins, callback, limit=LIMIT)
+        ended = place.recd("train", plugins, callback, _patience(), limit=LIMIT)
         yield from _of_interest(ended, (1,))
         if f"rank {rank} hangs" not in ended.errors or "hanging.py" not in ended.errors:
             yield Breach("unclear", f"no word of rank {rank} and where: {ended.errors[-800:]}")
@@ -178,7 +178,7 @@ def _case(what: str, interrupt: Callable[[Place], Iterator[Breach]]) -> Case:
         yield from interrupt(place)
         checkpoints = place.folder / RUN / "checkpoints"
         kept = any(checkpoints.glob(STEPS))
-        again = place.recd("train", *(["--resume"] if kept else []), limit=LIMIT)
+        again = place.recd("train", _patience(), *(["--resume"] if kept else []), limit=LIMIT)
         yield from breaches_of(again, codes=(0,))
         if again.code == 0:
             yield from _differences(expected, _metrics(place.folder / RUN))
@@ -186,6 +186,12 @@ def _case(what: str, interrupt: Callable[[Place], Iterator[Breach]]) -> Case:
             yield Breach("left behind", f"{', '.join(torn)} among the checkpoints")
 
     return Case(what=what, run=run)
+
+
+def _patience() -> str:
+    """Longer where processes wait for each other's processors."""
+    crowding = max(os.getloadavg()[0] / len(os.sched_getaffinity(0)), 1.0)
+    return f"train.hang_after={HANG_AFTER * crowding:.0f}"
 
 
 def _prepare(place: Place) -> None:

@@ -30,7 +30,12 @@ PRELOADED = (
     "recd_scars",
 )
 LIMIT = 60.0
-"""Seconds that a program gets: nothing that is tried should take half as long."""
+"""Seconds that a program gets: nothing that is tried should take half as long. Time in which it
+waits for a processor does not count."""
+SLOWEST = 30.0
+"""By how much a machine with other work may slow a program down, at most."""
+LOOKS = 0.5
+"""Seconds between two looks at what a program does with its time."""
 LOOK = 0.02
 """Seconds between two looks at a program."""
 LEAVING = 5.0
@@ -146,7 +151,6 @@ class Program:
         self._temporary.mkdir(parents=True)
         self._out, self._err = own / "out", own / "err"
         self._folder = folder
-        self._begun = time.monotonic()
         variables = {
             **os.environ,
             "TMPDIR": str(self._temporary),
@@ -162,6 +166,7 @@ class Program:
                 out.fileno(),
                 err.fileno(),
             )
+        self._clock = OwnClock(folder)
 
     @property
     def pid(self) -> int:
@@ -179,23 +184,25 @@ class Program:
         return "".join(path.read_bytes().decode(errors="replace") for path in self._files())
 
     def wait(self, limit: float = LIMIT) -> Ended:
-        """Its end, by itself or by being killed when `limit` seconds are over since its start; on a
-        machine that has more to do than processors, as many times as long."""
+        """Its end, by itself or by being killed when it has had `limit` seconds since its start."""
         late = False
+        looked = time.monotonic()
         while (code := self._process.poll()) is None:
-            late = time.monotonic() - self._begun > limit * crowding()
+            if time.monotonic() - looked > LOOKS:
+                self._clock.look()
+                looked = time.monotonic()
+                late = self._clock.seconds > limit
             if late:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 code = self._process.wait()
                 break
             time.sleep(LOOK)
-        seconds = time.monotonic() - self._begun
         return Ended(
             code=code,
             output=self.output(),
             errors=self._err.read_bytes().decode(errors="replace"),
-            seconds=seconds,
+            seconds=self._clock.seconds,
             late=late,
             left=tuple(self._left()),
         )
@@ -222,9 +229,38 @@ class Program:
             yield f"{path.name} among the temporary files"
 
 
-def crowding() -> float:
-    """How many processes wait for each processor; 1 where none has to."""
-    return max(os.getloadavg()[0] / len(os.sched_getaffinity(0)), 1.0)
+class OwnClock:
+    """The time that a program has had, by the processes whose folder it is: seconds on the clock
+    but for those in which they waited for a processor, and no fewer than they computed. A program
+    that does nothing thus has all the time that passes, whatever else the machine does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.seconds = 0.0
+        self._folder = folder
+        self._looked = time.monotonic()
+        self._used: dict[str, tuple[float, float]] = {}
+
+    def look(self) -> None:
+        """Add what has passed since the last look."""
+        now, used = time.monotonic(), dict(_used(self._folder))
+        passed, self._looked = now - self._looked, now
+        ran, waited = (
+            sum(each[part] - self._used.get(task, (0.0, 0.0))[part] for task, each in used.items())
+            for part in (0, 1)
+        )
+        self._used = used
+        had = max(passed - waited, min(ran, passed), passed / SLOWEST)
+        self.seconds += had
+
+
+def _used(folder: Path) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Of each thread, the seconds that it ran, and those that it waited for a processor."""
+    for process in _processes_in(folder):
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{process}/task").iterdir():
+                with contextlib.suppress(OSError, ValueError):
+                    ran, waited, _ = (task / "schedstat").read_text().split()
+                    yield task.name, (int(ran) / 1e9, int(waited) / 1e9)
 
 
 def contents(*roots: Path) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,6 +53,16 @@ def test_chunks_of_any_size_become_even_stripes(tmp_path):
     assert table.schema == SCHEMA
     rows = pa.concat_tables(pq.read_table(file) for file in table.files)
     assert rows.equals(chunk(25).cast(SCHEMA.arrow()))
+
+
+def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(TableWriter, "_close_file", full)  # a disk tells when it is written to
+    with pytest.raises(OSError, match="No space left"):
+        written(tmp_path / "t", chunk(3))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_table_without_rows_has_no_stripes(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -232,6 +234,20 @@ def test_a_damaged_checkpoint_is_not_written_anew(
     with pytest.raises(DataError, match="The checkpoint is damaged: remove its folder"):
         reshard(tmp_path / "two", tmp_path / "one", 1)
     assert not (tmp_path / "one").exists()
+
+
+def test_what_the_disk_has_no_room_for_is_removed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "the file that was read")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    command = ["reshard", str(folder / "two"), str(tmp_path / "one"), "--ranks", "1"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2, done.output
+    assert f"{tmp_path}/one/checkpoints/step-00000003: No space left on device" in done.output
+    assert list((tmp_path / "one/checkpoints").iterdir()) == []
 
 
 def test_a_position_within_a_stage_is_at_the_epoch_too() -> None:

@@ -11,6 +11,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, Delimiter, ForeignPaths, Header, reported
 from recd_plugins.cli.written import check_writable
+from recd_plugins.config.whole_file import write_whole
 
 __all__ = ["schema"]
 
@@ -42,8 +43,7 @@ def schema(
         found = survey(foreign_files(paths, delimiter=delimiter, header=header))
         proposal = propose(found)
         if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(proposal.text, encoding="utf-8")
+            write_whole(out, proposal.text)
         if as_json:
             values = {
                 "schema": proposal.schema,

@@ -11,6 +11,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
 from recd_plugins.cli.written import check_writable
+from recd_plugins.config.whole_file import write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
@@ -62,7 +63,7 @@ def init(
         if out.exists() and not force:
             raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
         text, rows = registry_of_table(table, test, schema)
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
         chosen = Registry.load(out)
     model = chosen.one("model").record.name
     if as_json:

@@ -13,6 +13,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
 from recd_plugins.cli.written import PICTURES, check_writable
+from recd_plugins.config.whole_file import whole_file
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.distribution import Drift
@@ -278,5 +279,5 @@ def _draw(report: PlanReport, path: Path) -> None:
 
     figure = Figure(layout="constrained")
     report.draw(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, dpi=DPI)

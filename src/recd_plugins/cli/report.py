@@ -10,6 +10,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
 from recd_plugins.cli.written import PICTURES, check_writable
+from recd_plugins.config.whole_file import whole_file, write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.measure.runs_compared import RunLog
@@ -40,8 +41,7 @@ def report(
         check_writable(out, "--out", (".html", ".htm"))
         check_writable(figure, "--figure", PICTURES)
         logs = [_read(run) for run in runs]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(logs, " and ".join(log.name for log in logs)), encoding="utf-8")
+        write_whole(out, page(logs, " and ".join(log.name for log in logs)))
         if figure is not None:
             _save(logs, figure)
         rows = {log.name: row(log) for log in logs}
@@ -69,8 +69,8 @@ def _save(logs: list[RunLog], path: Path) -> None:
 
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     draw_curves(logs, figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as part:
+        figure.savefig(part, dpi=150)
 
 
 def _show(

@@ -20,6 +20,7 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.written import check_writable
+from recd_plugins.config.whole_file import whole_file
 
 if TYPE_CHECKING:
     from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
@@ -83,8 +84,8 @@ def _save(draw: Draw, path: Path) -> Path:
 
     figure = Figure(layout="constrained")
     draw(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, dpi=DPI)
     return path
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -223,14 +224,20 @@ class TableWriter:
             self._write_stripe(self._rows_per_stripe)
 
     def close(self) -> None:
-        if self._pending_rows or not self._stripes:
-            self._write_stripe(self._pending_rows)
-        self._close_file()
+        try:
+            if self._pending_rows or not self._stripes:
+                self._write_stripe(self._pending_rows)
+            self._close_file()
+        except BaseException:  # the disk is full, say
+            self.abort()
+            raise
         shutil.rmtree(self.folder, ignore_errors=True)
         self._part.rename(self.folder)
 
     def abort(self) -> None:
-        self._close_file()
+        with suppress(OSError):  # there may be no room for its footer
+            self._close_file()
+        self._file = None
         shutil.rmtree(self._part, ignore_errors=True)
 
     def __enter__(self) -> TableWriter:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.config.what_is import no_file
+from recd_plugins.config.whole_file import whole_file
 from recd_plugins.errors import DataError
 
 __all__ = ["read_arrow", "write_arrow"]
@@ -23,14 +24,14 @@ DIGEST = b"recd.digest"
 def write_arrow(path: Path, table: pa.Table) -> None:
     """An Arrow IPC file, there whole or not at all; what was there before is replaced, or, where
     that is a link, what it leads to."""
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
     metadata = dict(table.schema.metadata or {}) | {DIGEST: _digest(table)}
     table = table.replace_schema_metadata(metadata)
-    part = path.with_name(path.name + ".part")
-    with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    with (
+        whole_file(path) as part,
+        pa.OSFile(str(part), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
         writer.write_table(table)
-    part.replace(path)
 
 
 def read_arrow(path: Path, key: bytes, schema: pa.Schema, what: str) -> pa.Table:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from recd_plugins.config import Config, Range, parse
+from recd_plugins.config.whole_file import write_whole
 from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.errors import CapabilityError, RegistryError
 
@@ -136,7 +137,7 @@ def save_topology(topology: Topology, path: Path) -> None:
         topology, dict_factory=lambda items: {k: v for k, v in items if v is not None}
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(stated, sort_keys=False))
+    write_whole(path, yaml.safe_dump(stated, sort_keys=False))
 
 
 def load_topology(path: Path, where: str) -> Topology:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -228,16 +229,6 @@ def _lines_before(
         except (ValueError, KeyError, TypeError):
             break  # a torn last line
     return "".join(kept), values
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that is there whole, or as it was before."""
-    part = file.with_name(file.name + ".part")
-    with part.open("w") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
-    part.replace(file)
 
 
 def _clock(seconds: float) -> str:

@@ -34,17 +34,30 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
         raise RegistryError(f"{written} is there already. Name another folder, or remove it.")
     part = written.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        _write(checkpoint, part, found)
+        part.rename(written)
+    except BaseException as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OSError):  # which names the file that was read
+            raise OSError(error.errno, error.strerror, str(written)) from error
+        raise
+    return replace(found, checkpoint=written)
+
+
+def _write(checkpoint: Path, part: Path, found: OtherRanks) -> None:
     anew = ("rank-*.json", "job.json", "digest.json")
-    shutil.copytree(checkpoint, part, ignore=shutil.ignore_patterns(*anew))
-    for rank in range(ranks):
+    for file in checkpoint.iterdir():
+        if not any(map(file.match, anew)):
+            shutil.copyfile(file, part / file.name)
+    for rank in range(found.ranks):
         write_json(part / f"rank-{rank}.json", found.rank(rank))
-    write_json(part / "job.json", {**found.job, "samples_of_step": ranks * found.batch_size})
+    write_json(part / "job.json", {**found.job, "samples_of_step": found.ranks * found.batch_size})
     # What was copied keeps the digest that it was written with: a bad copy is found as it is read.
     every = {file.name: digest_of(file) for name in anew for file in part.glob(name)}
     copied = {name: one for name, one in read_digest(checkpoint).items() if (part / name).exists()}
     write_digest(part, copied | every)
-    part.rename(written)
-    return replace(found, checkpoint=written)
 
 
 def _checkpoint(source: Path) -> Path:

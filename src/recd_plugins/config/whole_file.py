@@ -1,0 +1,40 @@
+"""Files that are there whole, or as they were before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["whole_file", "write_whole"]
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write what is `path` once it is whole, and on the disk.
+
+    What was there before is replaced, or, where that is a link, what it leads to; where writing
+    fails, it stays as it was, and nothing else is left.
+    """
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.stem}.part{path.suffix}")  # a picture's suffix says what it is
+    try:
+        yield part
+        # A disk may tell as late as this that it is full.
+        written = os.open(part, os.O_RDONLY)
+        try:
+            os.fsync(written)
+        finally:
+            os.close(written)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is there whole, or as it was before."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")

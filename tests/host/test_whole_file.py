@@ -1,0 +1,43 @@
+"""Rung 1 (values, on files): files are there whole, or as they were before."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.config.whole_file import whole_file, write_whole
+
+
+def test_a_file_is_replaced_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link.svg").symlink_to("folder/file.svg")
+    write_whole(tmp_path / "link.svg", "new")
+    assert (tmp_path / "folder/file.svg").read_text() == "new"
+    assert (tmp_path / "link.svg").is_symlink()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_fails_changes_nothing(
+    late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "plan.svg").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if late:
+        monkeypatch.setattr(os, "fsync", full)
+
+    def written() -> None:
+        with whole_file(file) as part:
+            assert part.suffix == ".svg"
+            part.write_text("half")
+            if not late:
+                full()
+
+    with pytest.raises(OSError, match="No space"):
+        written()
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
