@@ -15,11 +15,12 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 
 from benchmarks.faults.cases import PROMISES, Breach, Case, Kind, Promise
 from benchmarks.faults.command_lines import COMMAND_LINES
@@ -67,7 +68,7 @@ def measure(
     able = [kind for kind in chosen if kind.name not in lacks]
     tried: list[Tried] = []
     with programs() as started, ThreadPoolExecutor(jobs) as pool:
-        cases = list(_cases(able, sample, quick, seed, only))
+        cases = _cases(able, sample, quick, seed, only)
         trying = [pool.submit(_try, started, seed, case) for case in cases]
         try:
             for one in as_completed(trying):
@@ -102,8 +103,10 @@ def _broken(tried: Sequence[Tried], kind: Kind, promise: Promise) -> Figure:
 
 def _cases(
     kinds: Sequence[Kind], sample: int | None, quick: bool, seed: int, only: str
-) -> Iterator[tuple[str, int, Case]]:
-    """The cases to try, with their kinds and numbers."""
+) -> list[tuple[str, int, Case]]:
+    """The cases to try, with their kinds and numbers; wherever a run is interrupted, it has tried
+    as large a part of each kind."""
+    found = []
     wanted, _, number = only.partition(":")
     for kind in kinds:
         if only and kind.name != wanted:
@@ -111,8 +114,9 @@ def _cases(
         count = kind.quick if quick else kind.full
         drawn = kind.draw(random.Random(f"{seed} {kind.name}"))
         first, last = (int(number), int(number) + 1) if number else (0, sample or count)
-        for index, case in islice(enumerate(drawn), first, last):
-            yield kind.name, index, case
+        some = list(islice(enumerate(drawn), first, last))
+        found += [(place / len(some), kind.name, *one) for place, one in enumerate(some)]
+    return [(kind, number, case) for _, kind, number, case in sorted(found, key=itemgetter(0))]
 
 
 def _try(started: Programs, seed: int, drawn: tuple[str, int, Case]) -> Tried:
