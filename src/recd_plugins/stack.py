@@ -205,6 +205,14 @@ class Stack:
         """The features that batches have deduplicated, and which of them together."""
         return self._features.groups
 
+    @property
+    def unique_shares(self) -> dict[str, float]:
+        """By deduplicated feature, the share of a batch's samples that is unique; 1 where nobody
+        measured it."""
+        shares = self._features.unique_shares or [1.0] * len(self.groups)
+        each = zip(self.groups, shares, strict=True)
+        return {name: share for group, share in each for name in group}
+
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""
         self._usage.asked("model", "pooling")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forked import run_module
 from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere
@@ -154,6 +155,25 @@ def test_the_registry_that_is_written_trains(folder: Path, gloo_pool: GlooPool) 
     values = Registry.load(out, overrides).source.values
     summary, *_ = gloo_pool.run(train_quietly, values, world_size=2)
     assert 0 < summary["train"]["loss"] < 2
+
+
+@pytest.mark.slow
+def test_what_is_tried_is_trained_beside_the_baseline_and_the_faster_is_taken(
+    folder: Path, tmp_path: Path
+) -> None:
+    given = tmp_path / "given.yaml"
+    given.write_text(yaml.safe_dump(registry(folder / "16", 16)))
+    options = ["--no-what-ifs", "--try", "1", "--rounds", "1", "--steps", "1", "--json"]
+    ran = run_module("recd_plugins", "advise", "-r", str(given), *options, folder=tmp_path)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    base, other = found["trials"]
+    assert base["additions"] == []
+    assert min(base["ms"], other["ms"]) > 0
+    slower, faster = sorted((base, other), key=lambda one: -one["ms"])
+    taken = found["advised"]["additions"]
+    assert taken == faster["additions"] or slower["ms"] <= (1 + WORTH) * faster["ms"]
+    assert ("dedup" in found["registry"]) == ("unique samples" in taken)
 
 
 @pytest.mark.parametrize(

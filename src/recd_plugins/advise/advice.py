@@ -11,11 +11,13 @@ from typing import Any
 
 from recd_plugins.additions import Values
 from recd_plugins.advise.outlook import Outlook, Outlooks
+from recd_plugins.advise.trials import Tried, candidates, tried, winner
 from recd_plugins.advise.walk import AdviceGoal, Walk, Weighed, plain, weigh, with_plugin
 from recd_plugins.config import path_of
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, available
+from recd_plugins.launch.server import RankServer
 from recd_plugins.planning.topology import Link, Topology
 from recd_plugins.registry import Registry
 
@@ -64,6 +66,16 @@ class RegistryAdvice:
     what_ifs: Sequence[WhatIf]
     to_measure: Sequence[str]
     """What to measure to be surer."""
+    trials: Sequence[Tried] = ()
+    """What was trained here, the baseline first."""
+
+    @property
+    def won(self) -> tuple[tuple[str, ...], Outlook]:
+        """What is advised after all, with its additions: what won, where it was tried."""
+        if not self.trials:
+            return self.walk.kept, self.walk.best
+        best = winner(self.trials, self.goal, self.walk.kept)
+        return best.additions, best.outlook
 
     @property
     def walk(self) -> Walk:
@@ -72,7 +84,7 @@ class RegistryAdvice:
     @property
     def values(self) -> dict[str, Any]:
         """The registry that gets it."""
-        given, best = self.registry.source.values, self.walk.best.values
+        given, best = self.registry.source.values, self.won[1].values
         values = {key: value for key, value in best.items() if key != "strict"}
         if "strict" in given:
             values["strict"] = given["strict"]
@@ -87,7 +99,8 @@ class RegistryAdvice:
             "baseline": self.walk.base.summary(),
             "as_given": None if self.as_given is None else self.as_given.summary(),
             "additions": [_weighed(one) for one in self.walk.weighed],
-            "advised": {"additions": list(self.walk.kept), **self.walk.best.summary()},
+            "advised": {"additions": list(self.won[0]), **self.won[1].summary()},
+            "trials": [one.summary() for one in self.trials],
             "batch_sizes": {
                 str(size): {"ms": walk.best.ms, "samples_per_second": walk.best.samples_per_second}
                 for size, walk in self.walks.items()
@@ -119,13 +132,22 @@ def advise(
     goal: AdviceGoal,
     *,
     ranks: int | None = None,
+    ranks_here: int | None = None,
     batch_sizes: Sequence[int] = (),
     with_what_ifs: bool = True,
+    most_tried: int = 0,
+    rounds: int = 3,
+    steps: int = 10,
+    server: RankServer | None = None,
     progress: Progress = silent,
     met: Callable[[str], None] = lambda what: None,
 ) -> RegistryAdvice:
     """Advise on a registry with a dataset and a model, for a number of ranks which need not be
-    there; `met` hears what is weighed."""
+    there, `ranks_here` of them on one machine; `met` hears what is weighed.
+
+    With `most_tried` the best so many are trained beside the baseline, on this machine: all ranks
+    share it then, in the forecasts too.
+    """
     for slot in ("dataset", "model"):
         registry.one(slot)
     claims = additions_of(registry)
@@ -134,7 +156,7 @@ def advise(
             "no plugin has additions to weigh. Install one that does, say those of recd-plugins."
         )
     ranks = ranks or registry.train.ranks
-    outlooks = Outlooks(registry, ranks, progress)
+    outlooks = Outlooks(registry, ranks, ranks if most_tried else ranks_here, progress)
     base = _absolute(plain(registry.source.values, claims), registry.source.base)
     schema = outlooks.schema(base)
     sizes = tuple(dict.fromkeys(batch_sizes)) or (registry.train.batch_size,)
@@ -154,8 +176,14 @@ def advise(
                 what_ifs.append(WhatIf(name=name, walk=None, why=str(error)))
             else:
                 what_ifs.append(WhatIf(name=name, walk=found))
+    trials: list[Tried] = []
+    if most_tried:
+        sides = candidates(walks[best], goal, most_tried)
+        met(f"{len(sides)} registries, by training them")
+        trials = tried(sides, outlooks, rounds=rounds, steps=steps, server=server)
     return RegistryAdvice(
         registry=registry,
+        trials=trials,
         goal=goal,
         walks=walks,
         batch_size=best,
@@ -260,6 +288,11 @@ def _to_measure(
         yield (
             "lookups: what rows of tables and small operations take on the device is not "
             "measured, so that lookups count as next to nothing: `recd topology measure` does it"
+        )
+    if not best.step.compute.measured:
+        yield (
+            f"what the model computes: the plan is for {topology.device}, of which there is none "
+            "here, so that exchange and lookups count alone. Advise there"
         )
     sketched = [name for name, one in best.ledger.tables.items() if one.table.rows.error]
     if sketched:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.additions import Values
+from recd_plugins.advise.computed import computed
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.sample import Spread
@@ -19,6 +20,7 @@ from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import OrdersBatches, Tiered
+from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import AS_TORCHREC
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.registry import Registry
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.schema import Schema
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.planning.step.compute import Compute
     from recd_plugins.slots import Planner
 
 __all__ = ["Outlook", "Outlooks"]
@@ -36,6 +39,9 @@ HOT_BLOCKS = 8
 """Places of an epoch that are looked at for hot batches."""
 COUNTED_BY = ("dataset", "etl", "reader", "preprocess", "model", "pooling", "folder")
 """The keys of registry.yaml that decide what is looked up, beside feature groups."""
+COMPUTED_BY = ("dataset", "preprocess", "model", "pooling")
+"""The keys that decide what a sample's dense layers and poolings take."""
+PLANNED_BY = ("dedup", "sharding", "cache")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +50,8 @@ class Outlook:
 
     values: Values
     """The registry."""
-    ledger: Ledger
+    step: StepForecast
     tables: Mapping[str, ModelTable]
-    batch_size: int
-    dense_bytes: int
-    """Of the parameters that are in no planned table: what an all-reduce of gradients takes."""
     groups: int
     """How many groups of features are deduplicated."""
     hot: float = 0.0
@@ -63,7 +66,16 @@ class Outlook:
     @cached_property
     def ms(self) -> float:
         """Expected milliseconds of a step, on average over hot and other batches."""
-        return self.ledger.ms - self.hot * self._calls_of_home
+        return self.step.ms - self.hot * self._calls_of_home
+
+    @property
+    def ledger(self) -> Ledger:
+        """Exchange and lookups."""
+        return self.step.ledger
+
+    @property
+    def batch_size(self) -> int:
+        return self.step.batch_size
 
     @property
     def _calls_of_home(self) -> float:
@@ -84,12 +96,12 @@ class Outlook:
     @property
     def between_nodes(self) -> float:
         """Bytes that leave a node in a step, summed over nodes."""
-        return float(self.ledger.cost.mean.between_nodes)
+        return self.step.bytes_by_link["between_nodes"]
 
     @property
     def memory(self) -> float:
-        """Bytes a rank of tables, replicas and what is exchanged, on average."""
-        return self.ledger.memory
+        """Bytes a rank of tables, replicas, what is exchanged and what is kept for backward."""
+        return self.step.memory
 
     def over(self, base: Outlook) -> float:
         """Bytes a rank over another's, of those that stay where these are fewer: buffers are there
@@ -106,7 +118,8 @@ class Outlook:
             "bytes_by_link": self.bytes_by_link,
             "between_nodes": self.between_nodes,
             "memory": self.memory,
-            "ms_by_part": dict(self.ledger.ms_by_collective),
+            "ms_by_part": dict(self.step.parts),
+            "ms_hidden": dict(self.step.hidden),
             "groups": self.groups,
             "hot": self.hot,
             "notices": list(self.notices),
@@ -114,12 +127,22 @@ class Outlook:
 
 
 class Outlooks:
-    """The outlooks of registries that differ in a few keys: each made once, and what is counted of
-    batches counted once for all that read alike."""
+    """The outlooks of registries that differ in a few keys: each made once, what is counted of
+    batches counted once for all that read alike, and the model timed once."""
 
-    def __init__(self, registry: Registry, ranks: int, progress: Progress = silent) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        ranks: int,
+        ranks_here: int | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        """`ranks_here` of the ranks share a machine's processors; by default those of a node."""
         self._registry = registry
         self._ranks = ranks
+        cluster = Cluster.of(registry.topology, ranks)
+        self._ranks_here = ranks_here or cluster.ranks_per_node
+        self._computes: dict[str, Compute] = {}
         self._progress = progress
         self._profiles: dict[str, Profile] = {}
         self._found: dict[str, Outlook] = {}
@@ -146,26 +169,38 @@ class Outlooks:
         with _notices() as notices:
             stack = Stack(self.registry(values))
             stack.prepare(self._progress)
+            compute = self._compute(values)
             model = stack.adapt(stack.model())
             tables = model_tables(model)
             profile = self._profile(stack, tables)
             planner = stack.planned_for(model, self._ranks, profile=profile)
             ledger = _ledger(stack, planner, tables, profile, self._ranks)
             hot = _hot(stack, planner, self._ranks)
-        in_tables = sum(t.num_rows * t.dim * t.element_bytes for t in tables.values())
-        every = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        reader = stack.registry.one("reader").config
+        step = StepForecast(
+            ledger=ledger,
+            compute=compute,
+            unique=stack.unique_shares,
+            workers=int(getattr(reader, "workers", 0) or 0),
+        )
         return Outlook(
             values=values,
-            ledger=ledger,
+            step=step,
             tables=tables,
-            batch_size=stack.registry.train.batch_size,
-            dense_bytes=max(0, every - in_tables),
             groups=len(stack.groups),
             hot=hot,
             why=stack.explain(),
             why_groups=tuple(stack.explain_groups().splitlines()),
             notices=tuple(dict.fromkeys(notices)),
         )
+
+    def _compute(self, values: Values) -> Compute:
+        key = json.dumps([values.get(name) for name in COMPUTED_BY], sort_keys=True, default=str)
+        if key not in self._computes:
+            bare = {name: value for name, value in values.items() if name not in PLANNED_BY}
+            stack = Stack(self.registry(bare))
+            self._computes[key] = computed(stack, self._ranks, self._ranks_here)
+        return self._computes[key]
 
     def _profile(self, stack: Stack, tables: Mapping[str, ModelTable]) -> Profile:
         values, train = stack.registry.source.values, stack.registry.train

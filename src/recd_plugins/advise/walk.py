@@ -87,6 +87,8 @@ class Walk:
     """TorchRec's own best plan of the same table and model."""
     weighed: Sequence[Weighed]
     best: Outlook
+    met: Mapping[tuple[str, ...], Outlook] = field(default_factory=dict)
+    """The outlook of each set of additions that was weighed, within the budget or not."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ def weigh(
         on_the_way.meet(claim)
     met("each left out once")
     on_the_way.leave_out()
-    return Walk(base=base, weighed=on_the_way.weighed, best=on_the_way.best)
+    return Walk(base=base, weighed=on_the_way.weighed, best=on_the_way.best, met=on_the_way.met)
 
 
 class _OnTheWay:
@@ -164,6 +166,9 @@ class _OnTheWay:
         self._base, self._outlooks, self._goal, self._schema = base, outlooks, goal, schema
         self.best = base
         self.weighed: list[Weighed] = []
+        self.met: dict[tuple[str, ...], Outlook] = {(): base}
+        self._reasons: dict[str, str] = {}
+        """Why each did not pay when it was met."""
         self._top = base
         """The best that was met: what is left out in the end loses no more than `WORTH` of it."""
         self._kept: list[ClaimedAddition] = []
@@ -218,8 +223,9 @@ class _OnTheWay:
             self.best = self._top = outlook
             return
         else:
-            why = self._why_left(outlook, gain)
+            why = self._why_left(claim, outlook, gain)
         self._waiting.append(claim)
+        self._reasons[addition.name] = why
         self._put(claim, "waits", why, outlook, gain)
 
     def leave_out(self) -> None:
@@ -242,7 +248,9 @@ class _OnTheWay:
             if lost < WORTH and self._goal.fits(outlook, self._base):
                 self._kept, self.best = rest, outlook
                 for other in gone:
-                    self._settle(other, "left out", f"without it {lost:.1%} of all is lost")
+                    before = self._reasons.get(other.addition.name, "")
+                    why = f"without it a step takes {max(0.0, lost):.1%} more"
+                    self._settle(other, "left out", f"{why}; {before}" if before else why)
                 for other in back:
                     self._settle(other, "kept", f"it does as much as {name}")
             else:
@@ -266,7 +274,9 @@ class _OnTheWay:
                 return added
             self._wrote[claim.addition.name] = set(added)
             values = {**values, **added, "plugins": with_plugin(values, claim)}
-        return self._outlooks.of(values)
+        found = self._outlooks.of(values)
+        self.met[tuple(claim.addition.name for claim in claims)] = found
+        return found
 
     def _is_replaced(self, one: ClaimedAddition, by: ClaimedAddition) -> bool:
         wrote = self._wrote
@@ -312,15 +322,14 @@ class _OnTheWay:
             words.append(f"{outlook.hot:.0%} of batches hot")
         return ", ".join(words)
 
-    def _why_left(self, outlook: Outlook, gain: float) -> str:
+    def _why_left(self, claim: ClaimedAddition, outlook: Outlook, gain: float) -> str:
         new = [one for one in outlook.notices if one not in self.best.notices]
-        if outlook.why_groups and not outlook.groups:
+        if "dedup" in self._wrote[claim.addition.name] and not outlook.groups:
             new += [line.strip() for line in outlook.why_groups[1 : 1 + FEATURES]]
-        reasons = "; ".join(new)
         change = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
-        what = {"memory": "memory", "time_to_loss": "time"}.get(self._goal.objective, "time")
+        what = "memory" if self._goal.objective == "memory" else "time"
         why = f"a step would take {change} {what}, and {WORTH:.0%} must be saved"
-        return f"{why}: {reasons}" if reasons else why
+        return "; ".join([why, *new])
 
     def _why_not_fitting(self, outlook: Outlook) -> str:
         over = outlook.over(self._base)

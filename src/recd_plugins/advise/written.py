@@ -54,6 +54,9 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
                 f"{size:,} samples a rank: {other.best.ms:.3g} ms, "
                 f"{other.best.samples_per_second:,.0f} samples/s{chosen}"
             )
+    if advice.trials:
+        yield ""
+        yield from _trials(advice)
     if advice.what_ifs:
         yield ""
         yield "what if:"
@@ -70,19 +73,20 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
 
 def advised_registry(advice: RegistryAdvice) -> str:
     """The registry.yaml that gets it, which `recd train -r` runs as it is."""
-    walk, values = advice.walk, advice.values
+    walk, values, (names, best) = advice.walk, advice.values, advice.won
     lines = [
         f"# Written by `recd advise`, for {WHAT[advice.goal.objective]}: a step is forecast at "
-        f"{walk.best.ms:.3g} ms,",
+        f"{best.ms:.3g} ms,",
         f"# where TorchRec's own best plan is at {walk.base.ms:.3g} ms.",
     ]
-    lines += [f"# {one.name}: {one.claim.addition.summary}" for one in _kept(walk.weighed)]
-    left = [one.name for one in walk.weighed if one.verdict in ("left out", "not here")]
+    lines += [
+        f"# {one.name}: {one.claim.addition.summary}" for one in walk.weighed if one.name in names
+    ]
+    left = [one for one in walk.weighed if one.name not in names and one.verdict != "replaced"]
     if left:
-        lines.append(f"# Left out, for what `recd advise` says: {', '.join(left)}.")
-    for key in KEYS:
-        if key in values:
-            lines.append(_dumped(key, values[key]))
+        every = ", ".join(one.name for one in left)
+        lines.append(f"# Left out, for what `recd advise` says: {every}.")
+    lines += [_dumped(key, values[key]) for key in KEYS if key in values]
     return "\n".join(lines) + "\n"
 
 
@@ -101,8 +105,17 @@ def _yaml(value: Any, flow: bool | None) -> str:
     return text.rstrip("\n")
 
 
-def _kept(weighed: Sequence[Weighed]) -> list[Weighed]:
-    return [one for one in weighed if one.verdict == "kept"]
+def _trials(advice: RegistryAdvice) -> Iterator[str]:
+    """Forecast beside fact, and what won."""
+    names, _ = advice.won
+    rows: list[Sequence[str]] = [("trained here", "", "ms a step", "forecast", "off by")]
+    for one in advice.trials:
+        called = " + ".join(one.additions) or "TorchRec's own best plan"
+        off = f"{one.outlook.ms / one.ms - 1:+.0%}"
+        mark = "taken" if one.additions == names else ""
+        rows.append((called, mark, f"{one.ms:.3g}", f"{one.outlook.ms:.3g}", off))
+    yield from aligned(rows)
+    yield "a trial has this machine's links, whatever `topology` says of others"
 
 
 def _row(name: str, verdict: str, outlook: Outlook | None) -> tuple[str, ...]:
@@ -122,4 +135,4 @@ def _row(name: str, verdict: str, outlook: Outlook | None) -> tuple[str, ...]:
 def _at_the_end(one: Weighed) -> str:
     if one.at_the_end is None or one.verdict != "kept":
         return ""
-    return f"; without it alone {one.at_the_end:.0%} would be lost"
+    return f"; without it alone, {1 + one.at_the_end:.2f} times as much"

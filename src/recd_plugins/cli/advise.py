@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from recd_plugins.cli.init import SchemaFile, Test, registry_of_table
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Overrides,
+    RegistryFile,
+    progress,
+    reported,
+    server_of_ranks,
+)
 from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
@@ -71,6 +80,19 @@ WhatIfs = Annotated[
 ]
 
 
+Tries = Annotated[
+    int,
+    typer.Option(
+        "--try",
+        help="Train the best so many beside the baseline, on this machine's ranks, and take what "
+        "wins.",
+        min=0,
+    ),
+]
+Rounds = Annotated[int, typer.Option("--rounds", help="Turns that each of them takes.", min=1)]
+Steps = Annotated[int, typer.Option("--steps", help="Steps of a turn.", min=1)]
+
+
 def advise(
     overrides: Overrides = None,
     registry: RegistryFile = Path("registry.yaml"),
@@ -85,15 +107,19 @@ def advise(
     out: Out = None,
     force: Replace = False,
     what_ifs: WhatIfs = True,
+    tries: Tries = 0,
+    rounds: Rounds = 3,
+    steps: Steps = 10,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast the step of plain TorchRec and of each addition that plugins have; keep what pays.
 
-    Nothing is trained. The registry that gets it is written with --out; `recd train -r FILE` runs
-    it as it is. Tables are prepared first if they are not there.
+    Nothing is trained without --try. --out writes the registry that gets it, which `recd train -r
+    FILE` runs as it is. Tables are prepared first if they are not there.
     """
-    with reported(debug):
+    with reported(debug), ExitStack() as ranks_to_try:
+        server = ranks_to_try.enter_context(server_of_ranks()) if tries else None
         from recd_plugins.advise.advice import advise as advice_on
         from recd_plugins.advise.walk import AdviceGoal
         from recd_plugins.advise.written import advice_lines, advised_registry
@@ -108,11 +134,11 @@ def advise(
                 "--objective time_to_loss and --curve go together: how many steps a batch size "
                 "takes is measured by `recd tune loss --json > FILE`."
             )
-        steps = {} if curve is None else _steps_to_loss(curve)
-        sizes = list(batch_size or steps)
-        if missing := [size for size in sizes if steps and size not in steps]:
+        learned = {} if curve is None else _steps_to_loss(curve)
+        sizes = list(batch_size or learned)
+        if missing := [size for size in sizes if learned and size not in learned]:
             raise DataError(f"{curve}: reaches its loss with no batch of {missing[0]:,} samples.")
-        goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=steps)
+        goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=learned)
         _quiet()
         with progress() as show:
             advice = advice_on(
@@ -121,6 +147,10 @@ def advise(
                 ranks=ranks,
                 batch_sizes=sizes,
                 with_what_ifs=what_ifs,
+                most_tried=tries,
+                rounds=rounds,
+                steps=steps,
+                server=server,
                 progress=show,
                 met=lambda what: print(f"weighing {what}", file=sys.stderr, flush=True),
             )

@@ -1,0 +1,91 @@
+"""`python -m recd_plugins.advise.trial_rank`: one rank of the trial of `recd advise --try`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import RecdError
+from recd_plugins.launch.environment import die_with_parent
+
+__all__ = ["turns"]
+
+WARM_UP = 3
+"""Steps of each side before the first round: pipelines fill, kernels compile."""
+
+
+def turns(registries: Sequence[Path], rounds: int, steps: int) -> list[list[float]]:
+    """Seconds of a step of each registry, in each round, of the slowest rank. Sides take turns of
+    `steps` steps, in an order that is turned round each time."""
+    import torch
+    import torch.distributed as dist
+
+    from recd_plugins.stack import load
+    from recd_plugins.trainer.assemble import assemble
+    from recd_plugins.trainer.run import process_group
+
+    stacks = [load(path) for path in registries]
+    with process_group(stacks[0]) as device:
+        sides = []
+        for stack in stacks:
+            loader = stack.loader(dist.get_rank(), dist.get_world_size())
+            sides.append((assemble(stack, device).pipeline, _endless(loader)))
+
+        def seconds(side: int, count: int) -> float:
+            pipeline, batches = sides[side]
+            dist.barrier()
+            begun = time.perf_counter()
+            for _ in range(count):
+                pipeline.progress(batches)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return (time.perf_counter() - begun) / count
+
+        for side in range(len(sides)):
+            seconds(side, WARM_UP)
+        found = torch.zeros(len(sides), rounds, device=device)
+        for number in range(rounds):
+            order = range(len(sides)) if number % 2 else reversed(range(len(sides)))
+            for side in order:
+                found[side, number] = seconds(side, steps)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return found.tolist()
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("registries", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
+    warnings.filterwarnings("ignore")
+    for chatty in ("torchrec", "torch.fx"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    try:
+        found = turns(arguments.registries, arguments.rounds, arguments.steps)
+    except RecdError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if os.environ["RANK"] == "0":
+        arguments.into.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The best few of what was weighed, trained in turns on this machine: forecast beside fact."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recd_plugins.advise.outlook import Outlook, Outlooks
+from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk
+from recd_plugins.errors import CapabilityError
+from recd_plugins.launch.command import launch
+from recd_plugins.launch.server import RankServer
+from recd_plugins.registry import Registry
+
+__all__ = ["RANK", "Tried", "candidates", "tried", "winner"]
+
+RANK = "recd_plugins.advise.trial_rank"
+"""The program of a rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A registry that was trained for some steps."""
+
+    additions: tuple[str, ...]
+    outlook: Outlook
+    rounds: Sequence[float]
+    """Milliseconds of a step in each round, of the slowest rank."""
+
+    @property
+    def ms(self) -> float:
+        return statistics.median(self.rounds)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "additions": list(self.additions),
+            "forecast_ms": self.outlook.ms,
+            "ms": self.ms,
+            "rounds": list(self.rounds),
+        }
+
+
+def candidates(walk: Walk, goal: AdviceGoal, most: int) -> dict[tuple[str, ...], Outlook]:
+    """The baseline, what is advised, and the next best within the budget, so many beside the
+    baseline; of those that come to the same plan, the one with the fewest additions."""
+    found = {(): walk.base, walk.kept: walk.best}
+    others = [
+        (names, outlook) for names, outlook in walk.met.items() if goal.fits(outlook, walk.base)
+    ]
+    for names, outlook in sorted(others, key=lambda one: (goal.score(one[1]), len(one[0]))):
+        if len(found) > most:
+            break
+        if all(_plan(outlook) != _plan(other) for other in found.values()):
+            found[names] = outlook
+    return found
+
+
+def _plan(outlook: Outlook) -> tuple[Any, ...]:
+    """What differs where plans do."""
+    return (outlook.ms, outlook.memory, outlook.groups, outlook.hot)
+
+
+def tried(
+    sides: Mapping[tuple[str, ...], Outlook],
+    outlooks: Outlooks,
+    *,
+    rounds: int,
+    steps: int,
+    server: RankServer | None = None,
+) -> list[Tried]:
+    """Train all sides on fresh ranks, some steps of each in its turn, reading included."""
+    registries = [outlooks.registry(outlook.values) for outlook in sides.values()]
+    found = _run(registries, rounds, steps, server)
+    return [
+        Tried(additions=names, outlook=outlook, rounds=[1e3 * one for one in found[index]])
+        for index, (names, outlook) in enumerate(sides.items())
+    ]
+
+
+def winner(every: Sequence[Tried], goal: AdviceGoal, advised: tuple[str, ...]) -> Tried:
+    """The fastest, by what was measured; what was advised where that is as fast within `WORTH`, or
+    where time is not what is asked for and the baseline is no faster."""
+    base = next(one for one in every if not one.additions)
+    mine = next(one for one in every if one.additions == advised)
+    best = min(every, key=lambda one: one.ms)
+    if goal.objective == "memory":
+        return mine if mine.ms <= (1 + WORTH) * base.ms else base
+    return mine if mine.ms <= (1 + WORTH) * best.ms else best
+
+
+def _run(
+    registries: Sequence[Registry], rounds: int, steps: int, server: RankServer | None
+) -> list[list[float]]:
+    """Seconds of a step of each side, in each round."""
+    settings = registries[0].train
+    with tempfile.TemporaryDirectory(prefix="recd-advise-") as folder:
+        files = []
+        for index, registry in enumerate(registries):
+            files.append(Path(folder) / f"{index}.yaml")
+            files[-1].write_text(yaml.safe_dump(registry.source.values), encoding="utf-8")
+        into = Path(folder) / "found.json"
+        numbers = [f"--rounds={rounds}", f"--steps={steps}", f"--into={into}"]
+        failure = launch(
+            [RANK, *numbers, *map(str, files)],
+            settings.ranks,
+            threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+            quiet=True,
+            stopping="stopping",
+            server=server,
+        )
+        if failure is not None:
+            print(failure.output, file=sys.stderr)
+            raise CapabilityError(
+                f"--try: rank {failure.rank} of the trial ended with {failure.code}; what it wrote "
+                "is above. Advise without --try, or on a machine that can train it."
+            )
+        found: list[list[float]] = json.loads(into.read_text(encoding="utf-8"))
+        return found
