@@ -142,7 +142,8 @@ def _feature(feature: Mapping[str, Any], table: OddTable) -> dict[str, Any]:
 
 
 def on_rank(registries: Mapping[str, dict[str, Any]], rounds: int, steps: int) -> dict[str, Any]:
-    """On a rank: seconds a step by each registry in each round, in turns; why each is as it is."""
+    """On a rank: seconds a step by each registry in each round, in turns, and those that its
+    processor worked; why each is as it is."""
     trainings, why = {}, {}
     for side, values in registries.items():
         stack = load(values)
@@ -150,19 +151,21 @@ def on_rank(registries: Mapping[str, dict[str, Any]], rounds: int, steps: int) -
         trainings[side] = (assemble(stack, torch.device("cpu")), _endless(loader))
         why[side] = stack.explain()
     seconds: dict[str, list[float]] = {side: [] for side in registries}
+    worked: dict[str, list[float]] = {side: [] for side in registries}
     names = list(registries)
     for number in range(rounds + 1):  # the first warms up
         for side in names:
             job, batches = trainings[side]
             dist.barrier()
-            begun = time.perf_counter()
+            begun, processor = time.perf_counter(), time.process_time()
             for _ in range(steps):
                 job.pipeline.progress(batches)
             dist.barrier()
             if number:
                 seconds[side].append((time.perf_counter() - begun) / steps)
+                worked[side].append((time.process_time() - processor) / steps)
         names.reverse()
-    return {"seconds": seconds, "why": why}
+    return {"seconds": seconds, "worked": worked, "why": why}
 
 
 def _endless(loader: Loader) -> Iterator[Any]:
@@ -181,20 +184,18 @@ class Outcome:
     spread: float
     chose: bool
     """Whether anything is deduplicated."""
+    auto_worked: float
+    """By a rank's processor time, of which other work on the machine takes less."""
 
     @property
     def text(self) -> str:
         done = "" if self.chose else " (left as it is)"
-        times = f"{self.auto:.2f}{done}, best {self.best:.2f}"
+        times = f"{self.auto:.2f} (processor {self.auto_worked:.2f}){done}, best {self.best:.2f}"
         return f"{self.case.model}, {self.case.table.name}: {times}"
 
 
 def outcome(case: Case, found: Mapping[str, Any]) -> Outcome:
-    seconds = found["seconds"]
-    ratios = {
-        side: [plain / one for plain, one in zip(seconds["plain"], seconds[side], strict=True)]
-        for side in seconds
-    }
+    ratios = {side: _ratios(found["seconds"], side) for side in found["seconds"]}
     medians = {side: statistics.median(each) for side, each in ratios.items()}
     return Outcome(
         case=case,
@@ -202,7 +203,13 @@ def outcome(case: Case, found: Mapping[str, Any]) -> Outcome:
         best=max(medians.values()),
         spread=spread(ratios["auto"]),
         chose=": deduplicated " in found["why"]["auto"],
+        auto_worked=statistics.median(_ratios(found["worked"], "auto")),
     )
+
+
+def _ratios(seconds: Mapping[str, list[float]], side: str) -> list[float]:
+    """How many times as fast a side is as plain steps, round by round."""
+    return [plain / one for plain, one in zip(seconds["plain"], seconds[side], strict=True)]
 
 
 def figures(outcomes: list[Outcome]) -> list[Figure]:

@@ -20,7 +20,9 @@ from recd_plugins.registry import Registry
 
 def found(plain: float, auto: float, best: float, why: str) -> dict[str, Any]:
     seconds = {"plain": plain, "auto": auto, "all": best, "sequences": best}
-    return {"seconds": {side: [one] * 3 for side, one in seconds.items()}, "why": {"auto": why}}
+    rounds = {side: [one] * 3 for side, one in seconds.items()}
+    worked = rounds | {"auto": [2 * auto] * 3}
+    return {"seconds": rounds, "worked": worked, "why": {"auto": why}}
 
 
 def test_twenty_tables_of_which_sides_differ_in_dedup_alone(tmp_path: Path) -> None:
@@ -43,6 +45,7 @@ def test_what_steps_come_to(tmp_path: Path) -> None:
     left = outcome(case, found(3.0, 3.0, 4.0, "  a: left as it is"))
     assert (chosen.auto, chosen.best, chosen.chose) == (1.5, 2.0, True)
     assert (left.auto, left.best, left.chose) == (1.0, 1.0, False)
+    assert (chosen.auto_worked, left.auto_worked) == (0.75, 0.5)
     least, of_chosen, median = figures([chosen, left])
     assert (least.value, least.met) == (1.0, True)
     assert (of_chosen.value, median.value, median.met) == (1.5, 1.5, True)

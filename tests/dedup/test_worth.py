@@ -253,6 +253,7 @@ def test_a_pooling_pays_where_its_time_does(tables, tmp_path: Path) -> None:
         model = Histories(rounds)
         assert stack.adapt(model) is model
         assert stack._features.groups == groups
+        assert (stack._features.transform is None) == (not groups)
         assert ("of pooling, costs" in stack._features.explain()) == bool(rounds)
 
 

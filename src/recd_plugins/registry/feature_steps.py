@@ -243,10 +243,13 @@ class FeatureSteps:
     @property
     def transform(self) -> Callable[[Batch], Batch] | None:
         """What a reader's batches go through; none where they stay as they are."""
-        if not self.steps and not self.converter:
+        converter = self.converter
+        if getattr(converter, "groups", None) == ():
+            converter = None  # it leaves batches as they are, for some microseconds of each
+        if not self.steps and not converter:
             return None
         if any(step.changes_keys for step in self.steps):
             _ = self.groups  # it refuses what unique samples do not allow
         from recd_plugins.data.transform import BatchTransform, batch_steps
 
-        return BatchTransform(batch_steps(self.steps), self.converter)
+        return BatchTransform(batch_steps(self.steps), converter)
