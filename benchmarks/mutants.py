@@ -159,8 +159,9 @@ class Patch:
                 before.__code__ = after.__code__
                 self.changed = True
             for part in ("__defaults__", "__kwdefaults__"):
-                defaults = getattr(after, part)
-                if _plain(defaults) and defaults != getattr(before, part):
+                own = getattr(before, part)
+                defaults = _with_plain(own, getattr(after, part))
+                if defaults != own:
                     setattr(before, part, defaults)
                     self.changed = True
         if self.changed and hasattr(old, "cache_clear"):
@@ -174,6 +175,16 @@ def _functions(value: Any) -> Iterator[FunctionType]:
         if inspect.isfunction(inspect.unwrap(one) if callable(one) else one):
             yield inspect.unwrap(one)
             return
+
+
+def _with_plain(own: Any, new: Any) -> Any:
+    """A function's defaults, with those of another that are plain; a dataclass's factories stay."""
+    if isinstance(own, dict) and isinstance(new, dict):
+        return {name: new[name] if _plain(new.get(name)) else one for name, one in own.items()}
+    if isinstance(own, tuple) and isinstance(new, tuple):
+        pairs = zip(own, new, strict=False)
+        return tuple(after if _plain(after) else before for before, after in pairs)
+    return own
 
 
 def _plain(value: Any) -> bool:

@@ -14,7 +14,7 @@ from benchmarks.mutants import ROOT, Patch, module_of, mutants_of
 
 SOURCE = """
 from __future__ import annotations
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 LIMIT = 3
@@ -23,6 +23,7 @@ LIMIT = 3
 class Pair:
     one: int = 1
     two: int | None = None
+    more: list[int] = field(default_factory=list)
 
     @property
     def both(self) -> int:
@@ -58,6 +59,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("< LIMIT", "<= LIMIT", "m.within(3)", True),
         ("least=0", "least=1", "m.within(0)", False),
         ("one: int = 1", "one: int = 2", "m.Pair().both", 2),
+        ("one: int = 1", "one: int = 2", "m.Pair().more or m.Pair().one", 2),
         ("self.one +", "self.one -", "m.Pair(3, 2).both", 1),
         ("max(", "min(", "m.Pair.largest([m.Pair(1), m.Pair(2)])", 1),
         ("* 2", "/ 2", "m.doubled(2)", 1),

@@ -64,6 +64,12 @@ def test_streams_are_equal_ranges_and_the_shorter_is_padded():
     assert PLAIN.num_batches == 2
 
 
+def test_rows_that_are_not_shuffled_are_read_piece_by_piece():
+    for order in (PLAIN, dataclasses.replace(PLAIN, window=2)):
+        windows = list(order.windows(0, 1))
+        assert [window.pieces for window in windows] == [((0, 3, 4),), ((1, 0, 3),)]
+
+
 def test_drop_leaves_out_what_fills_no_batch_on_every_stream():
     order = dataclasses.replace(PLAIN, tail="drop")
     assert read(order, 0, 0) == [(0, 0, 1), (0, 1, 1)]

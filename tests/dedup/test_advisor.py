@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchrec import KeyedJaggedTensor
 
-from recd_dedup.dedup.advisor import Advice, advise
+from recd_dedup.dedup.advisor import Advice, Limits, advise, advise_batches
 from recd_dedup.dedup.converters import Exact, GroupsConfig, build_exact
 from recd_dedup.dedup.sample import choose_runs
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
@@ -300,3 +302,35 @@ def test_runs_are_consecutive_and_long_enough(sizes: list[int], rows: int, count
     assert taken == sorted(set(taken))
     for run in runs:
         assert sum(sizes[run.start : run.stop]) >= min(rows, sum(sizes))
+
+
+def batch_of_lists(*lists: list[int]) -> KeyedJaggedTensor:
+    """A batch of one feature, a list a sample."""
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys=["f"],
+        values=torch.tensor([one for each in lists for one in each]),
+        lengths=torch.tensor([len(each) for each in lists], dtype=torch.int32),
+    )
+
+
+def test_every_second_batch_chooses_and_the_others_judge() -> None:
+    """Batches of four lists of six ids: of one list, of two, and of four different ones."""
+    ids = [list(range(6 * n, 6 * n + 6)) for n in range(4)]
+    same, pairs, apart = (
+        batch_of_lists(*(ids[n] for n in which))
+        for which in ((0, 0, 0, 0), (0, 0, 1, 1), (0, 1, 2, 3))
+    )
+    # 0 and 2 choose: 48 ids of which 12 are kept; 1 and 3 judge: 48 of which 36.
+    advice = advise_batches([same, pairs, same, apart])
+    (feature,) = advice.features
+    assert advice.batches == 4
+    assert advice.samples_per_session is None
+    assert feature.factor == pytest.approx(48 / 36)
+    assert advice.groups == (("f",),)  # it repeats where it is chosen
+    (feature,) = advise_batches([same, same, same, apart, same, same]).features
+    assert feature.factor == pytest.approx(72 / 36)  # 24 ids each: of one, of four, of one list
+    (feature,) = advise_batches([pairs]).features  # one batch chooses, and judges
+    assert feature.factor == 2
+    assert advise_batches([pairs], min_factor=2.0).groups == (("f",),)
+    assert advise_batches([pairs], min_factor=2.1).groups == ()
+    assert advise_batches([pairs]).limits == Limits(min_factor=1.5, together=0.9, tolerance=0.05)

@@ -71,6 +71,16 @@ def test_memory_neutral_returns_to_zero(name: str) -> None:
         assert -2 * 32 * PRICES.k * 1024 < extra(ledger) <= 0
 
 
+def test_by_itself_auto_has_all_tiers_and_no_more_memory() -> None:
+    tables = {"t": SequenceTable(name="t", rows=zipf(10_000, 50.0, 1.1), dim=16)}
+    prices = Prices(cluster=SLOW, batch_size=64, k=3.0)
+    ledger = auto(tables, prices)
+    sizes = ledger.tables["t"].sizes
+    assert sizes == auto(tables, prices, budget=0.0, tiers=3).tables["t"].sizes
+    assert sizes.per_node > 0 == auto(tables, prices, tiers=2).tables["t"].sizes.per_node
+    assert ledger.memory <= Ledger.of(tables, {}, prices).memory
+
+
 def small(rows: list[float], dim: int = 16) -> dict[str, SequenceTable]:
     """One row a run, drawn with these p."""
     return {"t": SequenceTable(name="t", rows=RowDistribution.of([1] * len(rows), rows), dim=dim)}

@@ -15,7 +15,17 @@ from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_scars.uvm.hits import HitCurve, TableShards, hit_curve
 from recd_scars.uvm.kernel_bytes import KernelBytes
-from recd_scars.uvm.kernel_choice import CACHE_TAKES, HostTable, KernelChoice, beats_chance, choose
+from recd_scars.uvm.kernel_choice import (
+    CACHE_TAKES,
+    NOTHING,
+    HostTable,
+    KernelChoice,
+    _hull,
+    _Point,
+    _within,
+    beats_chance,
+    choose,
+)
 
 ROW_WISE = OptimizerSettings(tables="rowwise_adagrad").fused_params()
 
@@ -173,6 +183,54 @@ def test_no_other_way_to_serve_the_tables_saves_more(seed: int) -> None:
         )
         # What is lost is at most the one step that did not fit as a whole.
         assert saved(tables, chosen) >= 0.97 * best, (share, chosen)
+
+
+def test_the_hull_is_that_of_the_points_which_save_more_for_more() -> None:
+    def point(cost: float, saves: float) -> _Point:
+        return _Point(cost, saves, "fused_uvm_caching")
+
+    kept = [NOTHING, point(1, 5), point(3, 7), point(6, 8)]
+    # As dear and worse; dearer and worse; between two that are better together; less by the byte.
+    left = [point(1, 3), point(2, 4), point(3, 5), point(2, 5.5), point(4, 7)]
+    assert _hull([*kept, *left]) == kept
+    assert _hull([*left[::-1], *kept[::-1]]) == kept
+    assert _hull([NOTHING, point(2, 1), point(3, 4)]) == [NOTHING, point(3, 4)]
+
+
+def known(name: str, hits: dict[int, float], *, row: int = 10) -> HostTable:
+    """Of 1,000 rows of so many bytes, a slot as many, nothing for the index; 500 asked a step."""
+    return HostTable(
+        name=name,
+        bytes=KernelBytes(
+            num_rows=1_000, row=row, state=0, state_on_device=False, slot=row, index=0
+        ),
+        curve=HitCurve(slots=np.array([0, *hits]), hits=np.array([0.0, *hits.values()])),
+        rows=500.0,
+        accessed=960.0,
+    )
+
+
+def test_a_cache_is_as_large_as_there_is_room_for() -> None:
+    one = known("t", {320: 450.0, 960: 500.0})
+    assert _within(one, 10 * 96 - 1) == _Point(640, 90 * 10, "fused_uvm_caching", 64)
+    assert _within(one, 10 * 31) is None
+    assert choose([one], 10 * 96 + 5)["t"] == KernelChoice(
+        kernel="fused_uvm_caching",
+        slots=96,
+        load_factor=0.096,
+        hit_rate=135 / 500,
+        device_bytes=960,
+        host_bytes=10_000,
+    )
+
+
+def test_what_a_whole_table_gives_back_is_anothers() -> None:
+    """The small one is had whole in the place of its cache; what is left after that is 3 sets."""
+    small, large = known("small", {320: 450.0, 960: 500.0}, row=2), known("large", {960: 500.0})
+    room = small.bytes.whole + 10 * 96 + 5
+    chosen = choose([small, large], room)
+    assert chosen["small"].kernel == "fused"
+    assert sum(choice.device_bytes for choice in chosen.values()) <= room
 
 
 def test_the_device_has_what_fits_it_whole() -> None:

@@ -166,8 +166,7 @@ class Order:
         wanted, length = batch * self.rows_per_batch, self.rows_per_stream
         start, stop = (self.num_rows * bound // self.streams for bound in (stream, stream + 1))
         own = stop - start
-        if not own:  # more streams than rows: padded with a row of another's
-            start = min(start, self.num_rows - 1)
+        # Where streams are more than rows, one without any is padded with a row of another's.
         pieces = self._pieces(epoch, start, max(own, 1))
         step = self.window if self.shuffle and self.window else 1
         position = 0

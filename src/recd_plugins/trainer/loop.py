@@ -101,6 +101,7 @@ class Loop:
             skips=self._profile.covers,
             before=report.before,
         )
+        report.before.clear()
         self._forecasts = ForecastMeter(stack)
         callbacks: list[tuple[Callback, Choice | None]] = [
             (self._meter, None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -95,10 +96,13 @@ class CostMeter(Callback):
         self._skips = skips
         self._memory = PeakMemory(device)
         self._counter: TrafficCounter | None = None
-        self._costs = [_cost_of(line) for line in before if line["kind"] == "cost"]
-        self._rates: list[float] = [
-            line["samples_per_second"] for line in before if line["kind"] == "train"
-        ]
+        self._so_far = _CostSoFar()
+        self._rates = array("d")
+        for line in before:
+            if line["kind"] == "cost":
+                self._so_far.add(_cost_of(line))
+            if line["kind"] == "train":
+                self._rates.append(line["samples_per_second"])
         self._reset()
 
     def _reset(self) -> None:
@@ -133,13 +137,13 @@ class CostMeter(Callback):
     def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
         """Adds samples per second; the cost is a line of its own."""
         cost = self.cost()
-        self._costs.append(cost)
+        self._so_far.add(cost)
         self._rates.append(metrics["samples"] / cost.seconds)
         metrics["samples_per_second"] = self._rates[-1]
         training.log("cost", dataclasses.asdict(cost))
 
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
-        cost = mean_cost(self._costs)
+        cost = self._so_far.mean()
         if cost is not None:
             training.say(str(cost))
         rates = sorted(self._rates)
@@ -212,24 +216,52 @@ def _cost_of(line: Mapping[str, Any]) -> StepCost:
 
 def mean_cost(costs: Sequence[StepCost]) -> StepCost | None:
     """The cost of a run's steps: medians of times, means of what was sampled, the highest peak."""
-    if not costs:
-        return None
-    factors = [cost.dedupe_factor for cost in costs if cost.dedupe_factor is not None]
-    sampled = [cost.traffic for cost in costs if cost.traffic]
-    routes = {(to, phase) for one in sampled for to in one for phase in one[to]}
-    traffic: dict[str, dict[str, float]] = {}
-    for to, phase in (route for route in _ROUTES if route in routes):
-        total = sum(one.get(to, {}).get(phase, 0) for one in sampled)
-        traffic.setdefault(to, {})[phase] = total / len(sampled)
-    middle = len(costs) // 2
-    return StepCost(
-        steps=sum(cost.steps for cost in costs),
-        step_ms=sorted(cost.step_ms for cost in costs)[middle],
-        data_wait=sorted(cost.data_wait for cost in costs)[middle],
-        dedupe_factor=sum(factors) / len(factors) if factors else None,
-        peak_memory_mib=max(cost.peak_memory_mib for cost in costs),
-        traffic=traffic,
-    )
+    so_far = _CostSoFar()
+    for cost in costs:
+        so_far.add(cost)
+    return so_far.mean()
+
+
+class _CostSoFar:
+    """What `mean_cost` needs of costs: two numbers of each, for a run may have millions."""
+
+    def __init__(self) -> None:
+        self._times, self._waits = array("d"), array("d")
+        self._steps = 0
+        self._peak = 0.0
+        self._factors, self._factor = 0, 0.0
+        self._sampled = 0
+        self._bytes: dict[tuple[str, str], float] = {}
+
+    def add(self, cost: StepCost) -> None:
+        self._times.append(cost.step_ms)
+        self._waits.append(cost.data_wait)
+        self._steps += cost.steps
+        self._peak = max(self._peak, cost.peak_memory_mib)
+        if cost.dedupe_factor is not None:
+            self._factors += 1
+            self._factor += cost.dedupe_factor
+        if cost.traffic:
+            self._sampled += 1
+        for to, phases in cost.traffic.items():
+            for phase, size in phases.items():
+                self._bytes[to, phase] = self._bytes.get((to, phase), 0) + size
+
+    def mean(self) -> StepCost | None:
+        if not self._times:
+            return None
+        traffic: dict[str, dict[str, float]] = {}
+        for to, phase in (route for route in _ROUTES if route in self._bytes):
+            traffic.setdefault(to, {})[phase] = self._bytes[to, phase] / self._sampled
+        middle = len(self._times) // 2
+        return StepCost(
+            steps=self._steps,
+            step_ms=sorted(self._times)[middle],
+            data_wait=sorted(self._waits)[middle],
+            dedupe_factor=self._factor / self._factors if self._factors else None,
+            peak_memory_mib=self._peak,
+            traffic=traffic,
+        )
 
 
 def _size(count: float) -> str:
