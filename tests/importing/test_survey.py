@@ -13,10 +13,15 @@ from strangers_files import PACKINGS, clicks, text, write
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
+from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.conform.values import hashes
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import survey as surveys
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.proposal import Proposal, propose
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_import import TableImport
+from recd_plugins.data.table import Table
 
 
 def proposed(path: Path) -> Proposal:
@@ -129,3 +134,40 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     assert json.loads(shown.stdout)["schema"] == yaml.safe_load(out.read_text())
     broken = CliRunner().invoke(app, ["data", "schema", str(text(tmp_path / "no", ""))])
     assert (broken.exit_code, "the file is empty" in broken.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("by", "delimiter"), [("|", ","), (" ", "\t"), (";", "\t")])
+def test_ids_with_weights_in_text_are_scored_ids(tmp_path: Path, by: str, delimiter: str) -> None:
+    """From text to a table; times of day are no such ids, nor are codes integers."""
+    lists = [["3:0.5", "5:1"], [], ["7:2e-1"]]
+    rows = [
+        (click, by.join(cart), by.join(f"0{one}" for one in cart), clock)
+        for click, cart, clock in zip((1, 0, 1), lists, ("12:30", "13:00", "09:15"), strict=True)
+    ]
+    lines = [delimiter.join(map(str, row)) for row in [("y", "cart", "codes", "clock"), *rows]]
+    file = text(tmp_path / "t.csv", "\n".join(lines) + "\n")
+    schema = proposed(file).schema
+    scored = {one["name"]: one.get("scored", False) for one in schema["sparse"]}
+    assert scored == {"cart": True, "codes": True, "clock": False}
+
+    found = survey(foreign_files([file]))
+    asked = ForeignSchema(
+        session_id=None,
+        timestamp=None,
+        label="y",
+        sparse=tuple(
+            ForeignFeature(name=name, num_ids=100, ids="hash", scored=True)
+            for name in ("cart", "codes")
+        ),
+    )
+    TableImport(found.files, tmp_path / "made", asked, found.read_as).run()
+    table = Table.open(tmp_path / "made")
+    made = table.read(table.stripes[0])
+    assert made["cart_weights"].to_pylist() == [[0.5, 1.0], [], [float(np.float32(0.2))]]
+    spot = Spot("", "")
+    for name, kind in (("cart", pa.int64()), ("codes", pa.string())):
+        assert found.read_as.types[name].value_type["id"].type == kind
+        ids = (
+            hashes(pa.array(["3", "5", "7"] if name == "cart" else ["03", "05", "07"]), spot) % 100
+        )
+        assert made[name].to_pylist() == [ids[:2].tolist(), [], ids[2:].tolist()]

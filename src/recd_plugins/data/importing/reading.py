@@ -45,6 +45,9 @@ NEWLINE, QUOTE = b'\n"'
 NULLS = ("", "NULL", "null", "\\N")
 """How text spells that there is nothing."""
 
+PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
+"""An id with a weight in text."""
+
 ARROWS_ROW = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?Row #(\d+): (.*)", re.S)
 
 
@@ -355,19 +358,36 @@ def _located(block: Block, message: str) -> DataError:
 
 
 def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:
-    """Lists in text, as "3|5", "3 5" or "[3, 5]", of elements of this type."""
+    """Lists in text, as "3|5", "3 5" or "[3, 5]", of elements of this type; those of pairs of an id
+    and a weight as "3:0.5|5:1"."""
     chunks = []
     for chunk in texts.chunks:
         bare = pc.utf8_trim(chunk, " []()")
         parts = pc.split_pattern(bare, separator)
         elements = pc.utf8_trim(parts.values, " '\"")
         empty = pc.equal(bare, "")
-        if not pa.types.is_string(kind.value_type):
+        if pa.types.is_struct(kind.value_type):
+            elements = _pairs(elements, kind.value_type)
+        elif not pa.types.is_string(kind.value_type):
             elements = pc.if_else(pc.equal(elements, ""), None, elements).cast(kind.value_type)
         lists = pa.ListArray.from_arrays(parts.offsets, elements, mask=parts.is_null())
         none = pa.scalar([], lists.type)
         chunks.append(pc.if_else(pc.fill_null(empty, False), none, lists))
     return pa.chunked_array(chunks, pa.list_(kind.value_type))
+
+
+def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
+    """Ids with weights, parted by the last colon, of their types; nothing is a null."""
+    texts = pc.if_else(pc.equal(texts, ""), None, texts)
+    found = pc.extract_regex(texts, PAIR)
+    if found.null_count > texts.null_count:
+        odd = texts.filter(pc.and_(found.is_null(), texts.is_valid()))[0].as_py()
+        raise pa.ArrowInvalid(f"{odd[:80]!r} is no id with a weight, as 3:0.5")
+    parts = []
+    for one, part in zip(kind, found.flatten(), strict=True):
+        bare = pc.utf8_trim(part, " '\"")
+        parts.append(pc.if_else(pc.equal(bare, ""), None, bare).cast(one.type))
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=texts.is_null())
 
 
 def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:

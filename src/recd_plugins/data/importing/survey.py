@@ -34,6 +34,8 @@ MORE_NULLS = ("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "none", "-", "?"
 """What else stands for nothing in a column of numbers."""
 BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
 SEPARATORS = ("|", ";", ",", " ")
+SCORED = r"\s*[^\s|;,:]+:[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*"
+"""An id with a weight in text, as 3:0.5."""
 EXAMPLES = 3
 
 Seems = Literal["integers", "numbers", "texts", "booleans", "times", "scored ids", "unknown"]
@@ -256,7 +258,10 @@ def _typed(sample: pa.Table, file: ForeignFile) -> _Typed:
         column = sample[name] if name in sample.column_names else pa.chunked_array([[]], pa.null())
         if file.format == "text":
             separator = " " if name in file.lists else _separator(column)
-            if separator:
+            if scored := _scored_separator(column):
+                parted[name] = scored
+                column = _scored_lists(column, scored)
+            elif separator:
                 parted[name] = separator
                 column = _lists(column, separator)
             else:
@@ -330,6 +335,35 @@ def _separator(texts: pa.ChunkedArray) -> str:
         if several >= 0.2 and pc.all(pc.match_substring_regex(bare, pattern)).as_py():
             return separator
     return "," if brackets else ""
+
+
+def _scored_separator(texts: pa.ChunkedArray) -> str:
+    """What parts ids with weights, where texts look like lists of them; nothing where they do not:
+    a lone 12:30 is a time."""
+    present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
+    bare = pc.utf8_trim(present, "[]")
+    for separator in SEPARATORS:
+        escaped = "\\" + separator if separator == "|" else separator
+        pattern = f"^({SCORED}({escaped}{SCORED})*)?$"
+        if pc.all(pc.match_substring_regex(bare, pattern)).as_py():
+            marks = (separator, ".") if separator == SEPARATORS[0] else (separator,)
+            if any(pc.any(pc.match_substring(bare, mark)).as_py() for mark in marks):
+                return separator
+    return ""
+
+
+def _scored_lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
+    """Lists of ids with weights, the ids integers where all are; a code as 00123 is none."""
+    codes = pc.any(
+        pc.match_substring_regex(texts, r"(^|[\s|;,\[])-?(0\d|\d{19,})[^|;, ]*:")
+    ).as_py()
+    for ids in (pa.string(),) if codes else (pa.int64(), pa.string()):
+        kind = pa.struct([("id", ids), ("weight", pa.float64())])
+        try:
+            return split_texts(texts, separator, pa.list_(kind))
+        except pa.ArrowInvalid:
+            continue
+    raise AssertionError("texts hold any id")
 
 
 def _lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
