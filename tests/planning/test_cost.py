@@ -277,6 +277,35 @@ def test_costs_add_up_over_rows_and_tables() -> None:
     )
 
 
+def test_a_tiers_share_lies_within_what_both_its_ends_leave_open() -> None:
+    """Three runs of 10 rows with 5, 3 and 2 of 10 lookups, the first of which are surest."""
+    rows = RowDistribution.of([10, 10, 10], [0.5, 0.3, 0.2])
+    rows = dataclasses.replace(rows, uncertainty=np.array([0.03, 0.04, 0.0]))
+    table = SequenceTable(name="t", rows=rows, dim=16)
+    sizes = TableSizes(replicated=10, per_node=10)
+    one = Ledger.of({"t": table}, {"t": sizes}, prices()).tables["t"]
+    assert one.interval("replicated") == pytest.approx((0.5 - 0.03, 0.5 + 0.03))
+    assert one.interval("per_node") == pytest.approx((0.3 - 0.05, 0.3 + 0.05))  # 3, 4, 5
+    assert one.interval("home") == pytest.approx((0.2 - 0.04, 0.2 + 0.04))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "torchrecs"),
+    [
+        (TableSizes(), True),
+        (TableSizes(as_torchrec=True), True),
+        (TableSizes(replicated=8), False),
+        (TableSizes(per_node=8), False),
+        (TableSizes(coalesce="rank"), False),
+    ],
+)
+def test_a_table_is_torchrecs_without_tiers_and_coalescing(
+    sizes: TableSizes, torchrecs: bool
+) -> None:
+    table = SequenceTable(name="t", rows=zipf(100, 10), dim=8)
+    assert Ledger.of({"t": table}, {"t": sizes}, prices()).tables["t"].is_torchrecs is torchrecs
+
+
 def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
     slow = Link(gbps=1, latency_ms=2)
     cluster = Cluster(

@@ -67,6 +67,30 @@ def test_the_owner_of_a_table_serves_all_ranks() -> None:
     np.testing.assert_allclose(cost.a2a_global, [U * (ids + sums)] * 2 + [0, 0])
 
 
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [
+        ("table_wise", [4, 0, 0, 0]),
+        ("column_wise", [4, 0, 0, 0]),
+        ("row_wise", [2, 0, 0, 1]),
+        ("table_row_wise", [2, 2, 2, 0]),
+        ("grid_shard", [2, 2, 2, 0]),
+        ("data_parallel", [0, 0, 0, 1]),
+    ],
+)
+def test_an_exchange_calls_what_its_kind_calls(kind: str, calls: list[int]) -> None:
+    """All-to-alls of splits, ids, sums and gradients; parts of sums, and of tables that every rank
+    has, are all-reduced."""
+    shards = dataclasses.replace(whole(1), kind=kind)
+    one = dataclasses.replace(table("t", 1), shards=shards)
+    ledger = Ledger.of({"t": one}, {"t": AS_TORCHREC}, PRICES)
+    names = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global")
+    assert [ledger.home_calls[name] for name in names] == calls
+    entries = ledger.tables["t"].entries
+    assert [entry.share for entry in entries.values()] == [0, 0, 1]
+    assert ledger.tables["t"].interval("home") == (1, 1)
+
+
 def test_a_step_waits_for_the_rank_that_has_the_most() -> None:
     def ms(*ranks: int) -> float:
         tables = {f"t{n}": table(f"t{n}", rank) for n, rank in enumerate(ranks)}
