@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.bag_cost import table_wise_bags, travelling
+from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags, travelling
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
@@ -67,6 +67,51 @@ def test_a_share_of_bags_has_a_row_without_a_replica() -> None:
     assert travelling(rows.part(0, 0), 1) == 0
     drawn = np.random.default_rng(0).random((40_000, 5)) < [0.5, 0.5, 0.5, 0.2, 0.2]
     assert travelling(rows, 1) == pytest.approx(drawn.any(axis=1).mean(), rel=0.01)
+
+
+ROWS_OF_TWO_BYTES: dict[str, Any] = {
+    "rows": RowDistribution.of([10], [0.5]),
+    "bags": 2,
+    "dim": 16,
+    "width": 32,
+}
+"""10 rows of 16 numbers of 2 bytes, 5 lookups a sample in two bags: 320 a step, of 128 bags."""
+
+
+def test_every_number_of_sums_that_are_added_up_on_all_ranks() -> None:
+    load = np.array([2.0, 0.5, 1.0, 0.5])
+    found = row_wise_bags(PRICES, **ROWS_OF_TWO_BYTES, share=0.25, load=load)
+    # A quarter of the 128 bags of each of 4 ranks travels, in sums of 64 bytes.
+    sums, ids = 128 * 64, 320 * 8 + 128 * 4
+    expected = {
+        "static_memory": 10 * 32 / 4,
+        "ids_sent": 320,
+        "rows_accessed": 320 * load,
+        "dynamic_memory": sums * 5 / 4,
+        "a2a_global": ids + (load - 1) * 320 * 8,
+        "ar_global": sums,
+        "between_nodes": ids * 4 / 2 + 2 * sums,
+        "local": 3 * 320 * 32 * load + 2 * sums,
+    }
+    for name, value in vars(found).items():
+        np.testing.assert_allclose(value, expected.get(name, 0.0), err_msg=name)
+    even = row_wise_bags(PRICES, **ROWS_OF_TWO_BYTES, load=np.ones(U))
+    assert even == row_wise_bags(PRICES, **ROWS_OF_TWO_BYTES)  # numbers, not one for each rank
+    assert even.ar_global == 4 * sums
+
+
+def test_every_number_of_sums_of_one_rank() -> None:
+    sums = 128 * 64
+    payload = 320 * 8 + 128 * 4 + 2 * sums
+    assert table_wise_bags(PRICES, **ROWS_OF_TWO_BYTES) == Cost(
+        static_memory=10 * 32 / 4,
+        ids_sent=320,
+        rows_accessed=320,
+        dynamic_memory=2 * sums,
+        a2a_global=payload,
+        between_nodes=payload * 4 / 2,
+        local=3 * 320 * 32 + 2 * sums,
+    )
 
 
 def test_sums_cost_the_same_however_many_rows_they_have() -> None:

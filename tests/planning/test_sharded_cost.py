@@ -52,6 +52,90 @@ def table(name: str, rank: int, bags: float = 1) -> SequenceTable:
     )
 
 
+TWO_BYTES = SequenceTable(
+    name="t", rows=RowDistribution.of([10], [0.5]), dim=16, element_bytes=2, bags=2
+)
+"""10 rows of 32 bytes; of a rank's batch 320 lookups (x: 3,072 bytes), 128 sums (y: 8,192)."""
+PART = (PlannedShard(rank=1, rows=0.5, columns=0.25),)
+OF_ONE_RANK = {"static_memory": 40.0, "rows_accessed": 4 * 160.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards", "bags", "everywhere", "at_one"),
+    [
+        (
+            "column_wise",
+            PART,
+            2,
+            {"ids_sent": 160, "dynamic_memory": 1_024, "between_nodes": 2 * 0.5 * (3_072 + 4_096)},
+            OF_ONE_RANK
+            | {
+                "dynamic_memory": 4 * 1_024,
+                "a2a_global": 4 * 0.5 * (3_072 + 4_096),
+                "local": 4 * (3 * 160 * 8 + 2_048),
+            },
+        ),
+        (  # rows travel: 320 of 32 bytes, 2,560 bytes of ids
+            "column_wise",
+            PART,
+            0,
+            {"ids_sent": 160, "dynamic_memory": 1_280, "between_nodes": 2 * 0.5 * (2_560 + 5_120)},
+            OF_ONE_RANK
+            | {
+                "dynamic_memory": 4 * 1_280,
+                "a2a_global": 4 * 0.5 * (2_560 + 5_120),
+                "local": 4 * 4 * 1_280,
+            },
+        ),
+        (
+            "table_row_wise",
+            PART,
+            2,
+            {"ids_sent": 160, "dynamic_memory": 1_024, "between_nodes": 2 * 0.5 * 3_072 + 4_096},
+            OF_ONE_RANK
+            | {
+                "dynamic_memory": 6 * 2_048,
+                "a2a_global": 4 * 0.5 * 3_072,
+                "a2a_intra": 2 * 4 * 2_048,
+                "a2a_cross": 2 * 2 * 2_048,
+                "local": 4 * 160 * 3 * 8 + 2 * 4 * 2_048,
+            },
+        ),
+        *(
+            (
+                kind,
+                shards,
+                2,
+                {
+                    "static_memory": 2 * 320,
+                    "rows_accessed": 320,
+                    "dynamic_memory": 8_192,
+                    "ar_global": 320,
+                    "between_nodes": 2 * 320,
+                    "local": 4 * 320 + 3 * 320 * 32 + 2 * 8_192,
+                },
+                {},
+            )
+            for kind, shards in (("data_parallel", PART), ("table_wise", ()))
+        ),
+    ],
+)
+def test_every_number_of_a_part_of_a_table(
+    kind: str,
+    shards: tuple[PlannedShard, ...],
+    bags: int,
+    everywhere: dict[str, float],
+    at_one: dict[str, float],
+) -> None:
+    """Of one rank that has half of the rows and a quarter of their columns, by the formulas."""
+    one = dataclasses.replace(TWO_BYTES, bags=bags)
+    found = sharded_cost(PRICES, one, PlannedShards(kind=kind, shards=shards))
+    for name, value in vars(found).items():
+        expected = np.full(U, everywhere.get(name, 0.0))
+        expected[1] += at_one.get(name, 0.0)
+        np.testing.assert_allclose(np.broadcast_to(value, U), expected, err_msg=name)
+
+
 def test_the_owner_of_a_table_serves_all_ranks() -> None:
     cost = sharded_cost(PRICES, table("t", 1), whole(1))
     ids, sums = 5 * B * 8 + B * 4, B * 16 * 4
@@ -159,6 +243,44 @@ def test_each_rank_hands_over_what_its_shards_cost(kind: str, gloo_pool: GlooPoo
     if kind == "table_wise":
         sums = U * B * 4 * np.array([0, 2 * 16 + 32, 0, 0])
     np.testing.assert_allclose(forward, sums)
+
+
+def on_four_ranks(first: float, others: float) -> SequenceTable:
+    """Four rows, one on each rank, of which the first is looked up more often."""
+    rows = RowDistribution.of([1, 3], [first, others], ids=np.arange(4))
+    return SequenceTable(name="t", rows=rows, dim=16)
+
+
+def test_how_many_times_its_share_a_rank_serves() -> None:
+    busy = on_four_ranks(0.008, 0.001)
+    np.testing.assert_allclose(home_load(PRICES, busy), np.array([8, 1, 1, 1]) * 4 / 11)
+    np.testing.assert_allclose(home_load(PRICES, busy, first=1), np.array([0, 4, 4, 4]) / 3)
+    assert home_load(PRICES, busy, first=4).tolist() == [1, 1, 1, 1]
+
+
+def test_every_number_of_a_rank_that_serves_more_than_its_share() -> None:
+    """As the docstring has it, beside what all ranks have on average."""
+    busy = on_four_ranks(0.008, 0.001)
+    for coalesce in ("none", "node"):
+        load = home_load(PRICES, busy, coalesce=coalesce)  # type: ignore[arg-type]
+        mean = PRICES.row_wise(busy.rows, 64, coalesce).total(busy.rows.counts)  # type: ignore[arg-type]
+        found = row_wise_cost(PRICES, busy, coalesce=coalesce)  # type: ignore[arg-type]
+        more = (load - 1) * mean.rows_accessed * 64
+        # Of two nodes of two: ranks 0 and 2 have one place, 1 and 3 the other.
+        place = np.array([load[0] + load[2], load[1] + load[3]] * 2) / 2
+        expected = vars(mean) | {
+            "rows_accessed": mean.rows_accessed * load,
+            "dynamic_memory": mean.dynamic_memory + more,
+            "a2a_global": mean.a2a_global * load,
+            "a2a_cross": mean.a2a_cross * load,
+            "a2a_intra": mean.a2a_intra * place,
+            "local": mean.local + 2 * more,
+        }
+        for name, value in vars(found).items():
+            np.testing.assert_allclose(value, expected[name], err_msg=f"{coalesce} {name}")
+        assert np.mean(found.local) == pytest.approx(mean.local)
+    even = on_four_ranks(0.002, 0.002)
+    assert row_wise_cost(PRICES, even) == PRICES.row_wise(even.rows, 64).total(even.rows.counts)
 
 
 def test_ids_given_by_popularity_keep_the_first_rank_busy() -> None:
