@@ -83,7 +83,7 @@ def test_every_number_of_sums_that_are_added_up_on_all_ranks() -> None:
     found = row_wise_bags(PRICES, **ROWS_OF_TWO_BYTES, share=0.25, load=load)
     # A quarter of the 128 bags of each of 4 ranks travels, in sums of 64 bytes.
     sums, ids = 128 * 64, 320 * 8 + 128 * 4
-    expected = {
+    expected: dict[str, Any] = {
         "static_memory": 10 * 32 / 4,
         "ids_sent": 320,
         "rows_accessed": 320 * load,

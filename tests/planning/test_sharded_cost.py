@@ -262,9 +262,9 @@ def test_every_number_of_a_rank_that_serves_more_than_its_share() -> None:
     """As the docstring has it, beside what all ranks have on average."""
     busy = on_four_ranks(0.008, 0.001)
     for coalesce in ("none", "node"):
-        load = home_load(PRICES, busy, coalesce=coalesce)  # type: ignore[arg-type]
-        mean = PRICES.row_wise(busy.rows, 64, coalesce).total(busy.rows.counts)  # type: ignore[arg-type]
-        found = row_wise_cost(PRICES, busy, coalesce=coalesce)  # type: ignore[arg-type]
+        load = home_load(PRICES, busy, coalesce=coalesce)
+        mean = PRICES.row_wise(busy.rows, 64, coalesce).total(busy.rows.counts)
+        found = row_wise_cost(PRICES, busy, coalesce=coalesce)
         more = (load - 1) * mean.rows_accessed * 64
         # Of two nodes of two: ranks 0 and 2 have one place, 1 and 3 the other.
         place = np.array([load[0] + load[2], load[1] + load[3]] * 2) / 2
