@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,14 +72,17 @@ def test_memory_neutral_returns_to_zero(name: str) -> None:
         assert -2 * 32 * PRICES.k * 1024 < extra(ledger) <= 0
 
 
-def test_by_itself_auto_has_all_tiers_and_no_more_memory() -> None:
+def test_by_itself_auto_has_all_tiers_and_no_budget() -> None:
     tables = {"t": SequenceTable(name="t", rows=zipf(10_000, 50.0, 1.1), dim=16)}
-    prices = Prices(cluster=SLOW, batch_size=64, k=3.0)
-    ledger = auto(tables, prices)
-    sizes = ledger.tables["t"].sizes
-    assert sizes == auto(tables, prices, budget=0.0, tiers=3).tables["t"].sizes
-    assert sizes.per_node > 0 == auto(tables, prices, tiers=2).tables["t"].sizes.per_node
-    assert ledger.memory <= Ledger.of(tables, {}, prices).memory
+    large, small = (Prices(cluster=SLOW, batch_size=batch, k=3.0) for batch in (512, 64))
+
+    def sizes(prices: Prices, **asked: Any) -> TableSizes:
+        return auto(tables, prices, **asked).tables["t"].sizes
+
+    assert sizes(large) == sizes(large, budget=0.0)
+    assert sizes(large).replicated < sizes(large, budget=1e5).replicated
+    assert sizes(small, budget=1e5).per_node > 0
+    assert sizes(small, budget=1e5, tiers=2).per_node == 0
 
 
 def small(rows: list[float], dim: int = 16) -> dict[str, SequenceTable]:
