@@ -128,8 +128,8 @@ def main(
     about: str | None = None,
 ) -> None:
     """The command line of a suite; `measure` gets whether to be quick. A suite that measures no
-    memory and no time has the system's allocator (`keeps_memory=False`). `about` is said by
-    `--help` of what the suite takes beside that."""
+    memory and no time has the system's allocator (`keeps_memory=False`). `--help` ends
+    with `about`."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}", epilog=about)
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")

@@ -210,12 +210,16 @@ def test_drift_is_what_yesterdays_rows_take_today() -> None:
     ids=st.lists(st.integers(0, 30), min_size=1, max_size=200),
     capacity=st.integers(1, 40),
     parts=st.integers(1, 4),
+    known=st.tuples(st.booleans(), st.booleans()),
 )
-def test_a_sketch_errs_by_no_more_than_it_says(ids: list[int], capacity: int, parts: int) -> None:
+def test_a_sketch_errs_by_no_more_than_it_says(
+    ids: list[int], capacity: int, parts: int, known: tuple[bool, bool]
+) -> None:
+    """Also where it counts exactly first, as long as there is room."""
     true = np.bincount(ids, minlength=31)
-    sketch = RowSketch(capacity)
+    sketch = RowSketch(capacity, 31 if known[0] else None)
     for part in np.array_split(np.array(ids, np.int64), parts):
-        other = RowSketch(capacity)
+        other = RowSketch(capacity, 31 if known[1] else None)
         other.add(part, 1)
         sketch.merge(*other.state())
     assert sketch.error <= len(ids) / (capacity + 1)
@@ -285,14 +289,22 @@ def test_ids_of_no_row_are_left_out_and_counted() -> None:
         assert profile["item"].lookups * profile.samples == pytest.approx((ids < 10).sum())
 
 
-def test_tables_too_large_to_count_are_sketched() -> None:
+def test_a_large_table_is_forecast_until_a_sketch_is_smaller() -> None:
     batches = [step[0] for step in random_batches(SCHEMA, steps=4)]
     tables = {"item": Counted(num_rows=30, features=("item",))}
-    exact = Tally(counted=tables).add(batches).counters["item"]
-    sketched = profile_batches(batches, tables, exact_rows=29)["item"]
-    assert isinstance(exact, RowCounter)  # what it counted: a sketch holds nothing out
-    own = exact.distribution().coverage(np.arange(31))
-    assert np.array_equal(own, sketched.coverage(np.arange(31)))
+    exact, large = (profile_batches(batches, tables, exact_rows=rows)["item"] for rows in (30, 29))
+    assert np.array_equal(exact.coverage(np.arange(31)), large.coverage(np.arange(31)))
+    assert np.array_equal(exact.interval(np.arange(31)), large.interval(np.arange(31)))
+    assert np.ptp(exact.interval(5)) > 0
+
+    sketch, counter = RowSketch(12, 30), RowCounter(30)
+    for fold, batch in enumerate(batches):
+        ids = batch.features["item"].values().numpy()
+        sketch.add(ids, 8, fold)
+        counter.add(ids, 8, fold)
+    assert sketch.exact is None
+    assert (sketch.samples, sketch.lookups) == (counter.samples, counter.counted[1].sum())
+    assert sketch.error > 0
 
 
 def test_all_tables_together_are_counted_within_one_bound_of_memory() -> None:

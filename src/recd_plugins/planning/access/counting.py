@@ -93,6 +93,11 @@ class RowCounter:
                 self._join(2 * self._joined)
         return self._counted
 
+    @property
+    def at_most(self) -> int:
+        """Pairs that there can be, without counting."""
+        return self._counted.shape[1] + self._waits
+
     def _join(self, folds: int) -> None:
         """Have so many folds each joined in one, in what was counted and what waits."""
         if folds == 1:
@@ -127,8 +132,7 @@ class RowCounter:
         """
         if not self.samples:
             raise DataError("rows: nothing was counted: there are no samples.")
-        pairs = self.counted
-        every = _summed(np.stack([pairs[0] // FOLDS, *pairs[1:]]))
+        every = _of_rows(self.counted)
         ids, lookups, holding = every[:, np.argsort(-every[1], kind="stable")]
         starts = np.flatnonzero(np.diff(lookups, prepend=-1))
         counts, each = np.diff(starts, append=len(ids)), lookups[starts].astype(np.float64)
@@ -176,6 +180,11 @@ class RowCounter:
         )
 
 
+def _of_rows(pairs: Integers) -> Integers:
+    """[3, R] rows, ascending, with their lookups and batches: of pairs with folds."""
+    return _summed(np.stack([pairs[0] // FOLDS, *pairs[1:]]))
+
+
 def _summed(counted: Integers) -> Integers:
     """[3, P] counts by their first row, ascending, each once."""
     counted = counted[:, np.argsort(counted[0], kind="stable")]
@@ -198,12 +207,16 @@ class RowSketch:
 
     A row's count is too low by at most `error` <= lookups / (capacity + 1), and never too
     high; so every row with more lookups than that is among the counters.
+
+    Of `num_rows` that are known, rows are counted exactly, with folds, as long as they need no more
+    memory: a `RowCounter` (`exact`) has a sketch's place until then.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, num_rows: int | None = None) -> None:
         if capacity < 1:
             raise DataError(f"rows: a sketch needs one counter or more, not {capacity}.")
         self.capacity = capacity
+        self.exact = None if num_rows is None else RowCounter(num_rows)
         self.samples = 0
         self.lookups = 0
         self._error = 0
@@ -220,6 +233,11 @@ class RowSketch:
 
     def add(self, ids: Integers, samples: int, fold: int = 0) -> None:
         """The lookups of so many samples, in any order; a sketch keeps no folds apart."""
+        if self.exact is not None:
+            self.exact.add(ids, samples, fold)
+            self.samples = self.exact.samples
+            self._check_room()
+            return
         self.samples += samples
         self.lookups += len(ids)
         self._waiting.append(np.array(ids, np.int64))
@@ -228,14 +246,27 @@ class RowSketch:
             self._count()
 
     def state(self) -> tuple[Integers, tuple[int, ...]]:
-        """[2, R] and numbers, for `merge` of a sketch of the same table."""
+        """[2, R] and numbers, or a `RowCounter`'s, for `merge` of a sketch of the same table."""
+        if self.exact is not None:
+            return self.exact.state()
         self._count()
         return np.stack([self._ids, self._counts]), (self.samples, self.lookups, self._error)
 
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
         """Take over what another one saw; errors add up, and so do the lookups they refer to."""
+        of_counter = counted.shape[0] == 3
+        if self.exact is not None and of_counter:
+            self.exact.merge(counted, numbers)
+            self.samples = self.exact.samples
+            self._check_room()
+            return
+        self._give_up_folds()
         self._count()
-        samples, lookups, error = numbers
+        if of_counter:
+            samples, lookups, error = sum(numbers[:FOLDS]), int(counted[1].sum()), 0
+            counted = _of_rows(counted)
+        else:
+            samples, lookups, error = numbers
         self.samples += samples
         self.lookups += lookups
         self._error += error
@@ -243,6 +274,8 @@ class RowSketch:
 
     def distribution(self, num_rows: int) -> RowDistribution:
         """p of the counted rows; the rest of the lookups is spread over the rest of the rows."""
+        if self.exact is not None:
+            return self.exact.distribution()
         self._count()
         if not self.samples:
             raise DataError("rows: nothing was counted: there are no samples.")
@@ -265,6 +298,24 @@ class RowSketch:
             ids=self._ids[order],
             error=self._error / self.samples,
         )
+
+    def _check_room(self) -> None:
+        assert self.exact is not None
+        if self.exact.at_most > 2 * self._pairs and self.exact.counted.shape[1] > self._pairs:
+            self._give_up_folds()
+
+    @property
+    def _pairs(self) -> int:
+        """Of a row and a fold, 24 bytes each: twice as many have the memory of the counters."""
+        return max(self.capacity // 3, 1)
+
+    def _give_up_folds(self) -> None:
+        """From now on this is a sketch."""
+        if self.exact is None:
+            return
+        counted, self.exact = self.exact.counted, None
+        self.lookups = int(counted[1].sum())
+        self._join(*_of_rows(counted)[:2])
 
     def _count(self) -> None:
         if self._waits:
@@ -309,7 +360,7 @@ def counters(num_rows: Mapping[str, int], *, exact_rows: int = EXACT_ROWS) -> di
         exact.add(name)
     capacity = min(COUNTERS, ALL_COUNTERS // max(len(num_rows) - len(exact), 1))
     return {
-        name: RowCounter(rows) if name in exact else RowSketch(capacity)
+        name: RowCounter(rows) if name in exact else RowSketch(capacity, rows)
         for name, rows in num_rows.items()
     }
 
@@ -323,7 +374,9 @@ def distribution(
     in_order: bool = False,
 ) -> RowDistribution:
     """What was counted of a table; of a `sample` what will come (`RowCounter.distribution`). A
-    sketch leaves lookups to the rows that it lacks anyway."""
+    sketch that has given up its folds leaves lookups to the rows that it lacks anyway."""
     if isinstance(counter, RowSketch):
-        return counter.distribution(num_rows)
+        if counter.exact is None:
+            return counter.distribution(num_rows)
+        counter = counter.exact
     return counter.distribution(sample=sample, counted_share=counted_share, in_order=in_order)

@@ -91,7 +91,8 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
     _send_numbers(np.array([tally.samples, tally.batch_size, round(tally.epoch)]), to, group)
     for counter in tally.counters.values():
         counts, numbers = counter.state()
-        _send_numbers(np.array([*numbers, counts.shape[1]]), to, group)
+        _send_numbers(np.array([*counts.shape, len(numbers)]), to, group)
+        _send_numbers(np.array(numbers), to, group)
         if counts.size:
             _send_numbers(counts, to, group)
 
@@ -102,11 +103,11 @@ def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
     tally.epoch += epoch
     tally.batch_size = tally.batch_size or batch_size
     for counter in tally.counters.values():
-        counts, numbers = counter.state()
-        *others, length = _receive_numbers((len(numbers) + 1,), source, group).tolist()
-        shape = (counts.shape[0], length)
+        kinds, length, count = _receive_numbers((3,), source, group).tolist()
+        numbers = _receive_numbers((count,), source, group).tolist()
+        shape = kinds, length
         received = _receive_numbers(shape, source, group) if length else np.empty(shape, np.int64)
-        counter.merge(received, tuple(others))
+        counter.merge(received, tuple(numbers))
 
 
 def _send_numbers(numbers: Integers, to: int, group: ProcessGroup) -> None:

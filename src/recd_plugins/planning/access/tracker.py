@@ -56,7 +56,7 @@ def profile_tracker(
         for step, ids in part.batches:
             counter.add(ids, 0, int(folds[min(step - first, steps - 1)]))
         counts, (_, *others) = counter.state()
-        if isinstance(counter, RowCounter):
+        if isinstance(counter, RowCounter) or counter.exact is not None:
             batches = np.bincount(folds, minlength=FOLDS) * min(ranks, 1)
             samples = batches * ranks * batch_size
             numbers = (*samples.tolist(), *batches.tolist(), others[-1])
