@@ -78,7 +78,7 @@ class StepForecast:
         parts, cluster = self.parts, self.ledger.prices.cluster
         replicas = sum(self.ledger.ms_by_collective.values()) - self.ledger.ms
         computed = BACKWARD * (parts["dense"] + parts["pooling"])
-        exchange = cluster.beside * min(computed, self._ids + parts["dense_reduce"])
+        exchange = cluster.beside * min(computed, self.ids + parts["dense_reduce"])
         loading = parts["conversion"] + parts["reading"]
         rest = sum(parts.values()) - loading - replicas - exchange
         ahead = loading - max(loading / self.workers - rest, 0.0) if self.workers else 0.0
@@ -124,8 +124,8 @@ class StepForecast:
         return (math.ceil(size / BUCKET) - 1) * link.latency_ms + float(link.ms(size))
 
     @property
-    def _ids(self) -> float:
-        """Of the all-to-alls of ids: two calls, for how many there are and for themselves, and of
+    def ids(self) -> float:
+        """Milliseconds of the exchanges that are of ids: two calls, for how many there are and for themselves, and of
         the time that bytes of all-to-alls take as large a share as ids are of these bytes."""
         cluster, ledger = self.ledger.prices.cluster, self.ledger
         if self.world_size == 1 or not ledger.home_calls["a2a_global"]:

@@ -1,0 +1,80 @@
+"""Plain row-wise, each paper alone, and all together: the step of each, modelled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+from benchmarks.scale.modelled import ModelledJob
+from recd_flexshard.policy.goals import choose
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.step.step_forecast import StepForecast
+from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+from recd_plugins.planning.topology import GB, Cluster
+
+__all__ = ["PLANS", "TOGETHER", "at_batch", "modelled_step", "modelled_steps"]
+
+K = 1.65
+"""Bytes of a replica over its row's: weights, gradients under way, row-wise Adagrad."""
+BUDGET = 1.0 * GB
+"""For SCARS' cache, and for all together, a rank."""
+TOGETHER = "together"
+PLANS = ("row-wise", "RecD", "FlexShard", "SCARS", TOGETHER)
+
+
+def modelled_step(job: ModelledJob, cluster: Cluster, plan: str) -> StepForecast:
+    """One step by one of `PLANS`.
+
+    row-wise   TorchRec's, sequences row-wise, pooled tables table-wise, whose kin all have
+    RecD       lookups and poolings of unique samples
+    FlexShard  three tiers for sequences, memory-neutral
+    SCARS      coalescing for each rank, and a cache of 1 GB
+    together   unique samples, and tiers and coalescing as take the least time within 1 GB; or
+               any other plan, where the price of small operations makes that one faster
+    """
+    if plan == TOGETHER:
+        return modelled_steps(job, cluster)[TOGETHER]
+    return _with(job, cluster, plan)
+
+
+def modelled_steps(job: ModelledJob, cluster: Cluster) -> dict[str, StepForecast]:
+    """One step by each of `PLANS`."""
+    found = {plan: _with(job, cluster, plan) for plan in PLANS}
+    return found | {TOGETHER: min(found.values(), key=lambda one: one.ms)}
+
+
+def _with(job: ModelledJob, cluster: Cluster, plan: str) -> StepForecast:
+    unique = plan in ("RecD", TOGETHER) and bool(job.shares)
+    prices = Prices(cluster=cluster, batch_size=job.batch_size, k=K)
+    tables = job.tables(unique=unique, world_size=cluster.world_size)
+    sizes: dict[str, TableSizes] = dict.fromkeys(job.bags, AS_TORCHREC)
+    sequences = {name: tables[name] for name in job.sequences}
+    sizes |= _sizes(plan, sequences, prices)
+    compute = job.compute
+    return StepForecast(
+        ledger=Ledger.of(tables, sizes, prices),
+        compute=compute,
+        unique={name: job.shares[name] for name in compute.features} if unique else {},
+    )
+
+
+def _sizes(
+    plan: str, sequences: Mapping[str, SequenceTable], prices: Prices
+) -> dict[str, TableSizes]:
+    chosen = partial(choose, sequences, prices)
+    if plan == "FlexShard":
+        ledger = chosen(goal="memory_neutral", tiers=3)
+    elif plan == "SCARS":
+        ledger = chosen(goal="budget", tiers=2, budget=BUDGET, coalesce="rank")
+    elif plan == TOGETHER:
+        ledger = chosen(goal="auto", tiers=3, budget=BUDGET)
+    else:
+        return {}
+    return {name: table.sizes for name, table in ledger.tables.items()}
+
+
+def at_batch(job: ModelledJob, batch_size: int) -> ModelledJob:
+    """The same job, of other batches."""
+    return dataclasses.replace(job, batch_size=batch_size)

@@ -1,0 +1,221 @@
+"""Forecast against fact: whole steps on an emulated cluster, whose settings tuned nothing.
+
+Before it, a cluster's links and ranks are timed, the model is timed without its tables, and steps
+of next to no samples show what TorchRec itself takes (`fixed`). None of the settings is among them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from benchmarks.cluster.network import Network, available
+from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.flexshard.steps import topology
+from benchmarks.harness import Figure, spread
+from benchmarks.scale.emulated_step import HISTORY, EmulatedJob, computed, median, steps_of
+from recd_flexshard.policy.goals import choose
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.step.compute import Compute
+from recd_plugins.planning.step.step_forecast import StepForecast
+from recd_plugins.planning.table_sizes import TableSizes, tier_plan
+from recd_plugins.planning.topology import Cluster
+
+__all__ = ["QUICK", "SETTINGS", "Validated", "ValidationSetting", "figures", "validated"]
+
+K = 1.65
+BUDGET = float(1 << 26)
+"""Bytes of replicas, a rank."""
+NEXT_TO_NOTHING = 2
+"""Samples of a step that shows what TorchRec takes whatever the batch."""
+
+Placed = Literal["row-wise", "coalesced", "tiers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSetting:
+    """A cluster, what is trained on it, and how its histories are placed."""
+
+    n_nodes: int
+    ranks_per_node: int
+    mbit: int
+    job: EmulatedJob
+    placed: Placed
+
+    def __str__(self) -> str:
+        job = self.job
+        skew = f"Zipf {job.exponent:g}" if job.exponent else "uniform"
+        return (
+            f"{self.n_nodes}x{self.ranks_per_node}, {self.mbit} mbit, {skew}, "
+            f"S {job.samples_per_session}, {'pooled' if job.pooled else 'sequences'}, "
+            f"B {job.batch_size}, {self.placed}"
+        )
+
+    def sizes(self, prices: Prices) -> dict[str, TableSizes]:
+        """As the policy has them, of histories alone."""
+        history = {HISTORY: self.job.tables()[HISTORY]}
+        if self.placed == "row-wise":
+            return {}
+        if self.placed == "coalesced":
+            return {HISTORY: TableSizes(coalesce="rank")}
+        ledger = choose(history, prices, goal="budget", budget=BUDGET, coalesce="rank")
+        return {HISTORY: ledger.tables[HISTORY].sizes}
+
+
+def _settings() -> Iterator[ValidationSetting]:
+    """Each shape of cluster with each link; what is trained goes round in steps that share no
+    divisor with these, so that no two factors vary together."""
+    shapes, links = ((2, 1), (2, 2), (4, 1), (2, 4)), (50, 200, 1000)
+    skews, sizes = (1.05, 0.0, 1.3), (128, 512)
+    placed: tuple[Placed, ...] = ("row-wise", "coalesced", "tiers", "row-wise", "tiers")
+    number = 0
+    for n_nodes, ranks_per_node in shapes:
+        for mbit in links:
+            for pooled in (False, True):
+                yield ValidationSetting(
+                    n_nodes=n_nodes,
+                    ranks_per_node=ranks_per_node,
+                    mbit=mbit,
+                    placed=placed[number % 5],
+                    job=EmulatedJob(
+                        exponent=skews[number % 3],
+                        samples_per_session=(1, 8, 1, 3)[number // 2 % 4],
+                        pooled=pooled,
+                        batch_size=sizes[number // 3 % 2],
+                    ),
+                )
+                number += 1
+
+
+SETTINGS = tuple(_settings())
+QUICK = tuple(SETTINGS[number] for number in (6, 7, 8, 11))
+"""Of one shape, so that one cluster is made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """One setting, forecast and measured."""
+
+    setting: ValidationSetting
+    step: StepForecast
+    seconds: Sequence[float]
+
+    @property
+    def error(self) -> float:
+        """The forecast over the fact, less 1."""
+        return self.step.ms / median(list(self.seconds)) - 1
+
+
+def validated(settings: Sequence[ValidationSetting], rounds: int) -> Iterator[Validated]:
+    """Each setting, on one cluster for each shape; its links are timed once for each rate."""
+    for (n_nodes, ranks_per_node), alike in groupby(
+        settings, lambda one: (one.n_nodes, one.ranks_per_node)
+    ):
+        each = list(alike)
+        with (
+            Network(n_nodes, each[0].mbit) as network,
+            ClusterRanks(network, ranks_per_node) as ranks,
+        ):
+            known = _Known(network, ranks)
+            for setting in each:
+                yield known.validated(setting, rounds)
+
+
+class _Known:
+    """A cluster, and what was found of it so far."""
+
+    def __init__(self, network: Network, ranks: ClusterRanks) -> None:
+        self._network = network
+        self._ranks = ranks
+        self._clusters: dict[int, Cluster] = {}
+
+    def validated(self, setting: ValidationSetting, rounds: int) -> Validated:
+        cluster = self._cluster(setting.mbit)
+        job = setting.job
+        compute = dataclasses.replace(self._compute(job), fixed=0.0)
+        fixed = self._fixed(setting, cluster, compute)
+        step = self._forecast(setting, cluster, dataclasses.replace(compute, fixed=fixed))
+        sizes = setting.sizes(step.ledger.prices)
+        tiers = tier_plan(job.tables(), sizes, cluster, job.hottest) if sizes else None
+        seconds = self._ranks.run(steps_of, job, tiers, rounds)[0]
+        print(f"{setting}: {step.ms:.1f} ms for {median(seconds):.1f}", file=sys.stderr, flush=True)
+        return Validated(setting=setting, step=step, seconds=seconds)
+
+    def _cluster(self, mbit: int) -> Cluster:
+        if self._network.mbit != mbit:
+            self._network.shape(mbit)
+        if mbit not in self._clusters:
+            found = self._ranks.run(topology, self._ranks.ranks_per_node)[0]
+            self._clusters[mbit] = Cluster.of(found, self._ranks.world_size)
+        return self._clusters[mbit]
+
+    def _compute(self, job: EmulatedJob) -> Compute:
+        return self._ranks.run(computed, job, NEXT_TO_NOTHING * job.samples_per_session)[0]
+
+    def _fixed(self, setting: ValidationSetting, cluster: Cluster, compute: Compute) -> float:
+        """Seconds of a step of next to no samples, row-wise, beyond what is forecast of it."""
+        small = dataclasses.replace(
+            setting.job, batch_size=NEXT_TO_NOTHING * setting.job.samples_per_session, lookups=1
+        )
+        plain = dataclasses.replace(setting, job=small, placed="row-wise")
+        step = self._forecast(plain, cluster, compute)
+        took = median(self._ranks.run(steps_of, small, None, 9)[0])
+        return max(took - step.ms, 0.0) / 1000
+
+    def _forecast(
+        self, setting: ValidationSetting, cluster: Cluster, compute: Compute
+    ) -> StepForecast:
+        job = setting.job
+        prices = Prices(cluster=cluster, batch_size=job.batch_size, k=K)
+        ledger = Ledger.of(job.tables(), setting.sizes(prices), prices)
+        unique = {HISTORY: job.share} if job.samples_per_session > 1 else {}
+        return StepForecast(ledger=ledger, compute=compute, unique=unique)
+
+
+def figures(quick: bool, part: tuple[int, int] = (1, 1)) -> list[Figure]:
+    """One figure for each setting, and two for all; `part` is one of so many parts."""
+    if missing := available():
+        print(f"no emulated cluster: it needs {missing}", file=sys.stderr)
+        return []
+    number, parts = part
+    size = -(-len(SETTINGS) // parts)
+    chosen = QUICK if quick else SETTINGS[(number - 1) * size : number * size]
+    found = list(validated(chosen, rounds=7 if quick else 15))
+    errors = [100 * abs(one.error) for one in found]
+    each = [
+        Figure(
+            name=str(one.setting),
+            value=100 * one.error,
+            unit="% off",
+            spread=spread(one.seconds),
+            note=f"{one.step.ms:.1f} ms for {median(list(one.seconds)):.1f}: "
+            + ", ".join(f"{part} {ms:.1f}" for part, ms in one.step.parts.items() if ms >= 0.05)
+            + "; hidden "
+            + ", ".join(f"{part} {ms:.1f}" for part, ms in one.step.hidden.items() if ms >= 0.05),
+        )
+        for one in found
+    ]
+    return [
+        *each,
+        Figure(
+            name="forecast of a step, median error",
+            value=statistics.median(errors),
+            unit="%",
+            target=8,
+            at_most=True,
+            note=f"{len(found)} settings",
+        ),
+        Figure(
+            name="forecast of a step, worst error",
+            value=max(errors),
+            unit="%",
+            target=20,
+            at_most=True,
+        ),
+    ]
