@@ -189,7 +189,8 @@ def recd() -> Iterator[PaperFigure]:
         published=0.5,
         predicted=exchanged,
         unit="x",
-        cause=f"{NOT_OURS}; the paper's 0.5 is what is left where 43% of an exchange is of features that are in no group",
+        cause=f"{NOT_OURS}; the paper's 0.5 is what is left where 43% of an exchange is of "
+        "features that are in no group",
     )
     for what, published, step in (
         ("RecD", 27.76, ours),
