@@ -215,7 +215,7 @@ def _pipeline(job: EmulatedJob, tiers: TierPlan | None, dedup: bool) -> Any:
     if tiers is not None:
         sharders = list(tier_sharders(OnNodes(tiers), sharders))
     if dedup:
-        model = adapt(model, [(HISTORY,)], unique_shares=[job.share])
+        model = adapt(model, ((HISTORY,),), unique_shares=[job.share])
         sharders = with_dedup(sharders)
     sharded = DistributedModelParallel(
         model, device=CPU, plan=ShardingPlan(plan=plan), sharders=sharders

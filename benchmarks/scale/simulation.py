@@ -10,13 +10,14 @@ while this one is in backward.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
 from recd_plugins.planning.cost import Cost
+from recd_plugins.planning.ledger import TierName
 from recd_plugins.planning.step.step_forecast import BACKWARD, StepForecast
 
 __all__ = ["Event", "simulate", "simulated_ms"]
@@ -27,6 +28,7 @@ MOST_RANKS = 16
 """Ranks are alike, so that as many show what all do."""
 
 Resource = tuple[str, int]
+REPLICAS: tuple[TierName, ...] = ("replicated", "per_node")
 
 
 @dataclass(eq=False)
@@ -190,12 +192,3 @@ class _Work:
             within=parts.get("a2a_intra", 0.0) / 2,
             reduce=parts.get("ar_cross", 0.0) + parts.get("ar_global", 0.0),
         )
-
-
-REPLICAS = ("replicated", "per_node")
-
-
-def deviations(steps: Sequence[StepForecast]) -> Iterator[float]:
-    """The closed form over the simulation, less 1, of each step."""
-    for step in steps:
-        yield step.ms / simulated_ms(step) - 1

@@ -125,8 +125,9 @@ class StepForecast:
 
     @property
     def ids(self) -> float:
-        """Milliseconds of the exchanges that are of ids: two calls, for how many there are and for themselves, and of
-        the time that bytes of all-to-alls take as large a share as ids are of these bytes."""
+        """Milliseconds of the exchanges that are of ids: two calls, for how many there are and for
+        themselves, and of the time that bytes of all-to-alls take as large a share as ids are of
+        these bytes."""
         cluster, ledger = self.ledger.prices.cluster, self.ledger
         if self.world_size == 1 or not ledger.home_calls["a2a_global"]:
             return 0.0
