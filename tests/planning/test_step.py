@@ -23,7 +23,7 @@ from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.topology import GB, Cluster, Link, Topology
-from recd_plugins.trainer.measure.model_compute import measured_compute, on_held_embeddings
+from recd_plugins.trainer.measure.model_compute import line, measured_compute, on_held_embeddings
 
 HISTORY = FeatureCompute(pooled=10e-6, expanded=1e-6, converted=0.5e-6, activations=1000)
 COMPUTE = Compute(
@@ -205,7 +205,7 @@ def test_a_model_is_timed_without_tables_that_no_machine_could_hold() -> None:
     model = Summed()
     found = measured_compute(
         model,
-        [sample(32), sample(256)],
+        [sample(256)],
         lambda batch: batch.features,
         device=torch.device("cpu"),
         optimizer=torch.optim.Adam,
@@ -216,6 +216,13 @@ def test_a_model_is_timed_without_tables_that_no_machine_could_hold() -> None:
     assert found.features["history"].pooled > 0
     assert found.activations >= 4 * 16  # the input of the layer
     assert model.sequences.embeddings["h"].weight.is_meta
+
+
+def test_what_does_not_grow_with_a_batch_is_fixed_and_nothing_is_less_than_none() -> None:
+    assert line([(1, 1.0), (3, 2.0)]) == pytest.approx((0.5, 0.5))
+    assert line([(4, 2.0)]) == (0, 0.5)
+    assert line([(1, 2.0), (3, 1.0)]) == (1.5, 0)
+    assert line([(1, 0.0), (3, 4.0)]) == pytest.approx((0, 1))
 
 
 def test_held_embeddings_have_the_shapes_of_the_batch_and_get_gradients() -> None:

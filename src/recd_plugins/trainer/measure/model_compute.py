@@ -22,7 +22,7 @@ from recd_plugins.planning.measured_topology import Timer
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 
-__all__ = ["measured_compute", "on_held_embeddings"]
+__all__ = ["line", "measured_compute", "on_held_embeddings"]
 
 ROUNDS = 6
 """Runs of which the middle half counts, where ranks compute together."""
@@ -59,7 +59,7 @@ def measured_compute(
         ready = batch.to(device)
         size = features(ready).stride()
         points.append((size, timed(partial(_once, dense, ready, loss))))
-    fixed, each = _line(points)
+    fixed, each = line(points)
     biggest = max(batches, key=lambda batch: features(batch).stride())
     poolings = _poolings(model, features(biggest), device)
     if group is not None:  # timed on one thread of one rank, and so as fast as nobody is beside it
@@ -189,7 +189,7 @@ def _clock(
     return Timer(group, device, ROUNDS).seconds
 
 
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Seconds whatever the size, and for each of it: least squares, neither below 0."""
     most = max(size for size, _ in points)
     mean = sum(size for size, _ in points) / len(points)
