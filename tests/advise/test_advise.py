@@ -19,7 +19,9 @@ from recd_plugins.advise.walk import WORTH, AdviceGoal, in_order
 from recd_plugins.cli.main import app
 from recd_plugins.errors import PluginError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
+from recd_plugins.planning.torchrec_planner import remembered_proposals
 from recd_plugins.registry import Registry
+from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.training import train_quietly
 
@@ -60,10 +62,6 @@ def registry(folder: Path, samples_per_session: float, **more: Any) -> dict[str,
         "train": {"device": "cpu", "ranks": 2, "batch_size": 256, "steps": 3, "log_every": 1},
         **more,
     }
-
-
-def verdicts(advice: RegistryAdvice) -> dict[str, str]:
-    return {one.name: one.verdict for one in advice.walk.weighed}
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +153,19 @@ def test_the_registry_that_is_written_trains(folder: Path, gloo_pool: GlooPool) 
     values = Registry.load(out, overrides).source.values
     summary, *_ = gloo_pool.run(train_quietly, values, world_size=2)
     assert 0 < summary["train"]["loss"] < 2
+
+
+def test_proposals_that_are_remembered_are_those_that_torchrec_makes(folder: Path) -> None:
+    def proposed(batch_size: int) -> tuple[str, str]:
+        stack = load({**registry(folder / "16", 16), "sharding": "torchrec"})
+        train = {**stack.registry.source.values["train"], "batch_size": batch_size}
+        stack = load({**stack.registry.source.values, "train": train})
+        planner = stack.planned_for(stack.model(), 2)
+        return repr(stack.proposed), planner.explain()
+
+    alone = [proposed(size) for size in (256, 4096)]
+    with remembered_proposals():
+        assert [proposed(size) for size in (256, 4096, 256, 4096)] == [*alone, *alone]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, available
 from recd_plugins.launch.server import RankServer
 from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.torchrec_planner import remembered_proposals
 from recd_plugins.registry import Registry
 
 __all__ = ["RegistryAdvice", "WhatIf", "additions_of", "advise"]
@@ -148,6 +149,33 @@ def advise(
     With `most_tried` the best so many are trained beside the baseline, on this machine: all ranks
     share it then, in the forecasts too.
     """
+    with remembered_proposals():
+        return _advised(
+            registry,
+            goal,
+            ranks or registry.train.ranks,
+            ranks_here,
+            batch_sizes,
+            with_what_ifs,
+            progress,
+            met,
+            partial(tried, rounds=rounds, steps=steps, server=server) if most_tried else None,
+            most_tried,
+        )
+
+
+def _advised(
+    registry: Registry,
+    goal: AdviceGoal,
+    ranks: int,
+    ranks_here: int | None,
+    batch_sizes: Sequence[int],
+    with_what_ifs: bool,
+    progress: Progress,
+    met: Callable[[str], None],
+    trial: Callable[[Mapping[tuple[str, ...], Outlook], Outlooks], list[Tried]] | None,
+    most_tried: int,
+) -> RegistryAdvice:
     for slot in ("dataset", "model"):
         registry.one(slot)
     claims = additions_of(registry)
@@ -155,8 +183,7 @@ def advise(
         raise RegistryError(
             "no plugin has additions to weigh. Install one that does, say those of recd-plugins."
         )
-    ranks = ranks or registry.train.ranks
-    outlooks = Outlooks(registry, ranks, ranks if most_tried else ranks_here, progress)
+    outlooks = Outlooks(registry, ranks, ranks if trial else ranks_here, progress)
     base = _absolute(plain(registry.source.values, claims), registry.source.base)
     schema = outlooks.schema(base)
     sizes = tuple(dict.fromkeys(batch_sizes)) or (registry.train.batch_size,)
@@ -177,10 +204,10 @@ def advise(
             else:
                 what_ifs.append(WhatIf(name=name, walk=found))
     trials: list[Tried] = []
-    if most_tried:
+    if trial is not None:
         sides = candidates(walks[best], goal, most_tried)
         met(f"{len(sides)} registries, by training them")
-        trials = tried(sides, outlooks, rounds=rounds, steps=steps, server=server)
+        trials = trial(sides, outlooks)
     return RegistryAdvice(
         registry=registry,
         trials=trials,

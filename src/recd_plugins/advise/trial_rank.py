@@ -12,53 +12,67 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import die_with_parent
 
-__all__ = ["turns"]
+if TYPE_CHECKING:
+    import torch
+
+    from recd_plugins.stack import Stack
+
+__all__ = ["in_turns", "turns"]
 
 WARM_UP = 3
 """Steps of each side before the first round: pipelines fill, kernels compile."""
 
 
 def turns(registries: Sequence[Path], rounds: int, steps: int) -> list[list[float]]:
-    """Seconds of a step of each registry, in each round, of the slowest rank. Sides take turns of
-    `steps` steps, in an order that is turned round each time."""
-    import torch
-    import torch.distributed as dist
-
+    """`in_turns` of files, over the launcher's group."""
     from recd_plugins.stack import load
-    from recd_plugins.trainer.assemble import assemble
     from recd_plugins.trainer.run import process_group
 
     stacks = [load(path) for path in registries]
     with process_group(stacks[0]) as device:
-        sides = []
-        for stack in stacks:
-            loader = stack.loader(dist.get_rank(), dist.get_world_size())
-            sides.append((assemble(stack, device).pipeline, _endless(loader)))
+        return in_turns(stacks, device, rounds, steps)
 
-        def seconds(side: int, count: int) -> float:
-            pipeline, batches = sides[side]
-            dist.barrier()
-            begun = time.perf_counter()
-            for _ in range(count):
-                pipeline.progress(batches)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            return (time.perf_counter() - begun) / count
 
-        for side in range(len(sides)):
-            seconds(side, WARM_UP)
-        found = torch.zeros(len(sides), rounds, device=device)
-        for number in range(rounds):
-            order = range(len(sides)) if number % 2 else reversed(range(len(sides)))
-            for side in order:
-                found[side, number] = seconds(side, steps)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return found.tolist()
+def in_turns(
+    stacks: Sequence[Stack], device: torch.device, rounds: int, steps: int
+) -> list[list[float]]:
+    """Seconds of a step of each registry, in each round, of the slowest rank of the group. Sides
+    take turns of `steps` steps, reading included, in an order that is turned round each time."""
+    import torch
+    import torch.distributed as dist
+
+    from recd_plugins.trainer.assemble import assemble
+
+    sides = []
+    for stack in stacks:
+        loader = stack.loader(dist.get_rank(), dist.get_world_size())
+        sides.append((assemble(stack, device).pipeline, _endless(loader)))
+
+    def seconds(side: int, count: int) -> float:
+        pipeline, batches = sides[side]
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(count):
+            pipeline.progress(batches)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - begun) / count
+
+    for side in range(len(sides)):
+        seconds(side, WARM_UP)
+    found = torch.zeros(len(sides), rounds, device=device)
+    for number in range(rounds):
+        order = range(len(sides)) if number % 2 else reversed(range(len(sides)))
+        for side in order:
+            found[side, number] = seconds(side, steps)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    each: list[list[float]] = found.tolist()
+    return each
 
 
 def _endless(loader: Any) -> Iterator[Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +25,28 @@ if TYPE_CHECKING:
 
     from recd_plugins.slots import Context
 
-__all__ = ["TorchRecPlanner", "TorchRecPlannerConfig", "build_torchrec_planner"]
+__all__ = [
+    "TorchRecPlanner",
+    "TorchRecPlannerConfig",
+    "build_torchrec_planner",
+    "remembered_proposals",
+]
+
+_remembered: ContextVar[dict[str, tuple[Any, str]] | None] = ContextVar(
+    "remembered proposals", default=None
+)
+
+
+@contextmanager
+def remembered_proposals() -> Iterator[None]:
+    """Inside, TorchRec's planner is asked once for models that are alike, by options that are: it
+    takes seconds for a hundred tables."""
+    token = _remembered.set({})
+    try:
+        yield
+    finally:
+        _remembered.reset(token)
+
 
 ROW_WISE = TableConstraint(sharding_types=("row_wise",), compute_kernels=("fused",))
 
@@ -135,6 +159,15 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             # These leave their place, so that they must not count where others are balanced.
             inputs = constraints[name].pooling_factors
             constraints[name].batch_sizes = [1] * len(inputs)
+        chosen = (self._config, sorted(self._row_wise.items()), held, sorted(others))
+        where = (on, topology, device, world_size, self._batch_size)
+        seen = (sorted(constraints.items()), *_asked_of(model, sharders))
+        asked = repr((*chosen, *where, *seen))
+        remembered = _remembered.get()
+        if remembered is not None and asked in remembered:
+            kept, self._explanation = remembered[asked]
+            known: ShardingPlan = copy.deepcopy(kept)
+            return known
         with quiet_planner():
             planner = EmbeddingShardingPlanner(
                 topology=on,
@@ -166,6 +199,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 ranks_per_node=topology.ranks_per_node or world_size,
             )
             self._explanation += f"\nrow-wise in place of this: {', '.join(sorted(others))}"
+        if remembered is not None:
+            remembered[asked] = (copy.deepcopy(plan), self._explanation)
         return plan
 
     def explain(self) -> str:
@@ -194,6 +229,17 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             f"topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
             f"train.batch_size, or make the tables smaller. {answer}"
         )
+
+
+def _asked_of(
+    model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> Iterator[tuple[Any, ...]]:
+    """What TorchRec's planner sees of a model: its tables, who shards them and how they train."""
+    for path, module, sharder in sharded_modules(model, sharders):
+        shares = getattr(module, "unique_shares", None)  # an adapted model's
+        yield path, type(module), type(sharder), getattr(sharder, "fused_params", None), shares
+        for name, parameter in sharder.shardable_parameters(module).items():
+            yield name, tuple(parameter.shape), parameter.dtype
 
 
 def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> TorchRecPlanner:

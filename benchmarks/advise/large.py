@@ -1,0 +1,103 @@
+"""Advice on a model of a hundred large tables: seconds, and memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Figure
+
+__all__ = ["large", "large_registry"]
+
+SECONDS, GIB = 30.0, 4.0
+BUDGET_GB = 1.0
+
+
+def large_registry(folder: Path, tables: int, rows: int, samples: int) -> dict[str, Any]:
+    """A fifth of the tables are of sequences, half of the features are the user's."""
+    features = []
+    for number in range(tables):
+        one: dict[str, Any] = {"name": f"f{number}", "num_ids": rows, "skew": 1.0 + number / 200}
+        one["kind"] = "user" if number % 2 else "item"
+        if one["kind"] == "user":
+            one["stay"] = 0.9
+        if number % 5 == 1:
+            one |= {"sequence": True, "length": 10.0, "kind": "user", "stay": 0.95}
+        features.append(one)
+    return {
+        "plugins": ["recd_dlrm"],
+        "folder": str(folder),
+        "dataset": {
+            "use": "sessions",
+            "samples": samples,
+            "samples_per_session": 8,
+            "features": features,
+        },
+        "model": {"use": "sequence_dlrm", "embedding_dim": 64, "bottom": [64], "top": [64]},
+        "topology": "a100_dgx",
+        "train": {"device": "cpu", "ranks": 16, "batch_size": 512},
+    }
+
+
+def large(tables: int, rows: int, samples: int) -> Iterator[Figure]:
+    """In a process of its own, whose tables are there already, clustered and not."""
+    with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.advise.large", folder]
+        command += [str(tables), str(rows), str(samples)]
+        subprocess.run(command, check=True, capture_output=True)  # makes the tables
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    note = (
+        f"{tables} tables of {rows:,} rows, {samples:,} samples, 16 ranks; {found['cpu']:.1f} s of "
+        f"processor time; with what would change it {found['whole']:.1f} s; "
+        f"advised: {', '.join(found['advised']) or 'nothing'}"
+    )
+    yield Figure(
+        name="advice", value=found["wall"], unit="s", target=SECONDS, at_most=True, note=note
+    )
+    yield Figure(
+        name="advice, peak memory", value=found["gib"], unit="GiB", target=GIB, at_most=True
+    )
+
+
+def _measured(folder: Path, tables: int, rows: int, samples: int) -> dict[str, Any]:
+    from recd_plugins.advise.advice import advise
+    from recd_plugins.advise.walk import AdviceGoal
+    from recd_plugins.registry import Registry
+
+    registry = Registry.load(large_registry(folder, tables, rows, samples))
+    goal = AdviceGoal(budget_gb=BUDGET_GB)
+    began, cpu = time.perf_counter(), time.process_time()
+
+    def met(what: str) -> None:
+        taken = time.perf_counter() - began, time.process_time() - cpu
+        print(f"{what}: {taken[0]:.1f} s, {taken[1]:.1f} s of processor time", file=sys.stderr)
+
+    advice = advise(registry, goal, with_what_ifs=False, met=met)
+    wall, taken = time.perf_counter() - began, time.process_time() - cpu
+    advise(registry, goal, with_what_ifs=True)
+    return {
+        "wall": wall,
+        "cpu": taken,
+        "whole": time.perf_counter() - began - wall,
+        "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "advised": list(advice.walk.kept),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.advise.large")
+    parser.add_argument("folder", type=Path)
+    for name in ("tables", "rows", "samples"):
+        parser.add_argument(name, type=int)
+    warnings.filterwarnings("ignore")
+    print(json.dumps(_measured(**vars(parser.parse_args()))))

@@ -1,0 +1,218 @@
+"""The advice against a search: how much slower it is than the best of all registries tried."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cluster.network import Network, available
+from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.flexshard.steps import topology as measured_topology
+from benchmarks.harness import Figure
+from recd_plugins.advise.advice import advise
+from recd_plugins.advise.trial_rank import in_turns
+from recd_plugins.advise.walk import AdviceGoal
+from recd_plugins.planning.topology import save_topology
+from recd_plugins.registry import Registry
+from recd_plugins.stack import load
+
+__all__ = ["SETTINGS", "Setting", "regrets", "searched"]
+
+EACH, MEDIAN = 0.07, 0.03
+N_NODES, RANKS_PER_NODE = 2, 2
+BUDGET_GB = 0.02
+AT_ONCE = 6
+"""Registries that train side by side, with what is advised among them."""
+LIMIT = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A table, a model and a link."""
+
+    samples_per_session: float
+    skew: float
+    mbit: int
+    pooled: bool = False
+    dim: int = 64
+
+    @property
+    def name(self) -> str:
+        kind = "pooled" if self.pooled else "sequences"
+        return f"{kind}, S {self.samples_per_session:g}, Zipf {self.skew:g}, {self.mbit} mbit"
+
+    def registry(self, folder: Path, topology: Path, samples: int) -> dict[str, Any]:
+        """Plain TorchRec's."""
+        one = {"num_ids": 50_000, "skew": self.skew}
+        user = {**one, "kind": "user", "stay": 0.95}
+        features: list[dict[str, Any]] = [{"name": f"item_{i}", **one} for i in range(4)]
+        features += [{"name": f"user_{i}", **user, "length": 3.0} for i in range(4)]
+        model: dict[str, Any] = {"use": "dlrm", "embedding_dim": self.dim}
+        values: dict[str, Any] = {}
+        if not self.pooled:
+            features += [
+                {"name": f"h_{i}", **user, "sequence": True, "length": 20.0} for i in range(2)
+            ]
+            model["use"] = "sequence_dlrm"
+            values["pooling"] = {f"h_{i}": {"use": "transformer", "heads": 2} for i in range(2)}
+        return values | {
+            "plugins": ["recd_dlrm", "recd_dedup", "recd_flexshard", "recd_scars"],
+            "folder": str(folder),
+            "dataset": {
+                "use": "sessions",
+                "samples": samples,
+                "samples_per_session": self.samples_per_session,
+                "features": features,
+            },
+            "model": {**model, "bottom": [64, self.dim], "top": [64]},
+            "topology": str(topology),
+            "train": {
+                "device": "cpu",
+                "threads": 1,
+                "ranks": N_NODES * RANKS_PER_NODE,
+                "batch_size": 256,
+            },
+        }
+
+
+SETTINGS = (
+    Setting(samples_per_session=16, skew=1.05, mbit=200),
+    Setting(samples_per_session=4, skew=1.2, mbit=200),
+    Setting(samples_per_session=1, skew=1.2, mbit=200),
+    Setting(samples_per_session=16, skew=0.8, mbit=50),
+    Setting(samples_per_session=8, skew=1.2, mbit=200, pooled=True),
+    Setting(samples_per_session=1, skew=1.05, mbit=50, pooled=True),
+)
+CLUSTERED = {
+    "etl": [{"use": "cluster_by_session"}],
+    "reader": {"use": "local", "sessions": "whole"},
+}
+FLEXSHARD = {"use": "flexshard", "budget_gb": BUDGET_GB}
+PLANS: Mapping[str, Mapping[str, Any]] = {
+    "own": {},
+    "row-wise": {
+        "sharding": {"use": "torchrec", "constraints": {"*": {"sharding_types": ["row_wise"]}}}
+    },
+    "auto, no replica": {"sharding": {**FLEXSHARD, "goal": "auto", "budget_gb": 1e-6}},
+    "auto": {"sharding": {**FLEXSHARD, "goal": "auto"}},
+    "auto, hot": {
+        "sharding": {**FLEXSHARD, "goal": "auto"},
+        "cache": {"use": "scars", "size": "plan"},
+    },
+    "2 tiers, by rank": {
+        "sharding": {
+            **FLEXSHARD,
+            "goal": "budget",
+            "tiers": 2,
+            "coalesce": "rank",
+            "tables": ["t_*"],
+        }
+    },
+    "3 tiers, by node": {
+        "sharding": {**FLEXSHARD, "goal": "budget", "coalesce": "node", "tables": ["t_*"]}
+    },
+    "scars": {"cache": {"use": "scars", "size": "budget", "budget_gb": BUDGET_GB}},
+}
+
+
+def searched(setting: Setting, base: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every plan on every table, deduplicated in every way."""
+    users = [one["name"] for one in base["dataset"]["features"] if one.get("kind") == "user"]
+    sequences = [one for one in users if one.startswith("h_")] or users[:2]
+    dedups: dict[str, dict[str, Any]] = {
+        "": {},
+        "auto": {"dedup": {"use": "exact", "groups": "auto"}},
+        "sequences": {"dedup": {"use": "exact", "groups": [[one] for one in sequences]}},
+        "users": {"dedup": {"use": "exact", "groups": [[one] for one in users]}},
+    }
+    found = {"in time, own": base}
+    found |= {f"in time, {name}": {**base, **PLANS[name]} for name in PLANS}
+    for (dedup, with_dedup), (name, plan) in product(dedups.items(), PLANS.items()):
+        found[f"clustered, {dedup}, {name}"] = {**base, **CLUSTERED, **with_dedup, **plan}
+    found |= {
+        f"in time, {dedup}, {name}": {**base, **with_dedup, **PLANS[name]}
+        for dedup, with_dedup in dedups.items()
+        if dedup in ("sequences", "users")
+        for name in ("own", "auto")
+    }
+    return found
+
+
+def regrets(
+    settings: Sequence[Setting], *, samples: int, rounds: int, steps: int, most: int | None = None
+) -> Iterator[Figure]:
+    """Of each setting, and their median; `most` registries of the search."""
+    if missing := available():
+        print(f"no emulated cluster, so no regret: it needs {missing}", file=sys.stderr)
+        return
+    found = []
+    for setting in settings:
+        with (
+            tempfile.TemporaryDirectory(prefix="recd-bench-") as folder,
+            Network(N_NODES, setting.mbit) as network,
+            ClusterRanks(network, RANKS_PER_NODE) as ranks,
+        ):
+            figure = _regret(setting, Path(folder), ranks, samples, rounds, steps, most)
+        print(f"{figure.name}: {figure.value:.1%}; {figure.note}", file=sys.stderr, flush=True)
+        found.append(figure.value)
+        yield figure
+    yield Figure(
+        name="regret, the median of the settings",
+        value=statistics.median(found),
+        unit="share",
+        target=MEDIAN,
+        at_most=True,
+    )
+
+
+def _regret(
+    setting: Setting,
+    folder: Path,
+    ranks: ClusterRanks,
+    samples: int,
+    rounds: int,
+    steps: int,
+    most: int | None,
+) -> Figure:
+    topology = folder / "topology.yaml"
+    save_topology(ranks.run(measured_topology, RANKS_PER_NODE)[0], topology)
+    base = setting.registry(folder / "data", topology, samples)
+    goal = AdviceGoal(budget_gb=BUDGET_GB)
+    advice = advise(Registry.load(base), goal, ranks_here=ranks.world_size, with_what_ifs=False)
+    mine = advice.values
+    others = dict(list(searched(setting, base).items())[:most])
+    best, best_ratio, base_ratio = "", 1.0, 1.0
+    names = [name for name, values in others.items() if values != mine]
+    for start in range(0, len(names), AT_ONCE - 1):
+        some = names[start : start + AT_ONCE - 1]
+        sides = [mine, *(others[name] for name in some)]
+        for values in sides:
+            load(values).prepare()
+        seconds = ranks.run(_on_rank, sides, rounds, steps, limit=LIMIT)[0]
+        for name, each in zip(some, seconds[1:], strict=True):
+            ratio = statistics.median(a / b for a, b in zip(seconds[0], each, strict=True))
+            if name == "in time, own":
+                base_ratio = ratio
+            if ratio > best_ratio:
+                best, best_ratio = name, ratio
+    return Figure(
+        name=f"regret: {setting.name}",
+        value=best_ratio - 1,
+        unit="share",
+        target=EACH,
+        at_most=True,
+        note=f"advised: {', '.join(advice.walk.kept) or 'nothing'}; {1 / base_ratio:.2f}x as fast "
+        f"as TorchRec's own plan; best of {len(others)}: {best or 'what was advised'}",
+    )
+
+
+def _on_rank(sides: Sequence[dict[str, Any]], rounds: int, steps: int) -> list[list[float]]:
+    return in_turns([load(values) for values in sides], torch.device("cpu"), rounds, steps)
