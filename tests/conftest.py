@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drawn import FEW
 from hypothesis import Phase, settings
 
 # Beside other workers, threads of one worker wait for each other more than they compute; and those
@@ -17,9 +18,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # The same examples in every run; and a busy machine is slow, not wrong. `make test-fast` draws
-# fewer where a test says nothing of how many.
+# fewer.
 settings.register_profile("recd", deadline=None, derandomize=True)
-settings.register_profile("fast", settings.get_profile("recd"), max_examples=30)
+settings.register_profile("fast", settings.get_profile("recd"), max_examples=FEW)
 # A change that is noticed needs no smallest example (benchmarks/mutants.py).
 settings.register_profile(
     "mutants", settings.get_profile("recd"), phases=(Phase.explicit, Phase.generate)
@@ -49,9 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: no collection of garbage looks at it again, which takes 0.2 s."""
+    """What was imported stays: no collection of garbage looks at it again, which takes 0.2 s. And
+    tests leave little garbage that lives: it is looked for less often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from itertools import islice
+from pathlib import Path
+
+from forked import run_module
 
 from benchmarks.faults.__main__ import KINDS
 
@@ -24,8 +25,9 @@ def test_a_seed_draws_the_same_cases() -> None:
 
 def test_what_a_user_types_breaks_no_promise() -> None:
     kinds = [option for kind in TYPED for option in ("--kind", kind)]
-    command = [sys.executable, "-m", "benchmarks.faults", *kinds, "--sample", "5", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    figures = {one["name"]: one for one in json.loads(done.stdout)["figures"]}
+    command = ["benchmarks.faults", *kinds, "--sample", "5", "--json"]
+    done = run_module(*command, folder=Path(__file__).parents[2])
+    assert done.code == 0, done.err
+    figures = {one["name"]: one for one in json.loads(done.out)["figures"]}
     assert figures["cases"]["value"] == 5 * len(TYPED)
-    assert not [name for name, one in figures.items() if one["met"] is False], done.stderr
+    assert not [name for name, one in figures.items() if one["met"] is False], done.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -52,8 +54,11 @@ def test_the_papers_example(sizes: list[int]) -> None:
     }
 
 
-@pytest.mark.parametrize("columns", [JoinedColumns(from_lists(BATCH)), pooled(BATCH, [2, 1])])
-def test_groups_of_what_there_is_not(columns: Columns) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: JoinedColumns(from_lists(BATCH)), lambda: pooled(BATCH, [2, 1])]
+)
+def test_groups_of_what_there_is_not(make: Callable[[], Columns]) -> None:
+    columns = make()
     with pytest.raises(DataError, match="there is no feature 'bb'; did you mean 'b'"):
         columns.to_ikjt([["bb"]])
 

@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import chain, islice
 
 import pytest
+from drawn import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from known_rows import ROWS, SCHEMA, epoch, ids, open_loader, saved, write
@@ -23,7 +24,9 @@ from recd_plugins.testing.resume import check_resume
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=at_most(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     num_rows=st.integers(1, 60),

@@ -6,6 +6,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,7 +118,7 @@ def schemas(draw: st.DrawFn) -> Schema:
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(schemas())
 def test_json_keeps_all_of_it(schema: Schema) -> None:
     assert Schema.from_json(schema.to_json(), "here") == schema

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,7 +78,7 @@ def test_eight_clicks_by_hand(tmp_path: Path) -> None:
     assert histories == [[0], [0, 1], [2], [1, 2]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(
     clicks=st.lists(
         st.tuples(st.integers(1, 5), st.integers(10, 16), st.integers(0, 50)),

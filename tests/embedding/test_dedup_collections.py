@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixed import GROUPS, KEYS, ROWS, SHARES, Mixed, batch_of, deduplicated
@@ -53,7 +54,7 @@ def gradients(of: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in of.named_parameters()}
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(
     size=st.integers(1, 9),
     unique=st.integers(1, 9),

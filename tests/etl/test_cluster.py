@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, table_of
@@ -70,7 +71,7 @@ def test_extremes(tmp_path, sessions, timestamps):
     assert clustered(tmp_path, rows).equals(expected(rows))
 
 
-@settings(max_examples=20)
+@settings(max_examples=at_most(20))
 @given(
     keys=st.lists(st.tuples(st.sampled_from(HUGE), st.integers(-3, 3)), max_size=60),
     memory_gb=st.sampled_from([1e-7, 1e-6, 4e-6, 1.0]),

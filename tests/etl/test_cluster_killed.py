@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+from forked import run_module
 from session_tables import expected, mixed_rows, read, table_of
 
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
@@ -35,8 +36,9 @@ step.run(Table.open(Path(source)), Path(folder), die)
 
 def killed(source, folder, dying, after):
     args = [str(source.path), str(folder), dying, str(after)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *args], timeout=60, check=False)
-    assert done.returncode == -9
+    with tempfile.TemporaryDirectory() as scripts:
+        Path(scripts, "dies.py").write_text(KILLED)
+        assert run_module("dies", *args, folder=Path(scripts), timeout=60).code == -9
     assert not folder.exists()
 
 

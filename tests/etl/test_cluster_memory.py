@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from forked import run_module
 from session_tables import SCHEMA, rows_of
 
 from recd_plugins.data.table import TableWriter
@@ -41,9 +39,8 @@ def test_arrow_never_holds_more_than_was_allowed(tmp_path):
                 writer.write(rows_of(ids, draw.integers(0, 10**9, ids.size), seed=part))
         sources.append(str(source))
     size, allowed = 2 * 60_000 * (2 * 4 * 8 + 32), 5e6
-    args = [str(allowed / 1e9), *sources]
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, *args], capture_output=True, text=True, check=True, timeout=60
-    )
+    (tmp_path / "peak.py").write_text(PEAK)
+    done = run_module("peak", str(allowed / 1e9), *sources, folder=tmp_path, timeout=60)
+    assert done.code == 0, done.err
     assert size > 2 * allowed
-    assert int(done.stdout) < allowed
+    assert int(done.out) < allowed

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -166,7 +167,7 @@ def drawn(what: dict[str, tuple[int, float, float, int]]) -> dict[str, SequenceT
     }
 
 
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(
     what=TABLES,
     k=st.floats(1, 8),
@@ -198,7 +199,7 @@ def test_what_every_goal_keeps(
     assert extra(found) <= max(0.0, extra(Ledger.of(tables, alone, prices))) + 1e-6
 
 
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(what=TABLES, budgets=st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)))
 def test_more_memory_is_never_slower(
     what: dict[str, tuple[int, float, float, int]], budgets: tuple[float, float]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from recd_dlrm.poolings.jagged_attention import (
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=at_most(200), deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 2000), max_size=60),
     budget=st.floats(1.0, 3.0),
@@ -93,7 +94,7 @@ def test_rows_end_where_their_block_ends(lengths: list[int], max_values: int | N
 
 
 @pytest.mark.parametrize("only_last", [False, True])
-@settings(deadline=None, max_examples=15, derandomize=True)
+@settings(deadline=None, max_examples=at_most(15), derandomize=True)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_self_attention_equals_a_loop(only_last: bool, lengths: list[int]) -> None:
     """Gradients too, to double's rounding; without a gradient it is the same."""

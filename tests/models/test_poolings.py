@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -134,7 +135,7 @@ def test_a_batch_of_more_values_than_a_chunk_holds() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(deadline=None, max_examples=15, derandomize=True)
+@settings(deadline=None, max_examples=at_most(15), derandomize=True)
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=20))
 def test_equals_a_loop(name: str, lengths: list[int]) -> None:
     check(name, lengths)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -122,7 +123,7 @@ def test_memory_is_of_tables_dense_parameters_and_activations_of_unique_samples(
     assert step.memory == pytest.approx(step.ledger.memory + own)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=at_most(25), deadline=None)
 @given(
     times=st.floats(1, 100),
     replicated=st.integers(0, 1000),

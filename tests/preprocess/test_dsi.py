@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -116,7 +117,7 @@ def test_it_keeps_the_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*IDS, *NEW}))
-@settings(max_examples=12)
+@settings(max_examples=at_most(12))
 @given(data=st.data())
 def test_it_is_its_formula_on_all_samples_and_on_unique_ones(name: str, data: Any) -> None:
     options, ids = IDS.get(name) or (NEW[name] | {"into": "made"}, FEW | ANY)
@@ -149,7 +150,7 @@ def test_it_is_its_formula_on_all_samples_and_on_unique_ones(name: str, data: An
     assert torch.equal(on_unique.weights(), on_all.weights())
 
 
-@settings(max_examples=20)
+@settings(max_examples=at_most(20))
 @given(data=st.data())
 def test_each_way_to_compute_gives_the_same(data: Any) -> None:
     """What runs on CUDA, on the CPU; rows long enough for a table; ids in an array and hashed."""
@@ -181,7 +182,7 @@ def test_each_way_to_compute_gives_the_same(data: Any) -> None:
         assert torch.equal(hours(features).values(), hours.by_search(times))
 
 
-@settings(max_examples=25)
+@settings(max_examples=at_most(25))
 @given(st.lists(SECONDS, min_size=1, max_size=20))
 def test_hours_are_those_of_the_zone_to_the_second(times: list[int]) -> None:
     for zone in ("Europe/Berlin", "Asia/Kolkata", "Africa/Monrovia"):
@@ -208,7 +209,7 @@ FLOATS = st.floats(-100, 100, width=32)
 
 
 @pytest.mark.parametrize("name", sorted(DENSE))
-@settings(max_examples=20)
+@settings(max_examples=at_most(20))
 @given(columns=st.lists(st.tuples(FLOATS, FLOATS | st.sampled_from([0.0, 1.0, 2.0])), min_size=1))
 def test_a_dense_one_is_its_formula(name: str, columns: list[tuple[float, float]]) -> None:
     schema = Schema(session_id=None, timestamp=None, dense=("x", "y"))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -107,7 +108,7 @@ SOME = st.sampled_from([None, ("b",), ("a", "c"), ("b", "c"), ("a", "b", "c", "d
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=named, indirect=True)
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(features=samples(), groups=st.sampled_from(GROUPINGS), some=SOME)
 def test_on_unique_samples_as_on_all(transform, features, groups, some):
     wrapped = RowWise(transform)
@@ -125,7 +126,7 @@ def test_on_unique_samples_as_on_all(transform, features, groups, some):
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=named, indirect=True)
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(features=samples(), groups=st.sampled_from(GROUPINGS), some=SOME)
 def test_on_shared_values_as_on_all(transform, features, groups, some):
     wrapped = RowWise(transform)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import at_most
 from hot_table import ALL, FEATURES, NONE, SOME, Plans, is_hot, open_stage, rows_of, saved, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     return write(tmp_path_factory.mktemp("hot") / "table", 100)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=at_most(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=st.sampled_from([ALL, NONE, SOME, None]),
     window=st.integers(1, 7),

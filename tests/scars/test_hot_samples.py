@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -59,7 +60,7 @@ def samples_of(parts: Sequence[Batch]) -> list[object]:
     return found
 
 
-@settings(max_examples=100)
+@settings(max_examples=at_most(100))
 @given(parts=batches(), data=st.data())
 def test_samples_keep_all_that_is_theirs(parts: list[Batch], data: st.DataObject) -> None:
     every = samples_of(parts)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -72,7 +73,7 @@ def test_a_hit_rate_takes_as_few_rows_as_it_needs(share: float, wide: int, slim:
 
 
 @given(st.floats(0.01, 1.0), st.floats(0.5, 1.5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=at_most(50), deadline=None)
 def test_a_hit_rate_is_met_and_no_row_is_too_many(share: float, exponent: float) -> None:
     tables = {"t": SequenceTable(name="t", rows=zipf(5_000, 3.0, exponent), dim=4)}
     rows = per_table(tables, covering(MergedRows.of(tables), share))["t"]

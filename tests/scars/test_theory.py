@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,7 @@ def test_five_times_the_rows_and_batch_move_less_than_twice_as_much(
 
 
 @given(CHANCES, st.integers(1, 8), st.floats(1.0, 200.0), st.floats(0.5, 40.0))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=at_most(300), deadline=None)
 def test_the_optimum_is_that_of_brute_force(
     chances: list[float], width: int, spare: float, per_sample: float
 ) -> None:

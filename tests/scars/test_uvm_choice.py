@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +88,7 @@ def test_chances_approximation_is_near_a_simulated_cache() -> None:
 @given(
     st.integers(1, 3_000), st.floats(0.6, 1.6), st.sampled_from(["lru", "lfu"]), st.integers(1, 8)
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=at_most(15), deadline=None)
 def test_a_larger_cache_hits_more_by_less_and_less(
     rows: int, exponent: float, algorithm: str, world_size: int
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ def check(ids: torch.Tensor) -> None:
 
 
 @given(IDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=at_most(200), deadline=None)
 def test_any_ids(ids: list[int]) -> None:
     check(torch.tensor(ids, dtype=torch.int64))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -48,13 +49,13 @@ def check(features, groups):
         assert torch.equal(expanded.lengths(), features[key].lengths)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=at_most(80), deadline=None)
 @given(numbers=st.lists(ids, min_size=1, max_size=40))
 def test_any_ids(numbers):
     check({"a": single(numbers)}, [["a"]])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_most(60), deadline=None)
 @given(
     samples=st.lists(st.tuples(ids, ids, st.lists(ids, max_size=3)), min_size=1, max_size=30),
     groups=st.sampled_from([[["a", "b", "c"]], [["c", "a"], ["b"]], [["b", "c"], ["a"]]]),
@@ -107,7 +108,7 @@ def test_as_many_ids_as_rows_are_not_yet_single():
     check({"a": Jagged(torch.tensor([1, 2, 1, 2]), torch.tensor([2, 0, 2, 0]))}, [["a"]])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(
     pairs=st.lists(st.tuples(ids, st.sampled_from([0.0, -0.0, 1.5])), min_size=1, max_size=30),
     dtype=st.sampled_from([torch.float32, torch.float64]),
@@ -124,7 +125,7 @@ def test_weights_are_distinguished(pairs, dtype):
     assert torch.equal(ikjt.to_kjt().weights(), from_pairs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_most(60), deadline=None)
 @given(lengths=st.lists(st.sampled_from([0, 1, 7, 8, 9, 16, 17, 100]), min_size=1, max_size=30))
 def test_rows_of_any_length_are_laid_end_to_end(lengths):
     """Short ones are copied with what lies behind them, never past the end of either side."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,14 +40,14 @@ def by_dict(rows):
 
 
 @BOTH
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 @given(rows=st.lists(st.lists(ids64, max_size=20), max_size=12))
 def test_any_int64_rows(find, rows):
     assert [part.tolist() for part in find(*jagged(rows))] == [*by_dict(rows)]
 
 
 @BOTH
-@settings(max_examples=60)
+@settings(max_examples=at_most(60))
 @given(pool=st.lists(st.lists(ids, max_size=18), min_size=1, max_size=4), data=st.data())
 def test_any_int32_rows_that_repeat(find, pool, data):
     rows = data.draw(st.lists(st.sampled_from(pool), max_size=20))

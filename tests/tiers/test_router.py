@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -68,7 +69,7 @@ def routings(
 
 
 @pytest.mark.parametrize("route", WAYS)
-@settings(max_examples=50)
+@settings(max_examples=at_most(50))
 @given(drawn=routings())
 def test_routing_is_that_of_a_dict(
     route: Route,

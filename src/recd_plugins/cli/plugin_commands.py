@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import typer
@@ -12,6 +12,7 @@ from recd_plugins.cli.command_help import help_text
 from recd_plugins.cli.commands import Commands, readable
 from recd_plugins.cli.options import reported
 from recd_plugins.errors import PluginError
+from recd_plugins.hooks.installed import installed_points
 
 __all__ = ["GROUP", "WithPlugins"]
 
@@ -25,7 +26,7 @@ class WithPlugins(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         points: dict[str, list[EntryPoint]] = {}
-        for point in entry_points(group=GROUP):
+        for point in installed_points(GROUP):
             same = points.setdefault(point.name, [])
             # An editable install can list one distribution twice.
             if all((one.value, _owner(one)) != (point.value, _owner(point)) for one in same):

@@ -9,18 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import (
-    Distribution,
-    EntryPoint,
-    distribution,
-    distributions,
-    entry_points,
-)
+from importlib.metadata import Distribution, EntryPoint, distribution, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +23,7 @@ import pluggy
 from recd_plugins.additions import Addition
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest
 from recd_plugins.hooks import specs
+from recd_plugins.hooks.installed import changed, installed_points
 from recd_plugins.hooks.markers import PROJECT
 from recd_plugins.slots import SLOTS, Record
 
@@ -80,7 +74,7 @@ class ClaimedAddition:
 def available() -> dict[str, list[EntryPoint]]:
     """The installed plugins by entry-point name; none of them is imported."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=PROJECT):
+    for point in installed_points(PROJECT):
         same = found.setdefault(point.name, [])
         # An editable install can list one distribution twice.
         if all(point.value != other.value or _name(point) != _name(other) for other in same):
@@ -331,13 +325,13 @@ def _provider_of(module: str) -> Provider:
     if package == PROJECT:
         return _provider(module, distribution("recd-plugins"))
     for path in sys.path:
-        if (owner := _owners(path, _changed(path)).get(package)) is not None:
+        if (owner := _owners(path, changed(path)).get(package)) is not None:
             return _provider(module, owner)
     return Provider(module)
 
 
 @lru_cache(maxsize=256)
-def _owners(folder: str, changed: int) -> Mapping[str, Distribution]:
+def _owners(folder: str, since: int) -> Mapping[str, Distribution]:
     """The distribution of each package, from the records of those that are installed in a folder:
     read once for a folder as it is."""
     owners: dict[str, Distribution] = {}
@@ -348,14 +342,6 @@ def _owners(folder: str, changed: int) -> Mapping[str, Distribution]:
         for package in packages:
             owners.setdefault(package, one)
     return owners
-
-
-def _changed(path: str) -> int:
-    """When something was added to a folder, or taken from it, last."""
-    try:
-        return os.stat(path or os.curdir).st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _name(point: EntryPoint) -> str:

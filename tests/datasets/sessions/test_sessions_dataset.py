@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -235,7 +236,7 @@ def test_memory_is_bounded_by_open_sessions_not_by_the_table() -> None:
     assert peak(120_000) < 1.3 * peak(20_000)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=at_most(15), deadline=None)
 @given(
     stay=st.sampled_from([0.0, 0.5, 0.93, 1.0]),
     shift=st.booleans(),

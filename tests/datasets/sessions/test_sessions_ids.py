@@ -7,6 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +88,7 @@ def test_probabilities_follow_the_formula(kind: Distribution, skew: float, mass)
     np.testing.assert_allclose(law.probabilities(np.arange(50)), weights / weights.sum(), 1e-10)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_most(60), deadline=None)
 @given(
     law=st.sampled_from([("zipf", 0.3), ("zipf", 1.0), ("zipf", 1.4), *LAWS]),
     num_ids=st.integers(2, 300_000),
@@ -117,7 +118,7 @@ def test_zipf_goes_on_exactly_where_its_table_ends(s: float) -> None:
         assert law.sample(low + share * p[ranks]).tolist() == ranks.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_most(60), deadline=None)
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**64))
 def test_scatter_is_a_bijection(n: int, seed: int) -> None:
     scatter = Scatter(n, seed)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ traces = st.lists(st.integers(-3, 12), min_size=1, max_size=120)
 seeds = st.integers(0, 2**32)
 floors = st.none() | st.floats(0, 1)
 # The first example pays for numba's compiler, so no deadline fits all.
-relaxed = settings(deadline=None, max_examples=150)
+relaxed = settings(deadline=None, max_examples=at_most(150))
 
 
 def paper_profile(tr: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -263,7 +263,9 @@ def _check_ids(name: str, rows: RowDistribution) -> None:
         raise DataError(
             f"{name!r} names row {low if low < 0 else high:,}, but has {rows.num_rows:,} rows."
         )
-    if len(np.unique(rows.ids)) < len(rows.ids):  # a damaged file may name 2**62 rows
+    # Sorted: a damaged file may name row 2**62, and np.unique is ten times slower.
+    ordered = np.sort(rows.ids)
+    if (ordered[1:] == ordered[:-1]).any():
         raise DataError(f"{name!r} names a row twice.")
 
 
