@@ -1,6 +1,6 @@
 """Steps as `dedup: {groups: auto}` chose them, against plain steps and the best of a search.
 
-    python -m benchmarks.honesty.step_time [--quick] [--json]
+    python -m benchmarks.honesty.step_time [--quick] [--json] [--only MODEL]
 
 Twenty tables, from sessions of one sample to sessions of thirty, clustered or in the order of time,
 their rows shuffled one by one or by session; on each a small model, whose history is weighed by
@@ -11,12 +11,14 @@ than nothing.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -249,14 +251,14 @@ def figures(outcomes: list[Outcome]) -> list[Figure]:
     return made
 
 
-def measure(quick: bool) -> Report:
+def measure(quick: bool, only: Sequence[str] = MODELS) -> Report:
     tables = TABLES[1:7:2] if quick else TABLES
     rounds, steps, samples = (2, 3, 6_144) if quick else (3, 3, 8_192)
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         pool = GlooPool(deadline=DEADLINE)
         for number, table in enumerate(tables):
-            for model in MODELS:
+            for model in only:
                 where = Path(folder) / f"{number}-{model}"
                 case = Case(table=table, model=model, folder=where, samples=samples)
                 load(registry(case, "plain")).prepare()
@@ -275,4 +277,8 @@ def measure(quick: bool) -> Report:
 
 
 if __name__ == "__main__":
-    main("honesty.step_time", measure)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--only", nargs=1, default=MODELS, choices=MODELS, metavar="MODEL")
+    arguments, rest = parser.parse_known_args()
+    chosen = partial(measure, only=arguments.only)
+    main("honesty.step_time", chosen, rest, about=f"models: {', '.join(MODELS)}")
