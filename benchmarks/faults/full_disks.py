@@ -38,8 +38,8 @@ SMALLEST, LARGEST = 12, 22
 """Of a disk, as powers of 2."""
 OWN_MOUNTS = 0x00020000
 """CLONE_NEWNS of unshare(2)."""
-SAID = ("No space left", "no room", "to the space on its disk")
-"""One of these is in what is said of a full disk."""
+NAMES_THE_DISK = ("No space left", "no room", "to the space on its disk")
+"""One of these is in the message of a full disk."""
 
 ROWS = "user,item,when,clicked\n" + "".join(
     f"{n % 97},{n * 7919 % 1_009},{1_700_000_000 + n},{n % 5 == 0:d}\n" for n in range(20_000)
@@ -66,8 +66,8 @@ def lacks() -> str:
             with mounted(Path(folder), 1 << SMALLEST):
                 return ""
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", None) or str(error)
-            return f"a disk in memory cannot be mounted ({said.strip()}); run it as root"
+            reason = getattr(error, "stderr", None) or str(error)
+            return f"a disk in memory cannot be mounted ({reason.strip()}); run it as root"
 
 
 @contextlib.contextmanager
@@ -165,7 +165,7 @@ def _command(name: str, size: int) -> Case:
                 before.write_text("somebody's")
             ended = place.recd(*written.command, limit=LIMIT)
             yield from breaches_of(ended)
-            if ended.code == 2 and not any(one in ended.output for one in SAID):
+            if ended.code == 2 and not any(one in ended.output for one in NAMES_THE_DISK):
                 yield Breach("unclear", f"no word of the disk: {ended.output[-500:]}")
             if ended.code and written.file and before.read_text() != "somebody's":
                 yield Breach("silent change", f"{written.file} is neither old nor new")
@@ -182,7 +182,7 @@ def _command(name: str, size: int) -> Case:
 
 def _log(size: int) -> Case:
     """Messages are appended until there is no room: what is read back is what was written before,
-    or is said to be lacking."""
+    or an error says what is lacking."""
 
     def run(place: Place) -> Iterator[Breach]:
         (disk := place.folder / DISK).mkdir()

@@ -245,22 +245,22 @@ def test_each_rank_hands_over_what_its_shards_cost(kind: str, gloo_pool: GlooPoo
     np.testing.assert_allclose(forward, sums)
 
 
-def on_four_ranks(first: float, others: float) -> SequenceTable:
-    """Four rows, one on each rank, of which the first is looked up more often."""
-    rows = RowDistribution.of([1, 3], [first, others], ids=np.arange(4))
+def on_four_ranks(first: float, second: float, others: float) -> SequenceTable:
+    """Four rows, one on each rank, the first of which are looked up more often."""
+    rows = RowDistribution.of([1, 1, 2], [first, second, others], ids=np.arange(4))
     return SequenceTable(name="t", rows=rows, dim=16)
 
 
 def test_how_many_times_its_share_a_rank_serves() -> None:
-    busy = on_four_ranks(0.008, 0.001)
-    np.testing.assert_allclose(home_load(PRICES, busy), np.array([8, 1, 1, 1]) * 4 / 11)
-    np.testing.assert_allclose(home_load(PRICES, busy, first=1), np.array([0, 4, 4, 4]) / 3)
+    busy = on_four_ranks(0.008, 0.002, 0.001)
+    np.testing.assert_allclose(home_load(PRICES, busy), np.array([8, 2, 1, 1]) * 4 / 12)
+    np.testing.assert_allclose(home_load(PRICES, busy, first=1), np.array([0, 2, 1, 1]))
     assert home_load(PRICES, busy, first=4).tolist() == [1, 1, 1, 1]
 
 
 def test_every_number_of_a_rank_that_serves_more_than_its_share() -> None:
     """As the docstring has it, beside what all ranks have on average."""
-    busy = on_four_ranks(0.008, 0.001)
+    busy = on_four_ranks(0.008, 0.002, 0.001)
     for coalesce in ("none", "node"):
         load = home_load(PRICES, busy, coalesce=coalesce)
         mean = PRICES.row_wise(busy.rows, 64, coalesce).total(busy.rows.counts)
@@ -279,7 +279,7 @@ def test_every_number_of_a_rank_that_serves_more_than_its_share() -> None:
         for name, value in vars(found).items():
             np.testing.assert_allclose(value, expected[name], err_msg=f"{coalesce} {name}")
         assert np.mean(found.local) == pytest.approx(mean.local)
-    even = on_four_ranks(0.002, 0.002)
+    even = on_four_ranks(0.002, 0.002, 0.002)
     assert row_wise_cost(PRICES, even) == PRICES.row_wise(even.rows, 64).total(even.rows.counts)
 
 
