@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.flexshard.paper import MODELS, PRICES
+from recd_flexshard.policy.breakpoints import _fill, _first
 from recd_flexshard.policy.goals import auto, choose, frontier
 from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
@@ -84,6 +85,32 @@ def test_by_itself_auto_has_all_tiers_and_no_budget() -> None:
     assert sizes(large).replicated < sizes(large, budget=1e5).replicated
     assert sizes(small, budget=1e5).per_node > 0
     assert sizes(small, budget=1e5, tiers=2).per_node == 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "gain", "budget", "taken"),
+    [
+        ([-2, 1, 4], [1, 1, 1], 0, [10, 10, 2]),  # 20 bytes are saved, 10 taken, 8 of 40 fit
+        ([-2, 4, 4], [1, 1, 1], 0, [10, 5, 0]),
+        ([4, 1, 1], [1, 1, 1], 9, [2, 0, 0]),  # the first that do not fit end it
+        ([-2, 5, 1], [1, 0, 1], 0, [10, 0, 10]),  # what gains no time is passed over
+    ],
+)
+def test_rows_are_taken_until_what_they_saved_is_used_up(
+    extra: list[float], gain: list[float], budget: float, taken: list[int]
+) -> None:
+    counts = np.array([10, 10, 10])
+    assert _fill(counts, np.array(extra), np.array(gain), budget).tolist() == taken
+
+
+def test_the_first_rows_of_each_table_among_all() -> None:
+    tables = {
+        name: SequenceTable(name=name, rows=RowDistribution.of(counts, p), dim=16)
+        for name, counts, p in (("a", [3, 5], [0.5, 0.1]), ("b", [4], [0.3]))
+    }
+    merged = MergedRows.of(tables)  # 3 of a, 4 of b, 5 of a
+    assert _first(merged, np.array([6, 2])).tolist() == [3, 2, 3]
+    assert _first(merged, np.array([2, 0])).tolist() == [2, 0, 0]
 
 
 def small(rows: list[float], dim: int = 16) -> dict[str, SequenceTable]:
