@@ -86,7 +86,7 @@ def test_what_is_not_deduplicated_is_pooled_whole_and_expanded_never() -> None:
 
 def test_a_step_is_its_parts_less_what_hides() -> None:
     step = forecast()
-    computed = 2 / 3 * (2.0 + 1.0)
+    computed = 2 / 3 * (2.0 + 1.0) + 2.0 / 2
     ids = 2 * 0.5 + 800 * 8 / GB * 1000
     assert step.hidden["exchange"] == pytest.approx(
         0.5 * min(computed, ids + step.parts["dense_reduce"])

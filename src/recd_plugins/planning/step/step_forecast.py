@@ -70,14 +70,14 @@ class StepForecast:
         """Milliseconds of these that run beside others.
 
         replicas   the ledger's: the update of replicas beside the exchange with home
-        exchange   beside * min(2/3 (dense + pooling), x + dense_reduce): what backward computes,
-                   beside the dense gradients' all-reduce and x, the ids of the next batch, which
-                   TrainPipelineSparseDist sends meanwhile; `beside` is the topology's
+        exchange   beside * min(2/3 (dense + pooling) + fixed / 2, x + dense_reduce): what backward
+                   computes, beside the dense gradients' all-reduce and x, the ids of the next
+                   batch, which TrainPipelineSparseDist sends meanwhile; `beside` is the topology's
         loader     conversion and reading, by `workers` ahead of the step, as far as that lasts
         """
         parts, cluster = self.parts, self.ledger.prices.cluster
         replicas = sum(self.ledger.ms_by_collective.values()) - self.ledger.ms
-        computed = BACKWARD * (parts["dense"] + parts["pooling"])
+        computed = BACKWARD * (parts["dense"] + parts["pooling"]) + parts["fixed"] / 2
         exchange = cluster.beside * min(computed, self.ids + parts["dense_reduce"])
         loading = parts["conversion"] + parts["reading"]
         rest = sum(parts.values()) - loading - replicas - exchange
