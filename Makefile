@@ -35,9 +35,11 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest $(WORKERS)
 
-# Without ranks, without processes that train: what to run after every change.
+# Without ranks, without processes that train: what to run after every change. Two folders have
+# whole programs alone (tests/conftest.py), and are not imported to find that out.
 test-fast: $(VENV)/ready
-	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=fast -m "not ranks and not slow"
+	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=fast -m "not ranks and not slow" \
+		--ignore=tests/benchmarks --ignore=tests/examples
 
 test-ranks: $(VENV)/ready
 	$(BIN)/python -m pytest $(WORKERS) -m "ranks and not slow"
