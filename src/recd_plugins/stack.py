@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.transform import Conversion
+    from recd_plugins.registry.program import TransformProgram
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf, Select
 
@@ -135,6 +136,14 @@ class Stack:
         """The schema of the batches: the table's, through every `preprocess` transform."""
         self.check()
         return self._features.schema
+
+    def program(self) -> TransformProgram:
+        """The transforms of `preprocess` as one text, for serving or for another trainer: see
+        `recd_plugins.api.batch.TransformProgram`."""
+        from recd_plugins.registry.program import TransformProgram
+
+        self.check()
+        return TransformProgram.of(self.registry, self._features.read)
 
     def loader(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank: iterable, with `state_dict` and `load_state_dict`.

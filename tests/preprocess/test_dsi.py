@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recd_plugins as rp
 from benchmarks.dsi.plain import PLAIN, PLAIN_DENSE, compute_score, float32
 from recd_dsi import recd_preprocess
-from recd_dsi.transforms import ComputeScore, GetLocalHour, MapId, export
+from recd_dsi.transforms import ComputeScore, GetLocalHour, MapId, Sampling, export
 from recd_dsi.transforms.made import Rows, in_rows, in_rows_by_torch
 from recd_dsi.transforms.mixing import fold, fold_by_torch
 from recd_plugins.config import parse
@@ -175,6 +175,8 @@ def test_each_way_to_compute_gives_the_same(data: Any) -> None:
     ):
         made = transform(from_lists({"a": left})).values()
         assert torch.equal(made, transform.by_search(one.ids))
+    drawn = Sampling(0.4, 2)
+    assert torch.equal(drawn._drawn(one.ids, one.lengths), drawn.by_torch(one.ids, one.lengths))
     for unit in ("s", "ms"):
         hours = GetLocalHour("Australia/Lord_Howe", unit)
         times = one.ids % 2**31

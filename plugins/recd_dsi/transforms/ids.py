@@ -185,8 +185,19 @@ class PositiveModulus(nn.Module):
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _remainders(ids: npt.NDArray[Any], modulo: np.int64, out: I64) -> None:
+    # Where the quotient of float64 is at most one off, a product is faster than a division.
+    by, exact = 1.0 / modulo, 1 << 50
     for i in range(len(ids)):
-        out[i] = ids[i] % modulo
+        id_ = np.int64(ids[i])
+        if -exact < id_ < exact:
+            left = id_ - np.int64(id_ * by) * modulo
+            if left < 0:
+                left += modulo
+            elif left >= modulo:
+                left -= modulo
+            out[i] = left
+        else:
+            out[i] = id_ % modulo
 
 
 def build_positive_modulus(config: PositiveModulusConfig, context: Context) -> PositiveModulus:

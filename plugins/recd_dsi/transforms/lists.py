@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numba
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recd_dsi.transforms.mixing import fold, key_of
+from recd_dsi.transforms.mixing import fold_by_torch, key_of, mix
 from recd_plugins.api import Config, Context, Range
 from recd_plugins.api.data import Schema
 from recd_plugins.api.rows import spread_rows, with_ids
@@ -27,6 +30,7 @@ __all__ = [
     "build_compute_score",
     "build_first_x",
     "build_sampling",
+    "lengths_kept",
     "places_in_rows",
 ]
 
@@ -36,6 +40,27 @@ def places_in_rows(lengths: Tensor) -> Tensor:
     begins = lengths.long().cumsum(0) - lengths
     behind = torch.repeat_interleave(begins, lengths)
     return torch.arange(len(behind), device=lengths.device) - behind
+
+
+def lengths_kept(lengths: Tensor, kept: Tensor) -> Tensor:
+    """[B] int64: how many ids each row keeps, of those kept [lengths.sum()]."""
+    if kept.is_cpu:
+        left = torch.empty(len(lengths), dtype=torch.int64)
+        _count(lengths.contiguous().numpy(), kept.numpy(), left.numpy())
+        return left
+    before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+    ends = lengths.long().cumsum(0)
+    return before[ends] - before[ends - lengths]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _count(
+    lengths: npt.NDArray[Any], kept: npt.NDArray[np.bool_], left: npt.NDArray[np.int64]
+) -> None:
+    at = 0
+    for row in range(len(lengths)):
+        left[row] = kept[at : at + lengths[row]].sum()
+        at += lengths[row]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,22 +126,58 @@ class Sampling(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         ids, lengths, weights = features.values(), features.lengths(), features.weights_or_none()
-        drawn = fold([ids.long(), places_in_rows(lengths)], self._key)
-        kept = ((drawn >> 11) & (2**53 - 1)).double() * 2.0**-53 < self.share
-        before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
-        ends = lengths.long().cumsum(0)
+        kept = self._drawn(ids.long(), lengths)
+        left = lengths_kept(lengths, kept)
         return with_ids(
             features,
             ids[kept],
-            lengths=(before[ends] - before[ends - lengths]).to(lengths.dtype),
+            lengths=left.to(lengths.dtype),
             weights=None if weights is None else weights[kept],
         )
+
+    def _drawn(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """[N] bool: which ids stay."""
+        if not ids.is_cpu:
+            return self.by_torch(ids, lengths)
+        kept = torch.empty(len(ids), dtype=torch.bool)
+        _draw(
+            ids.contiguous().numpy().view(np.uint64),
+            lengths.contiguous().numpy(),
+            np.int64(self._key),
+            self.share,
+            kept.numpy(),
+        )
+        return kept
+
+    def by_torch(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """[N] bool: which ids stay; on any device."""
+        drawn = fold_by_torch([ids, places_in_rows(lengths)], self._key)
+        return ((drawn >> 11) & (2**53 - 1)).double() * 2.0**-53 < self.share
 
     def schema(self, schema: Schema) -> Schema:
         return schema
 
     def extra_repr(self) -> str:
         return f"share={self.share}, salt={self.salt}"
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _draw(
+    ids: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[Any],
+    key: np.int64,
+    share: float,
+    kept: npt.NDArray[np.bool_],
+) -> None:
+    at = 0
+    for row in range(len(lengths)):
+        for place in range(lengths[row]):
+            h = mix(mix(np.uint64(key) ^ ids[at]) ^ np.uint64(place))
+            kept[at] = np.float64(h >> ELEVEN) * 2.0**-53 < share
+            at += 1
+
+
+ELEVEN = np.uint64(11)
 
 
 def build_sampling(config: SamplingConfig, context: Context) -> Sampling:

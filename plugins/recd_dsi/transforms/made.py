@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recd_dsi.transforms.lists import places_in_rows
+from recd_dsi.transforms.lists import lengths_kept, places_in_rows
 from recd_dsi.transforms.mixing import fold, key_of
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema, SparseFeature
@@ -291,10 +291,8 @@ def build_union(config: PairConfig, context: Context) -> Union:
 
 def _kept(rows: Rows, kept: Tensor) -> Rows:
     """The ids that are kept [lengths.sum()], in rows as before."""
-    before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
-    ends = rows.lengths.cumsum(0)
     weights = None if rows.weights is None else rows.weights[kept]
-    return Rows(rows.ids[kept], before[ends] - before[ends - rows.lengths], weights)
+    return Rows(rows.ids[kept], lengths_kept(rows.lengths, kept), weights)
 
 
 def in_rows(rows: Rows, others: Rows) -> Tensor:

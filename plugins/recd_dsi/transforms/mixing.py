@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["fmix64", "fold", "key_of"]
+__all__ = ["fmix64", "fold", "fold_by_torch", "key_of", "mix"]
 
 Words = npt.NDArray[np.uint64]
 
@@ -63,13 +63,18 @@ def fmix64(ids: Tensor) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def mix(h: np.uint64) -> np.uint64:
+    """fmix64 of one word, for compiled loops."""
+    h = (h ^ (h >> SHIFT)) * FIRST
+    h = (h ^ (h >> SHIFT)) * SECOND
+    return h ^ (h >> SHIFT)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _fold(columns: Words, key: np.int64, modulo: np.int64, out: npt.NDArray[np.int64]) -> None:
     for i in range(columns.shape[1]):
         h = np.uint64(key)
         for n in range(len(columns)):
-            h ^= columns[n, i]
-            h = (h ^ (h >> SHIFT)) * FIRST
-            h = (h ^ (h >> SHIFT)) * SECOND
-            h ^= h >> SHIFT
+            h = mix(h ^ columns[n, i])
         # As Python's: in [0, modulo).
         out[i] = np.int64(h) % modulo if modulo else np.int64(h)

@@ -4,6 +4,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.decoded import batch_of
 from recd_plugins.data.kept_batch import read_batch
+from recd_plugins.registry.program import TransformProgram
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -26,6 +27,7 @@ __all__ = [
     "PartialInverseKeyedJaggedTensor",
     "RowWise",
     "SparseFeatures",
+    "TransformProgram",
     "batch_of",
     "check_groups",
     "features_of",

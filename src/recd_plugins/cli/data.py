@@ -8,6 +8,7 @@ from pathlib import Path
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.data_check import check
 from recd_plugins.cli.data_import import import_
+from recd_plugins.cli.data_layout import layout, rewrite
 from recd_plugins.cli.data_schema import schema
 from recd_plugins.cli.data_vocabulary import vocabulary
 from recd_plugins.cli.options import (
@@ -30,6 +31,8 @@ data.command()(schema)
 data.command()(check)
 data.command("import")(import_)
 data.command()(vocabulary)
+data.command()(layout)
+data.command()(rewrite)
 data.command()(stats)
 data.command()(profile)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
+from recd_plugins.data.read_log import note_reading
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError
 
@@ -49,6 +50,9 @@ class LocalReaderConfig(Config):
     """Decode the next window in a thread while this one is used."""
     pin_memory: bool | None = None
     """Batches in pinned memory; by default on CUDA."""
+    read_log: Path | None = None
+    """A file to which each job adds a line: which columns of the train split it reads. Jobs may
+    share it; `recd data rewrite --read-log` lays tables out by it."""
 
 
 class LocalReader:
@@ -105,6 +109,10 @@ class LocalReader:
                 f"{table.path}: its {table.num_rows} rows fill no batch of {batch_size} on each "
                 f"of {consumers} consumers. Lower train.batch_size, or set reader.tail to pad."
             )
+        if config.read_log is not None and train and rank == 0:
+            schema = table.schema
+            read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
+            note_reading(config.read_log, table.path, table.file_columns(read))
         made_for = {
             "table": _digest(table),
             "split": split,

@@ -1,0 +1,33 @@
+"""DSI's rows: transforms, and how tables lie on disk.
+
+python -m benchmarks.dsi [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.dsi.layouts import flattening, reordering
+from benchmarks.dsi.transforms import transforms
+from benchmarks.harness import Report, main
+
+BATCH_SIZE = 8192
+
+
+def measure(quick: bool) -> Report:
+    """torch runs on one thread, as it does in a reader's worker, for both sides."""
+    torch.set_num_threads(1)
+    rounds = 3 if quick else 5
+    figures = transforms(BATCH_SIZE, rounds)
+    with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
+        figures += flattening(Path(folder) / "maps", rounds, rows=8_000 if quick else 40_000)
+        figures += reordering(Path(folder) / "order")
+    settings = {"batch_size": BATCH_SIZE, "rounds": rounds, "torch_threads": 1}
+    return Report(figures=figures, settings=settings)
+
+
+if __name__ == "__main__":
+    main("dsi", measure)

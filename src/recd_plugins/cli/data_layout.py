@@ -1,0 +1,205 @@
+"""`recd data layout` and `recd data rewrite`: how a table lies on disk, and another layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    RegistryFile,
+    TableFolder,
+    opened_table,
+    progress,
+    reported,
+)
+
+if TYPE_CHECKING:
+    from recd_plugins.data.layout import Layout, Reading
+
+__all__ = ["layout", "rewrite"]
+
+Wanted = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        help="A column, or a glob, that is read; by default what a reader takes of the table.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
+Hole = Annotated[
+    int, typer.Option("--hole", help="Bytes between columns that an I/O reads over, at most.")
+]
+Target = Annotated[
+    Path, typer.Argument(help="The folder to write: it must not be there.", metavar="TARGET")
+]
+Flatten = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--flatten",
+        help="A map column of which each key becomes a column.",
+        metavar="COLUMN",
+        show_default=False,
+    ),
+]
+First = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--first",
+        help="A column that comes first, before those of the read log; several in this order.",
+        metavar="COLUMN",
+        show_default=False,
+    ),
+]
+ReadLog = Annotated[
+    Path | None,
+    typer.Option(
+        "--read-log",
+        help="What readers kept under `reader.read_log`: the most popular columns come first.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+Days = Annotated[float, typer.Option("--days", help="How many days of the read log count.")]
+Rows = Annotated[int, typer.Option("--rows-per-stripe", help="Rows of a stripe.")]
+Page = Annotated[int, typer.Option("--page-size", help="Bytes of a page, before compression.")]
+
+
+def layout(
+    table: TableFolder,
+    column: Wanted = None,
+    hole: Hole = 8192,
+    registry: RegistryFile = Path("registry.yaml"),
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a table lies on disk, and what reading it costs, from its footers alone.
+
+    I/Os are those of coalesced reads: columns that lie within --hole bytes of each other are read
+    in one; `one by one` has an I/O for each column of a stripe. Times are of one I/O after another,
+    to compare layouts by.
+    """
+    with reported(debug):
+        from recd_plugins.data.layout import layout_of
+        from recd_plugins.naming.patterns import check_patterns
+
+        found = layout_of(table)
+        names = [one.name for one in found.columns]
+        if column:
+            check_patterns(column, names, kind="column", where="--column")
+            wanted = found.matching(column)
+        else:
+            opened = opened_table(table, registry)
+            schema = opened.schema
+            wanted = opened.file_columns(
+                (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
+            )
+        readings = {
+            "all columns": found.reading(names, hole=hole),
+            "what is read": found.reading(wanted, hole=hole),
+            "one by one": found.reading(wanted, hole=-1),
+        }
+        if as_json:
+            print(json.dumps(_as_json(found, readings)))
+            return
+        _draw(found, readings)
+
+
+def _as_json(found: Layout, readings: dict[str, Reading]) -> dict[str, object]:
+    whole = dataclasses.asdict(found)
+    del whole["chunks"]
+    return {
+        **whole,
+        "rows_per_stripe": found.rows_per_stripe,
+        "reading": {
+            what: {**dataclasses.asdict(one), "seconds": one.seconds}
+            for what, one in readings.items()
+        },
+    }
+
+
+MIB = 2**20
+
+
+def _draw(found: Layout, readings: dict[str, Reading]) -> None:
+    from rich.console import Console
+    from rich.table import Table as Drawn
+
+    console = Console()
+    columns = Drawn(
+        title=f"{found.path}: {found.num_rows:,} rows in {found.files} files and {found.stripes} "
+        f"stripes of {found.rows_per_stripe:,.0f} rows, {found.size / MIB:,.1f} MiB",
+        title_justify="left",
+    )
+    for name in ("place", "column", "type", "MiB", "packed", "codec", "read"):
+        columns.add_column(name, no_wrap=name == "type")
+    for one in found.columns:
+        columns.add_row(
+            str(one.place),
+            one.name,
+            one.kind.replace("element: ", "").replace(" not null", "")[:30],
+            f"{one.compressed / MIB:,.2f}",
+            f"{one.uncompressed / max(one.compressed, 1):.1f}x",
+            one.codec,
+            "yes" if one.name in readings["what is read"].columns else "",
+        )
+    console.print(columns)
+    costs = Drawn("MiB of", "columns", "I/Os", "wanted", "read", "HDD", "SSD", "S3")
+    for what, cost in readings.items():
+        costs.add_row(
+            what,
+            str(len(cost.columns)),
+            f"{cost.ios:,}",
+            f"{cost.wanted / MIB:,.2f}",
+            f"{cost.read / MIB:,.2f}",
+            *(f"{seconds:,.2f} s" for seconds in cost.seconds.values()),
+        )
+    console.print(costs)
+
+
+def rewrite(
+    table: TableFolder,
+    target: Target,
+    flatten: Flatten = None,
+    first: First = None,
+    read_log: ReadLog = None,
+    days: Days = 7,
+    rows_per_stripe: Rows = 131_072,
+    page_size: Page = 1 << 20,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a table in another layout: maps flattened, popular columns first, other stripes.
+
+    Its rows stay as they are. A rewrite that was ended goes on where it was, by the same command.
+    """
+    with reported(debug):
+        from recd_plugins.config import parse
+        from recd_plugins.data.read_log import popularity
+        from recd_plugins.data.rewrite import RewriteConfig, columns_after
+        from recd_plugins.data.rewrite import rewrite as write_anew
+
+        options = {
+            "flatten": flatten or [],
+            "rows_per_stripe": rows_per_stripe,
+            "page_size": page_size,
+        }
+        config = parse(RewriteConfig, options, "recd data rewrite")
+        with progress() as show:
+            ranked = list(first or ())
+            if read_log is not None:
+                there = columns_after(table, config, show)
+                popular = [name for name, _ in popularity(read_log, days=days).most_common()]
+                ranked += [name for name in popular if name in there]
+            config = dataclasses.replace(config, first=tuple(dict.fromkeys(ranked)))
+            rows = write_anew(table, target, config, show)
+    if as_json:
+        print(json.dumps({"path": str(target), "rows": rows, "first": list(config.first)}))
+        return
+    print(f"{rows:,} rows in {target}; recd data layout {target} shows how they lie")

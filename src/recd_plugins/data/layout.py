@@ -1,0 +1,185 @@
+"""How a table lies on disk, and what reading some of its columns costs: from footers alone.
+
+A column of a stripe is a run of bytes, its chunk. Chunks that lie within `hole` of each other are
+read in one I/O, of at most `most` bytes, as Arrow's pre-buffering does; what lies between them is
+read and thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from recd_plugins.data.files import footer_of, table_files
+from recd_plugins.errors import DataError
+from recd_plugins.naming.patterns import matching
+
+__all__ = ["STORES", "ColumnBytes", "Layout", "Reading", "Store", "coalesced", "layout_of"]
+
+HOLE, MOST = 8 << 10, 32 << 20
+"""Arrow's own limits: of the gap within an I/O, and of an I/O."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """What an I/O costs: seconds = ios * latency + bytes / rate, one after another."""
+
+    name: str
+    latency: float
+    """Seconds before its first byte."""
+    rate: float
+    """Bytes a second."""
+
+    def seconds(self, ios: int, size: int) -> float:
+        return ios * self.latency + size / self.rate
+
+
+STORES = (
+    Store("HDD", 8e-3, 150e6),
+    Store("SSD", 1e-4, 500e6),
+    Store("S3", 20e-3, 90e6),
+)
+"""A disk of 7,200 turns, a SATA drive, and one connection to an object store: orders of magnitude
+to compare layouts by, not a forecast of a machine."""
+
+
+@dataclass(frozen=True)
+class ColumnBytes:
+    """A column of a table, over all stripes."""
+
+    name: str
+    kind: str
+    """Its type in Arrow."""
+    place: int
+    """Which column of the file it is, from 0."""
+    compressed: int
+    uncompressed: int
+    codec: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What reading some columns of all stripes costs."""
+
+    columns: tuple[str, ...]
+    ios: int
+    wanted: int
+    """Bytes of the chunks."""
+    read: int
+    """Bytes of the I/Os: those and what lies between."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {store.name: store.seconds(self.ios, self.read) for store in STORES}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table as its footers describe it."""
+
+    path: str
+    files: int
+    stripes: int
+    num_rows: int
+    size: int
+    """Bytes of the files."""
+    columns: tuple[ColumnBytes, ...]
+    """In the order of the first file."""
+    chunks: tuple[tuple[tuple[str, int, int], ...], ...]
+    """By stripe: column, first byte and size of each chunk."""
+
+    @property
+    def rows_per_stripe(self) -> float:
+        return self.num_rows / max(self.stripes, 1)
+
+    def reading(self, columns: Collection[str], *, hole: int = HOLE, most: int = MOST) -> Reading:
+        """What reading these columns costs."""
+        ios = wanted = read = 0
+        for stripe in self.chunks:
+            spans = [(first, size) for name, first, size in stripe if name in columns and size]
+            wanted += sum(size for _, size in spans)
+            for first, end in coalesced(spans, hole=hole, most=most):
+                ios += 1
+                read += end - first
+        names = tuple(one.name for one in self.columns if one.name in columns)
+        return Reading(names, ios, wanted, read)
+
+    def matching(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        """The columns that one of these names or globs fits."""
+        return tuple(matching(patterns, [one.name for one in self.columns]))
+
+
+def coalesced(
+    spans: Iterable[tuple[int, int]], *, hole: int = HOLE, most: int = MOST
+) -> list[tuple[int, int]]:
+    """I/Os [first, end) for spans of (first byte, size): those within `hole` of each other are one,
+    as long as it has at most `most` bytes."""
+    ios: list[tuple[int, int]] = []
+    for first, size in sorted(spans):
+        end = first + size
+        if ios and first - ios[-1][1] <= hole and end - ios[-1][0] <= most:
+            ios[-1] = (ios[-1][0], max(ios[-1][1], end))
+        else:
+            ios.append((first, end))
+    return ios
+
+
+def layout_of(path: Path | Sequence[Path]) -> Layout:
+    """The layout of a table of any program, by the footers of its files."""
+    files = table_files(path)
+    compressed, uncompressed = Counter[str](), Counter[str]()
+    codecs: dict[str, str] = {}
+    chunks: list[tuple[tuple[str, int, int], ...]] = []
+    rows = 0
+    for file in files:
+        footer = footer_of(file)
+        rows += footer.num_rows
+        for group in range(footer.num_row_groups):
+            stripe = []
+            for name, chunk in _chunks(footer, group):
+                compressed[name] += chunk.total_compressed_size
+                uncompressed[name] += chunk.total_uncompressed_size
+                codecs.setdefault(name, chunk.compression.lower())
+                stripe.append((name, _first_byte(chunk), chunk.total_compressed_size))
+            chunks.append(tuple(stripe))
+    schema = footer_of(files[0]).schema.to_arrow_schema()
+    columns = tuple(
+        ColumnBytes(
+            name=field.name,
+            kind=str(field.type),
+            place=place,
+            compressed=compressed[field.name],
+            uncompressed=uncompressed[field.name],
+            codec=codecs.get(field.name, "none"),
+        )
+        for place, field in enumerate(schema)
+    )
+    if not columns:
+        raise DataError(f"{files[0]}: has no columns.")
+    return Layout(
+        path=str(path if isinstance(path, Path) else path[0]),
+        files=len(files),
+        stripes=len(chunks),
+        num_rows=rows,
+        size=sum(file.stat().st_size for file in files),
+        columns=columns,
+        chunks=tuple(chunks),
+    )
+
+
+def _chunks(footer: pq.FileMetaData, group: int) -> Iterable[tuple[str, pq.ColumnChunkMetaData]]:
+    described = footer.row_group(group)
+    for index in range(described.num_columns):
+        chunk = described.column(index)
+        yield chunk.path_in_schema.split(".", 1)[0], chunk
+
+
+def _first_byte(chunk: pq.ColumnChunkMetaData) -> int:
+    first: int = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        first = min(first, chunk.dictionary_page_offset)
+    return first

@@ -1,0 +1,303 @@
+"""A table written anew in another layout: maps flattened, columns in another order, other stripes.
+
+Any Parquet files will do. The rows stay as they are, and so does what the footers say of them. The
+result appears file by file, each whole: a rewrite that was ended goes on behind the last of them.
+Memory holds a stripe of the source and one of the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recd_plugins.config import Config, Range
+from recd_plugins.data.files import arrow_schema, footer_of, opened, table_files
+from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
+from recd_plugins.errors import DataError, nearest
+
+__all__ = ["RewriteConfig", "columns_after", "flattened", "map_keys", "rewrite"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewriteConfig(Config):
+    """The new layout."""
+
+    flatten: tuple[str, ...] = ()
+    """Map columns of which each key becomes a column, named `{column}_{key}`: a feature each."""
+    first: tuple[str, ...] = ()
+    """The columns that come first, in this order: the most popular ones."""
+    rows_per_stripe: Annotated[int, Range(ge=1)] = 131_072
+    """More rows make larger reads, and take more memory of readers."""
+    stripes_per_file: Annotated[int, Range(ge=1)] = 8
+    """A file is what a rewrite that was ended does not write again."""
+    page_size: Annotated[int, Range(ge=1024)] = 1 << 20
+    """Bytes of a page before compression."""
+    compression_level: Annotated[int, Range(ge=1, le=22)] = 1
+    """Of zstd."""
+
+
+def rewrite(
+    source: Path | Sequence[Path], target: Path, config: RewriteConfig, progress: Progress = silent
+) -> int:
+    """Write the table into `target`, a folder; its rows. What an ended run of the same left there
+    stays."""
+    files = table_files(source)
+    if target.exists():
+        raise DataError(f"{target}: is there already. Name another folder, or remove it.")
+    footers = {file: footer_of(file) for file in files}
+    arrow = arrow_schema(footers[files[0]], files[0])
+    _check(arrow, files, footers, config)
+    total: int = sum(footer.num_rows for footer in footers.values())
+    part = target.with_name(target.name + ".part")
+    done, keys = _begun(part, files, footers, config)
+    if keys is None:
+        keys = {name: map_keys(files, name, progress) for name in config.flatten}
+        _note_keys(part, files, footers, config, keys)
+    rows_per_file = config.rows_per_stripe * config.stripes_per_file
+    written = done * rows_per_file
+    for number, chunks in enumerate(_cut(_rows(files, footers, written), rows_per_file), done):
+        fresh = part / f".part-{number:05}.parquet"
+        written += _write(fresh, chunks, arrow, keys, config)
+        fresh.rename(part / f"part-{number:05}.parquet")
+        progress("rewriting", min(written, total), total)
+    (part / PLAN).unlink()
+    part.rename(target)
+    return total
+
+
+PLAN = "rewrite.json"
+
+
+def _plan(
+    files: Sequence[Path], footers: Mapping[Path, pq.FileMetaData], config: RewriteConfig
+) -> str:
+    """Changes with what is written, and with what it is written of."""
+    what = [(str(file), footers[file].num_rows, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((what, config)).encode()).hexdigest()
+
+
+def _begun(
+    part: Path,
+    files: Sequence[Path],
+    footers: Mapping[Path, pq.FileMetaData],
+    config: RewriteConfig,
+) -> tuple[int, dict[str, list[str]] | None]:
+    """Files that an ended run of the same has written, and the keys that it found."""
+    try:
+        begun = json.loads((part / PLAN).read_text())
+        if begun["plan"] == _plan(files, footers, config):
+            keys = {str(name): list(found) for name, found in begun["keys"].items()}
+            return len(list(part.glob("part-*.parquet"))), keys
+    except (OSError, ValueError, KeyError, AttributeError):
+        pass
+    shutil.rmtree(part, ignore_errors=True)
+    return 0, None
+
+
+def _note_keys(
+    part: Path,
+    files: Sequence[Path],
+    footers: Mapping[Path, pq.FileMetaData],
+    config: RewriteConfig,
+    keys: Mapping[str, Sequence[str]],
+) -> None:
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"plan": _plan(files, footers, config), "keys": dict(keys)})
+        (part / PLAN).write_text(text)
+    except OSError as error:
+        raise DataError(f"{part}: cannot be written ({error.strerror}).") from error
+
+
+def _check(
+    arrow: pa.Schema,
+    files: Sequence[Path],
+    footers: Mapping[Path, pq.FileMetaData],
+    config: RewriteConfig,
+) -> None:
+    for file in files:
+        if arrow_schema(footers[file], file) != arrow:
+            raise DataError(
+                f"{file}: has other columns than {files[0]}. Rewrite them as tables of their own."
+            )
+    for name in config.flatten:
+        if name not in arrow.names:
+            raise DataError(f"no column {name!r} to flatten; {nearest(name, arrow.names)}")
+        kind = arrow.field(name).type
+        if not pa.types.is_map(kind) or not (
+            pa.types.is_integer(kind.key_type) or pa.types.is_string(kind.key_type)
+        ):
+            raise DataError(
+                f"column {name!r} is {kind}, and only a map from integers or texts is flattened."
+            )
+
+
+def columns_after(
+    source: Path | Sequence[Path], config: RewriteConfig, progress: Progress = silent
+) -> tuple[str, ...]:
+    """The columns that a rewrite makes."""
+    files = table_files(source)
+    names = arrow_schema(footer_of(files[0]), files[0]).names
+    made: list[str] = []
+    for name in names:
+        if name in config.flatten:
+            made += [f"{name}_{key}" for key in map_keys(files, name, progress)]
+        else:
+            made.append(name)
+    return tuple(made)
+
+
+def map_keys(files: Sequence[Path], column: str, progress: Progress = silent) -> list[str]:
+    """Every key of a map column, in ascending order of their texts: one pass over that column."""
+    found: set[str] = set()
+    for done, file in enumerate(files):
+        with opened(file) as parquet:
+            for group in range(parquet.num_row_groups):
+                stripe = Stripe(file, group, parquet.metadata.row_group(group).num_rows)
+                for chunk in read_stripe(parquet, stripe, [column])[column].chunks:
+                    found |= set(pc.unique(chunk.keys).cast(pa.string()).to_pylist())
+        progress(f"keys of {column}", done + 1, len(files))
+    return sorted(found, key=lambda key: (len(key), key))
+
+
+def flattened(column: pa.MapArray, keys: Sequence[str]) -> list[pa.Array]:
+    """A map column as one column for each of these keys: its item in each row, or none.
+
+    Of items that are lists a row without the key has an empty one; of others a null.
+    """
+    offsets = column.offsets.to_numpy()
+    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    items = column.items.slice(first, last - first)
+    encoded = column.keys.slice(first, last - first).cast(pa.string()).dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    rows = np.repeat(np.arange(len(column)), np.diff(offsets))
+    order = np.argsort(codes, kind="stable")
+    ends = np.bincount(codes, minlength=len(encoded.dictionary)).cumsum()
+    code_of = {key: code for code, key in enumerate(encoded.dictionary.to_pylist())}
+    lists = pa.types.is_list(items.type)
+    made = []
+    for key in keys:
+        code = code_of.get(key)
+        places = order[:0] if code is None else order[ends[code - 1] if code else 0 : ends[code]]
+        taken = items.take(pa.array(places))
+        if lists:
+            lengths = np.zeros(len(column) + 1, np.int64)
+            np.add.at(
+                lengths, rows[places] + 1, pc.list_value_length(taken).fill_null(0).to_numpy()
+            )
+            bounds = pa.array(lengths.cumsum(), pa.int32())
+            made.append(pa.ListArray.from_arrays(bounds, taken.flatten(), type=items.type))
+        else:
+            at = np.full(len(column), -1, np.int64)
+            at[rows[places]] = np.arange(len(places))
+            made.append(taken.take(pa.array(at, mask=at < 0)))
+    return made
+
+
+def _rows(
+    files: Sequence[Path], footers: Mapping[Path, pq.FileMetaData], skipped: int
+) -> Iterator[pa.Table]:
+    """The rows from `skipped` on, stripe by stripe: stripes before are not read."""
+    for file in files:
+        footer = footers[file]
+        if skipped >= footer.num_rows:
+            skipped -= footer.num_rows
+            continue
+        with opened(file) as parquet:
+            names = parquet.schema_arrow.names
+            for group in range(footer.num_row_groups):
+                count = footer.row_group(group).num_rows
+                if skipped >= count:
+                    skipped -= count
+                    continue
+                yield read_stripe(parquet, Stripe(file, group, count), names).slice(skipped)
+                skipped = 0
+
+
+def _cut(chunks: Iterator[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
+    """The chunks in runs of `size` rows; each run must be used up before the next."""
+    rest: list[pa.Table] = []
+
+    def run() -> Iterator[pa.Table]:
+        left = size
+        while left:
+            chunk = rest.pop() if rest else next(chunks, None)
+            if chunk is None:
+                return
+            if chunk.num_rows > left:
+                rest.append(chunk.slice(left))
+            yield chunk.slice(0, left)
+            left -= min(left, chunk.num_rows)
+
+    while True:
+        if not rest and (chunk := next(chunks, None)) is not None:
+            rest.append(chunk)
+        if not rest:
+            return
+        yield run()
+
+
+def _write(
+    file: Path,
+    chunks: Iterator[pa.Table],
+    arrow: pa.Schema,
+    keys: Mapping[str, Sequence[str]],
+    config: RewriteConfig,
+) -> int:
+    """One file of the result; its rows."""
+    writer: pq.ParquetWriter | None = None
+    rows = 0
+    try:
+        for stripe in _cut(chunks, config.rows_per_stripe):
+            made = _laid_out(pa.concat_tables(list(stripe)).combine_chunks(), keys, config)
+            if writer is None:
+                made_schema = made.schema.with_metadata(arrow.metadata)
+                writer = pq.ParquetWriter(
+                    file,
+                    made_schema,
+                    compression="zstd",
+                    compression_level=config.compression_level,
+                    use_dictionary=[
+                        field.name for field in made_schema if pa.types.is_string(field.type)
+                    ],
+                    data_page_size=config.page_size,
+                    write_statistics=True,
+                    write_page_index=True,
+                    write_page_checksum=True,
+                )
+            writer.write_table(made.cast(made_schema), row_group_size=made.num_rows)
+            rows += made.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _laid_out(rows: pa.Table, keys: Mapping[str, Sequence[str]], config: RewriteConfig) -> pa.Table:
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for name in rows.column_names:
+        if name not in keys:
+            columns[name] = rows[name]
+            continue
+        (chunk,) = rows[name].chunks or [pa.array([], rows[name].type)]
+        parts = zip(keys[name], flattened(chunk, keys[name]), strict=True)
+        for key, column in parts:
+            made = f"{name}_{key}"
+            if made in columns or made in rows.column_names:
+                raise DataError(f"column {name!r} has a key {key!r}, but there is a {made!r} too.")
+            columns[made] = column
+    for name in config.first:
+        if name not in columns:
+            raise DataError(f"no column {name!r} to come first; {nearest(name, columns)}")
+    order = dict.fromkeys([*config.first, *columns])
+    return pa.table({name: columns[name] for name in order})

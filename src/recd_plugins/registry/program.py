@@ -1,0 +1,196 @@
+"""A chain of transforms as one text: what serving, or another trainer, runs in its place.
+
+It is JSON, of the names and options that registry.yaml has, of the schema that the chain is for,
+and of the digests of the files that it reads. No part of it is code, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.data.preprocessing import ChosenTransform, steps_of
+from recd_plugins.data.schema import Schema
+from recd_plugins.errors import DataError, nearest
+from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.slots import Context
+
+if TYPE_CHECKING:
+    from recd_plugins.data.transform import BatchTransform
+
+__all__ = ["TransformProgram"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformProgram:
+    """The transforms of a registry, in their order, and the schema that they are for."""
+
+    plugins: tuple[str, ...]
+    """As registry.yaml names them; paths are whole."""
+    steps: tuple[Mapping[str, Any], ...]
+    """As registry.yaml has them under `preprocess`, with all options."""
+    schema: Schema
+    """What the tables have that they are given."""
+    files: Mapping[str, str]
+    """The SHA-256 of each file that an option names."""
+    seed: int = 0
+    """`train.seed`, which a transform may draw by."""
+
+    @classmethod
+    def of(cls, registry: Registry, schema: Schema) -> TransformProgram:
+        """The `preprocess` of a registry, for tables of this schema."""
+        choices = registry.chosen("preprocess")
+        found = [value for choice in choices for value in _paths(choice)]
+        base = registry.source.base
+        return cls(
+            plugins=tuple(
+                str((base / name).resolve()) if "/" in name or name.endswith(".py") else name
+                for name in registry.plugins
+            ),
+            steps=tuple(map(_step, choices)),
+            schema=schema,
+            files={str(path.resolve()): _digest_of(path) for path in found},
+            seed=registry.train.seed,
+        )
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all of it: equal programs compute the same."""
+        return hashlib.sha256(_text(self._content()).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        return _text({**self._content(), "digest": self.digest})
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "program") -> TransformProgram:
+        """`DataError` for a text that is none, that was altered, or whose files were."""
+        try:
+            content = json.loads(text)
+            digest, version = content.pop("digest"), content["format"]
+            if version != FORMAT:
+                raise DataError(f"{where}: has format {version}, but {FORMAT} is read here.")
+            program = cls(
+                plugins=tuple(content["plugins"]),
+                steps=tuple(content["steps"]),
+                schema=Schema.from_json(content["schema"], where),
+                files=dict(content["files"]),
+                seed=content["seed"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{where}: is no program of transforms ({error!r}).") from error
+        if program.digest != digest:
+            raise DataError(f"{where}: was altered since it was written: write it again.")
+        for name, wanted in program.files.items():
+            if _digest_of(Path(name)) != wanted:
+                raise DataError(
+                    f"{where}: {name} is another file than the one that the program was written "
+                    "with. Put that one back, or write the program again."
+                )
+        return program
+
+    def check(self, schema: Schema) -> None:
+        """`DataError` unless tables of `schema` have all that the program is given: before any row
+        is read."""
+        for name in self.schema.dense:
+            if name not in schema.dense or schema.width(name) != self.schema.width(name):
+                raise DataError(
+                    f"the program is for a dense column {name!r} of width "
+                    f"{self.schema.width(name) or 1}; {nearest(name, schema.dense)}"
+                )
+        for feature in self.schema.sparse:
+            other = schema.feature(feature.name)
+            if (other.num_ids, other.scored) != (feature.num_ids, feature.scored):
+                raise DataError(
+                    f"the program is for a feature {feature.name!r} of {feature.num_ids} ids"
+                    f"{' with weights' if feature.scored else ''}, but here it has "
+                    f"{other.num_ids}{' with weights' if other.scored else ''}."
+                )
+
+    def transform(self, schema: Schema | None = None) -> BatchTransform:
+        """What makes of batches of `schema`, by default the program's, what the chain does."""
+        from recd_plugins.data.transform import BatchTransform, batch_steps
+
+        if schema is not None:
+            self.check(schema)
+        registry = Registry.load(
+            {
+                "plugins": list(self.plugins),
+                "preprocess": [_pairs_out(one) for one in self.steps],
+            }
+        )
+        chosen = [
+            ChosenTransform(
+                who=f"{choice.where}: preprocess {choice.record.name!r} of {choice.provider}",
+                where=choice.where,
+                features=choice.features,
+                transform=choice.build(Context(seed=self.seed)),
+            )
+            for choice in registry.chosen("preprocess")
+        ]
+        return BatchTransform(batch_steps(steps_of(chosen, schema or self.schema)))
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "plugins": list(self.plugins),
+            "schema": self.schema.to_json(),
+            "steps": list(self.steps),
+            "files": dict(self.files),
+            "seed": self.seed,
+        }
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, indent=1)
+
+
+def _step(choice: Choice) -> dict[str, Any]:
+    values = {
+        field.name: _plain(getattr(choice.config, field.name))
+        for field in dataclasses.fields(choice.config)
+    }
+    named = {} if choice.features == ("*",) else {"features": list(choice.features)}
+    return {"use": f"{choice.provider.plugin}:{choice.record.name}", **named, **values}
+
+
+PAIRS = "pairs"
+"""A mapping whose keys are no texts, as JSON has it: {"pairs": [[key, value], ...]}."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value.resolve())
+    if isinstance(value, Mapping):
+        return {PAIRS: [[key, _plain(one)] for key, one in value.items()]}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    return value
+
+
+def _pairs_out(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if value.keys() == {PAIRS}:
+            return {key: _pairs_out(one) for key, one in value[PAIRS]}
+        return {key: _pairs_out(one) for key, one in value.items()}
+    return [_pairs_out(one) for one in value] if isinstance(value, list) else value
+
+
+def _paths(choice: Choice) -> list[Path]:
+    values = (getattr(choice.config, field.name) for field in dataclasses.fields(choice.config))
+    return [value for value in values if isinstance(value, Path)]
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}, which a transform reads, cannot be read: {error}") from error

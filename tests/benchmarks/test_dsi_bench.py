@@ -1,0 +1,24 @@
+"""Rung 3 (small runs): DSI's figures are of what they say, on small data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.dsi.layouts import flattening, reordering
+from benchmarks.dsi.transforms import DENSE, IN_PLACE, NEW, transforms
+
+
+@pytest.mark.slow
+def test_each_figure_is_there_and_layouts_are_counted(tmp_path: Path) -> None:
+    against, unique = transforms(64, 1)
+    assert against.target == 50
+    assert all(f"{name} " in against.note for name in (*IN_PLACE, *NEW, *DENSE))
+    assert unique.target == pytest.approx(0.9 * 8)
+    (flat,) = flattening(tmp_path / "maps", 1, rows=200, features=50)
+    assert flat.target == 3
+    assert flat.value > 0
+    ios, read = reordering(tmp_path / "order", rows=200, columns=40, wanted=4)
+    assert (ios.met, read.met) == (True, True)
+    assert "foretells 2" in ios.note

@@ -1,0 +1,225 @@
+"""Rung 1 and 2 (values, properties): what a layout says of a table, what a rewrite makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import recd_plugins as rp
+from recd_plugins.cli.main import app
+from recd_plugins.data import rewrite as rewriting
+from recd_plugins.data.layout import coalesced, layout_of
+from recd_plugins.data.read_log import note_reading, popularity
+from recd_plugins.data.rewrite import RewriteConfig, flattened, rewrite
+from recd_plugins.errors import DataError
+from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.probe import SCHEMA
+
+LISTS = pa.list_(pa.int64())
+
+
+def maps(rows: list[dict[Any, Any]], key: pa.DataType, item: pa.DataType) -> pa.Array:
+    return pa.array([list(row.items()) for row in rows], pa.map_(key, item))
+
+
+def wide(folder: Path, rows: int = 50, columns: int = 12, group: int = 20) -> Path:
+    """Columns c0, c1, ... of lists, and a map `m` of lists by key."""
+    folder.mkdir()
+    made = {
+        f"c{n}": pa.array([[row * n, row] * (row % 3) for row in range(rows)], LISTS)
+        for n in range(columns)
+    }
+    each = [{key: [row, key] for key in (1, 7, 12) if row % key == 0} for row in range(rows)]
+    made["m"] = maps(each, pa.int64(), LISTS)
+    table = pa.table(made)
+    for number in range(2):
+        part = table.slice(number * rows // 2, rows // 2)
+        pq.write_table(
+            part, folder / f"f{number}.parquet", row_group_size=group, use_dictionary=False
+        )
+    return folder
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10)), max_size=12)
+
+
+@given(spans=SPANS, hole=st.integers(-1, 12), most=st.integers(5, 80))
+def test_coalesced_reads_hold_every_span_and_no_gap_beyond_the_hole(
+    spans: list[tuple[int, int]], hole: int, most: int
+) -> None:
+    apart, at = [], 0
+    for gap, size in spans:
+        apart.append((at + gap, size))
+        at += gap + size
+    ios = coalesced(apart, hole=hole, most=most)
+    for first, size in apart:
+        assert sum(begin <= first and first + size <= end for begin, end in ios) == 1
+    for (_, end), (begin, _) in itertools.pairwise(ios):
+        assert begin >= end
+    for begin, end in ios:
+        inside = sorted((first, size) for first, size in apart if begin <= first < end)
+        assert len(inside) == 1 or end - begin <= most
+        gaps = [b - (a + n) for (a, n), (b, _) in itertools.pairwise(inside)]
+        assert all(gap <= hole for gap in gaps)
+
+
+def test_a_layout_is_what_the_footers_say(tmp_path: Path) -> None:
+    found = layout_of(wide(tmp_path / "t"))
+    assert (found.files, found.stripes, found.num_rows) == (2, 4, 50)
+    assert [one.name for one in found.columns] == [*(f"c{n}" for n in range(12)), "m"]
+    every = found.reading([one.name for one in found.columns])
+    assert every.ios == 4  # columns of a stripe lie side by side
+    assert every.read == every.wanted == sum(one.compressed for one in found.columns)
+    some = found.reading(["c0", "c5"], hole=0)
+    assert some.ios == 8
+    assert some.read == some.wanted == sum(found.columns[n].compressed for n in (0, 5))
+    over = found.reading(["c0", "c5"])
+    assert over.ios == 4
+    assert over.read > over.wanted == some.wanted
+    assert over.seconds["HDD"] == pytest.approx(4 * 8e-3 + over.read / 150e6)
+
+
+def test_a_rewrite_keeps_rows_and_footers_and_lays_columns_out_anew(tmp_path: Path) -> None:
+    source = wide(tmp_path / "t")
+    config = RewriteConfig(
+        flatten=("m",), first=("c9", "m_7", "c3"), rows_per_stripe=8, stripes_per_file=3
+    )
+    assert rewrite(source, tmp_path / "r", config) == 50
+    before, after = pq.read_table(source), pq.read_table(tmp_path / "r")
+    names = ["c9", "m_7", "c3", *(f"c{n}" for n in range(12) if n not in (3, 9)), "m_1", "m_12"]
+    assert after.column_names == names
+    for n in range(12):
+        assert after[f"c{n}"].to_pylist() == before[f"c{n}"].to_pylist()
+    for key in (1, 7, 12):
+        wanted = [dict(row).get(key, []) for row in before["m"].to_pylist()]
+        assert after[f"m_{key}"].to_pylist() == wanted
+    found = layout_of(tmp_path / "r")
+    assert (found.files, found.stripes) == (3, 7)
+    scattered, together = (
+        layout_of(path).reading(["c9", "c3"], hole=0) for path in (source, tmp_path / "r")
+    )
+    assert scattered.ios == 2 * 4
+    assert together.ios == 2 * 7
+    near = layout_of(tmp_path / "r").reading(["c9", "m_7", "c3"], hole=0)
+    assert near.ios == 7
+    with pytest.raises(DataError, match="is there already"):
+        rewrite(source, tmp_path / "r", config)
+
+
+def test_an_ended_rewrite_goes_on_behind_its_last_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = wide(tmp_path / "t"), tmp_path / "r"
+    config = RewriteConfig(flatten=("m",), rows_per_stripe=7, stripes_per_file=2)
+    rewrite(source, tmp_path / "whole", config)
+    write, written = rewriting._write, []
+
+    def ended(file: Path, *rest: Any) -> int:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(file.name)
+        return write(file, *rest)
+
+    monkeypatch.setattr(rewriting, "_write", ended)
+    with pytest.raises(KeyboardInterrupt):
+        rewrite(source, target, config)
+    assert not target.exists()
+    monkeypatch.undo()
+
+    def counted(file: Path, *rest: Any) -> int:
+        written.append(file.name)
+        return write(file, *rest)
+
+    monkeypatch.setattr(rewriting, "_write", counted)
+    rewrite(source, target, config)
+    assert len(written) == 4  # of 50 rows in files of 14
+    assert pq.read_table(target).equals(pq.read_table(tmp_path / "whole"))
+    assert sorted(file.name for file in target.iterdir()) == sorted(
+        file.name for file in (tmp_path / "whole").iterdir()
+    )
+
+
+VALUES = st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 3), max_size=3))
+
+
+@given(rows=st.lists(VALUES, max_size=6), skipped=st.integers(0, 2))
+def test_flattened_maps_have_each_keys_item(rows: list[dict[str, list[int]]], skipped: int) -> None:
+    lists = maps(rows, pa.string(), LISTS).slice(skipped)
+    made = flattened(lists, ["c", "a", "none"])
+    assert [one.to_pylist() for one in made] == [
+        [row.get(key, []) for row in rows[skipped:]] for key in ("c", "a", "none")
+    ]
+    sums = [{key: float(sum(ids)) for key, ids in row.items()} for row in rows]
+    (floats,) = flattened(maps(sums, pa.string(), pa.float64()).slice(skipped), ["b"])
+    assert floats.to_pylist() == [row.get("b") for row in sums[skipped:]]
+
+
+def test_what_cannot_be_rewritten_is_named(tmp_path: Path) -> None:
+    source = wide(tmp_path / "t")
+    for config, message in (
+        (RewriteConfig(flatten=("n",)), "no column 'n' to flatten; .*'m'|Known"),
+        (RewriteConfig(flatten=("c1",)), "only a map from integers or texts"),
+        (RewriteConfig(first=("c99",)), "no column 'c99' to come first"),
+    ):
+        with pytest.raises(DataError, match=message):
+            rewrite(source, tmp_path / "r", config)
+
+
+def test_popularity_counts_jobs_of_the_latest_days(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "reads.jsonl"
+    note_reading(log, tmp_path, ["a", "b"], now=1e9)
+    note_reading(log, tmp_path, ["b"], now=1e9 + 86_400)
+    note_reading(log, tmp_path, ["c"], now=1e9 - 30 * 86_400)
+    assert popularity(log, now=1e9 + 86_400) == {"b": 2, "a": 1}
+    assert popularity(log, days=0.5, now=1e9 + 86_400) == {"b": 1}
+    with log.open("a") as file:
+        file.write('{"time": 1')  # a job writes it now
+    assert popularity(log, now=1e9 + 86_400) == {"b": 2, "a": 1}
+    log.write_text("odd\n{}\n")
+    with pytest.raises(DataError, match=r"reads\.jsonl:1: is no line of a read log"):
+        popularity(log)
+
+
+def test_the_commands_explain_and_rewrite_by_what_readers_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = str(random_table(tmp_path / "t", SCHEMA, 200).path)
+    registry = {
+        "dataset": {"use": "parquet", "train": table, "test": table},
+        "reader": {"use": "local", "read_log": "reads.jsonl"},
+        "train": {"batch_size": 8, "device": "cpu"},
+    }
+    assert len(rp.load(registry).loader(0, 1))
+    read = popularity(Path("reads.jsonl"))
+    assert read == dict.fromkeys(("label", *SCHEMA.dense, *SCHEMA.sparse_names), 1)
+    note_reading(Path("reads.jsonl"), Path(table), ["history", "shop"])
+
+    done = json.loads(shown("rewrite", table, "r", "--read-log", "reads.jsonl", "--json"))
+    assert done["rows"] == 200
+    assert set(done["first"][:2]) == {"history", "shop"}
+    wanted = ("--column", "history", "--column", "sh*")
+    found = json.loads(shown("layout", "r", "--json", *wanted))
+    reading = found["reading"]["what is read"]
+    assert set(reading["columns"]) == {"history", "shop"}
+    assert (reading["ios"], reading["read"]) == (1, reading["wanted"])
+    assert found["reading"]["one by one"]["ios"] == 2
+    registry["dataset"] = {"use": "parquet", "train": "r", "test": "r"}  # its footers say it all
+    assert rp.load(registry).schema == SCHEMA
+    assert "200 rows in 1 files" in shown("layout", "r")
+
+
+def shown(*arguments: str) -> str:
+    """What `recd data` prints."""
+    done = CliRunner().invoke(app, ["data", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout

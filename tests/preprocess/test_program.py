@@ -1,0 +1,85 @@
+"""Rung 1 (values): a chain of transforms as one text gives what its registry gives, or is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import recd_plugins as rp
+from recd_plugins.api.batch import TransformProgram
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.errors import DataError
+from recd_plugins.testing.batches import random_batch, random_table, to_lists
+
+SCHEMA = Schema(
+    session_id=None,
+    timestamp=None,
+    dense=("x", "y"),
+    sparse=tuple(SparseFeature(name=name, num_ids=50) for name in "ab"),
+)
+STEPS = [
+    {"use": "map_id", "features": "a", "ids": {3: 1, 4: 2}, "other": 9},
+    {"use": "n_gram", "of": ["b"], "modulo": 100, "into": "pairs"},
+    {"use": "sigrid_hash", "features": ["pairs", "b"], "modulo": 17},
+    {"use": "bucketize", "features": "x", "borders": [0.0], "keep": False},
+    {"use": "logit", "features": "y"},
+]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> dict[str, Any]:
+    table = random_table(tmp_path / "table", SCHEMA, 64)
+    pq.write_table(pa.table({"id": [5], "becomes": [7]}), tmp_path / "map.parquet")
+    file = {"use": "map_id", "features": "b", "file": str(tmp_path / "map.parquet"), "other": 2}
+    path = str(table.path)
+    return {
+        "plugins": ["recd_dsi"],
+        "dataset": {"use": "parquet", "train": path, "test": path},
+        "preprocess": [*STEPS, file],
+        "train": {"batch_size": 8, "device": "cpu"},
+    }
+
+
+def test_it_does_what_the_registry_does_wherever_it_is_read(registry: dict[str, Any]) -> None:
+    stack = rp.load(registry)
+    program = TransformProgram.from_json(stack.program().to_json())
+    assert program == stack.program()
+    transform, theirs = program.transform(SCHEMA), stack._features.transform
+    assert theirs is not None
+    batch = random_batch(SCHEMA, 9, seed=3)
+    one, other = transform(batch), theirs(batch)
+    assert to_lists(one.features) == to_lists(other.features)
+    assert torch.equal(one.dense, other.dense)
+    assert set(to_lists(one.features)) == {"a", "b", "pairs", "x_bucket"}
+
+
+def test_another_table_is_refused_before_it_is_read(registry: dict[str, Any]) -> None:
+    program = rp.load(registry).program()
+    wider = SCHEMA.replace([SparseFeature(name="b", num_ids=60)])
+    with pytest.raises(DataError, match="feature 'b' of 50 ids, but here it has 60"):
+        program.transform(wider)
+    with pytest.raises(DataError, match="no sparse feature 'a'"):
+        program.check(SCHEMA.drop(["a"]))
+    with pytest.raises(DataError, match=re.escape("dense column 'x' of width 1")):
+        program.check(Schema(dense=("y",), sparse=SCHEMA.sparse))
+
+
+def test_what_was_altered_is_refused(registry: dict[str, Any], tmp_path: Path) -> None:
+    text = rp.load(registry).program().to_json()
+    with pytest.raises(DataError, match="was altered since it was written"):
+        TransformProgram.from_json(text.replace('"modulo": 17', '"modulo": 18'))
+    with pytest.raises(DataError, match="format 2, but 1"):
+        TransformProgram.from_json(json.dumps(json.loads(text) | {"format": 2}))
+    for odd in ("", "[]", "{}", '{"digest": 1}'):
+        with pytest.raises(DataError, match="is no program of transforms"):
+            TransformProgram.from_json(odd)
+    pq.write_table(pa.table({"id": [5], "becomes": [8]}), tmp_path / "map.parquet")
+    with pytest.raises(DataError, match="is another file than"):
+        TransformProgram.from_json(text)
