@@ -3,13 +3,13 @@
 `python examples/dsi.py [SAMPLES]`, in one process, on sessions that it makes up.
 """
 
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import recd_plugins as rp
 from recd_plugins.api.batch import TransformProgram
-from recd_plugins.cli.main import app
 
 NAMES = [f"f{n}" for n in range(40)]
 SPARSE = [{"name": n, "num_ids": 10_000, "length": 50, "kind": "user"} for n in NAMES]
@@ -24,13 +24,14 @@ STEPS = [
 
 
 def recd(*arguments):
-    app(["data", *arguments], standalone_mode=False)
+    subprocess.run([sys.executable, "-m", "recd_plugins", "data", *arguments], check=True)
 
 
 if __name__ == "__main__":
     samples = int([*sys.argv, "4000"][1])
     with tempfile.TemporaryDirectory() as folder:
         made = {"use": "sessions", "samples": samples, "dense": 2, "features": SPARSE}
+        made["concurrent_sessions"] = 50
         registry = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": f"{folder}/data"}
         by_session = {"dataset": made, "etl": ["cluster_by_session"]}
         table = rp.load(registry | by_session).prepare().train.path

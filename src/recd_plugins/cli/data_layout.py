@@ -20,7 +20,7 @@ from recd_plugins.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from recd_plugins.data.layout import Layout, Reading
+    from recd_plugins.data.layout import Reading, TableLayout
 
 __all__ = ["layout", "rewrite"]
 
@@ -111,7 +111,7 @@ def layout(
         _draw(found, readings)
 
 
-def _as_json(found: Layout, readings: dict[str, Reading]) -> dict[str, object]:
+def _as_json(found: TableLayout, readings: dict[str, Reading]) -> dict[str, object]:
     whole = dataclasses.asdict(found)
     del whole["chunks"]
     return {
@@ -127,7 +127,7 @@ def _as_json(found: Layout, readings: dict[str, Reading]) -> dict[str, object]:
 MIB = 2**20
 
 
-def _draw(found: Layout, readings: dict[str, Reading]) -> None:
+def _draw(found: TableLayout, readings: dict[str, Reading]) -> None:
     from rich.console import Console
     from rich.table import Table as Drawn
 

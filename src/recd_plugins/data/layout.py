@@ -18,7 +18,7 @@ from recd_plugins.data.files import footer_of, table_files
 from recd_plugins.errors import DataError
 from recd_plugins.naming.patterns import matching
 
-__all__ = ["STORES", "ColumnBytes", "Layout", "Reading", "Store", "coalesced", "layout_of"]
+__all__ = ["STORES", "ColumnBytes", "Reading", "Store", "TableLayout", "coalesced", "layout_of"]
 
 HOLE, MOST = 8 << 10, 32 << 20
 """Arrow's own limits: of the gap within an I/O, and of an I/O."""
@@ -78,7 +78,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """A table as its footers describe it."""
 
     path: str
@@ -128,7 +128,7 @@ def coalesced(
     return ios
 
 
-def layout_of(path: Path | Sequence[Path]) -> Layout:
+def layout_of(path: Path | Sequence[Path]) -> TableLayout:
     """The layout of a table of any program, by the footers of its files."""
     files = table_files(path)
     compressed, uncompressed = Counter[str](), Counter[str]()
@@ -160,7 +160,7 @@ def layout_of(path: Path | Sequence[Path]) -> Layout:
     )
     if not columns:
         raise DataError(f"{files[0]}: has no columns.")
-    return Layout(
+    return TableLayout(
         path=str(path if isinstance(path, Path) else path[0]),
         files=len(files),
         stripes=len(chunks),
