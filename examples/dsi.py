@@ -31,7 +31,6 @@ if __name__ == "__main__":
     samples = int([*sys.argv, "4000"][1])
     with tempfile.TemporaryDirectory() as folder:
         made = {"use": "sessions", "samples": samples, "dense": 2, "features": SPARSE}
-        made["concurrent_sessions"] = 50
         registry = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": f"{folder}/data"}
         by_session = {"dataset": made, "etl": ["cluster_by_session"]}
         table = rp.load(registry | by_session).prepare().train.path
@@ -50,7 +49,6 @@ if __name__ == "__main__":
         print(
             "transformed:", ", ".join(stack.schema.sparse_names[-3:]), "of", len(batch), "samples"
         )
-        print(f"unique samples of f3 among them: {batch.dedup.unique_counts[0]}")
         file = Path(folder, "program.json")
         file.write_text(stack.program().to_json())
         program = TransformProgram.from_json(file.read_text())
