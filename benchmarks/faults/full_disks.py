@@ -208,7 +208,7 @@ def _log(size: int) -> Case:
                     for batch in log.read(shard):
                         read += batch.column("timestamp").to_pylist()
             except DataError:
-                return  # it is said
+                return  # which names what is damaged
             lost = set(sent) - set(read)
             if not full and lost:
                 yield Breach("silent change", f"{len(lost)} of {len(sent)} messages are not read")
