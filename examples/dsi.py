@@ -12,7 +12,8 @@ import recd_plugins as rp
 from recd_plugins.api.batch import TransformProgram
 
 NAMES = [f"f{n}" for n in range(40)]
-SPARSE = [{"name": n, "num_ids": 10_000, "length": 50, "kind": "user"} for n in NAMES]
+OFTEN = {"kind": "user", "stay": 0.9, "length": 50, "num_ids": 10_000}
+SPARSE = [{"name": n, **OFTEN} for n in NAMES]
 USED = ["f3", "f17", "f31"]  # of forty features
 STEPS = [
     {"use": "n_gram", "of": ["f3"], "n": 2, "modulo": 50_000, "into": "f3_pairs"},
@@ -49,6 +50,8 @@ if __name__ == "__main__":
         print(
             "transformed:", ", ".join(stack.schema.sparse_names[-3:]), "of", len(batch), "samples"
         )
+        factor = batch.dedup.dedupe_factor("f3")
+        print(f"{factor:.1f}x fewer ids of f3 are transformed than trained on")
         file = Path(folder, "program.json")
         file.write_text(stack.program().to_json())
         program = TransformProgram.from_json(file.read_text())

@@ -19,6 +19,6 @@ def test_each_figure_is_there_and_layouts_are_counted(tmp_path: Path) -> None:
     (flat,) = flattening(tmp_path / "maps", 1, rows=200, features=50)
     assert flat.target == 3
     assert flat.value > 0
-    ios, read = reordering(tmp_path / "order", rows=200, columns=40, wanted=4)
+    ios, read = reordering(tmp_path / "order", rows=200, columns=40, wanted=8)
     assert (ios.met, read.met) == (True, True)
     assert "foretells 2" in ios.note
