@@ -27,7 +27,7 @@ PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of|row_wise_of" test
 # Hundreds of processes of the tests import the same modules: they are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-ranks test-examples test-docs test-rounding mutants nightly lint clean
+.PHONY: demo test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly lint clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
@@ -77,6 +77,14 @@ mutants: $(VENV)/mutants
 
 $(VENV)/mutants: requirements/mutants.txt $(VENV)/ready
 	$(PIP) install --quiet --no-deps --require-hashes -r requirements/mutants.txt
+	touch $@
+
+# The documentation as a site, in build/site; search works there without a network.
+docs: $(VENV)/docs
+	$(BIN)/python docs/site_of_docs.py
+
+$(VENV)/docs: requirements/docs.txt $(VENV)/ready
+	$(PIP) install --quiet --no-deps --require-hashes -r requirements/docs.txt
 	touch $@
 
 # The newest nightly builds of the trio in place of the lock's, to see what is about to break.

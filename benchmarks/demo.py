@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import models
-from benchmarks.harness import ALLOCATOR
+from benchmarks.harness import ALLOCATOR, Figure, Report, conditions_of, print_json
 from recd_plugins.launch.command import launch
 from recd_plugins.stack import load
 
@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     quiet = parser.parse_args().json
     os.environ.update(ALLOCATOR)  # of both sides' ranks
+    load = os.getloadavg()[0]
     console = Console(quiet=quiet)
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="recd-demo-") as name:
@@ -128,9 +129,26 @@ def main() -> None:
         console.rule(BY_HAND)
         rows = {BY_HAND: by_hand(folder, quiet), **rows}
     if quiet:
-        print(json.dumps(rows))
+        report = Report(figures=[*figures(rows)])
+        print_json("demo", conditions_of(report, load=load), report.figures)
     else:
         console.print(shown(rows))
+
+
+def figures(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
+    """The table's columns that say what a run costs and what it learned."""
+    for name, summary in rows.items():
+        rate = summary["samples_per_second"]
+        yield Figure(name=f"{name}: samples/s", value=rate, unit="samples/s")
+        yield Figure(name=f"{name}: sent in a step", value=_sent(summary), unit="MB")
+        peak = summary["peak_memory_mib"]
+        yield Figure(name=f"{name}: peak memory of a rank", value=peak, unit="MiB")
+        yield Figure(name=f"{name}: test NE", value=summary["test"]["ne"], unit="NE")
+
+
+def _sent(summary: Mapping[str, Any]) -> float:
+    """MB through all-to-alls, of a rank and step."""
+    return float(sum(summary["cost"]["traffic"]["all_to_all"].values()) / 1e6)
 
 
 def shown(rows: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -149,7 +167,7 @@ def shown(rows: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_row(
             name,
             f"{summary['samples_per_second']:,.0f}",
-            f"{sum(summary['cost']['traffic']['all_to_all'].values()) / 1e6:.2f}",
+            f"{_sent(summary):.2f}",
             f"{summary['peak_memory_mib']:,.0f}",
             f"{summary['train']['loss']:.4f}",
             f"{summary['test']['ne']:.4f}",

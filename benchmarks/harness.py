@@ -24,7 +24,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["ALLOCATOR", "Figure", "Report", "Round", "alternate", "dropped", "main", "spread"]
+__all__ = [
+    "ALLOCATOR",
+    "Figure",
+    "Report",
+    "Round",
+    "alternate",
+    "conditions_of",
+    "dropped",
+    "main",
+    "print_json",
+    "spread",
+]
 
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
@@ -140,17 +151,31 @@ def main(
         os.execve(sys.executable, sys.orig_argv, os.environ | ALLOCATOR)
     load = os.getloadavg()[0]
     report = measure(options.quick)
-    conditions = {
-        "machine": {**_machine(), "load_average_before": round(load, 2)},
-        "versions": _versions(),
-        "settings": {**report.settings, "quick": options.quick, "allocator": allocator},
-        "seed": report.seed,
-    }
+    settings = {"quick": options.quick, "allocator": allocator}
+    conditions = conditions_of(report, load=load, settings=settings)
     if options.json:
-        figures = [dataclasses.asdict(one) | {"met": one.met} for one in report.figures]
-        print(json.dumps({"suite": suite, "conditions": conditions, "figures": figures}))
+        print_json(suite, conditions, report.figures)
     else:
         _print(suite, conditions, report.figures)
+
+
+def conditions_of(
+    report: Report, *, load: float, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What figures depend on: `load` is the machine's before they were measured, `settings` are
+    those of the command line."""
+    return {
+        "machine": {**_machine(), "load_average_before": round(load, 2)},
+        "versions": _versions(),
+        "settings": {**report.settings, **(settings or {})},
+        "seed": report.seed,
+    }
+
+
+def print_json(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
+    """The one object that every suite prints for `--json`."""
+    shown = [dataclasses.asdict(one) | {"met": one.met} for one in figures]
+    print(json.dumps({"suite": suite, "conditions": conditions, "figures": shown}))
 
 
 def _print(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:

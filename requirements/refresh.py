@@ -4,9 +4,9 @@ The versions of a lock stay unless what asks for them changes: after a line in b
 in EXTRAS, pip's resolver adds what is new. `--upgrade` takes the newest of all. pip's resolver is
 asked once, here, in a dry run; whoever installs uses `--no-deps`, because torchrec names the CUDA
 fbgemm even where the CPU one is right. To move the trio, change TRIO (fbgemm's minor is torch's
-minus 5, torchrec's equals fbgemm's), run this with `--upgrade`, run the tests. `mutants` keeps
-its versions, which are written by hand, for cosmic-ray's own runner, and what that needs, is not
-used.
+minus 5, torchrec's equals fbgemm's), run this with `--upgrade`, run the tests. `mutants` and `docs`
+keep their versions, which are written by hand: what the other locks have is not in them, and of
+cosmic-ray its own runner, and what that needs, is not used.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ TRIO = {
     # `===` takes the registry's CUDA build, never a local +cpu one.
     "cuda": ("torch===2.13.0", "fbgemm-gpu==1.8.0", "torchrec==1.8.0"),
 }
-EXTRAS = ("kafka",)
+EXTRAS = ("delta", "iceberg", "kafka", "ray")
 """Extras of pyproject.toml that the tests run with, and that the locks have."""
+
+BY_HAND = ("mutants", "docs")
+"""Locks of what the tests do without."""
 
 PYTHONS = {f"cp3{minor}" for minor in range(11, 15)}
 HEADER = (
@@ -120,7 +123,7 @@ def write(target: str, found: dict[str, tuple[str, set[str]]]) -> None:
 
 def refresh(target: str, *, upgrade: bool) -> None:
     locked = pins(HERE / f"{target}.txt")
-    if target == "mutants":
+    if target in BY_HAND:
         write(target, {name: (version, set()) for name, version in locked.items()})
         return
     ours = {normal(re.split("=", pin)[0]) for pin in TRIO[target]}
@@ -130,8 +133,9 @@ def refresh(target: str, *, upgrade: bool) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("targets", nargs="*", metavar="target", help="cpu, cuda or mutants")
+    names = ", ".join((*TRIO, *BY_HAND))
+    parser.add_argument("targets", nargs="*", metavar="target", help=f"of {names}")
     parser.add_argument("--upgrade", action="store_true", help="the newest of all")
     asked = parser.parse_args()
-    for target in asked.targets or [*TRIO, "mutants"]:
+    for target in asked.targets or [*TRIO, *BY_HAND]:
         refresh(target, upgrade=asked.upgrade)

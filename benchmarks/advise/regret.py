@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,6 +23,7 @@ from benchmarks.harness import Figure
 from recd_plugins.advise.advice import advise
 from recd_plugins.advise.trial_rank import in_turns
 from recd_plugins.advise.walk import AdviceGoal
+from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.topology import save_topology
 from recd_plugins.registry import Registry
@@ -148,23 +152,43 @@ def searched(setting: Setting, base: dict[str, Any]) -> dict[str, dict[str, Any]
 
 
 def regrets(
-    settings: Sequence[Setting], *, samples: int, rounds: int, steps: int, most: int | None = None
+    settings: Sequence[Setting],
+    *,
+    samples: int,
+    rounds: int,
+    steps: int,
+    most: int | None = None,
+    kept: Path | None = None,
+    seconds: float = math.inf,
 ) -> Iterator[Figure]:
-    """Of each setting, and their median; `most` registries of the search."""
+    """Of each setting, and their median; `most` registries of the search.
+
+    In the folder `kept` a setting has its table, its topology, what is advised and what was timed:
+    a later run goes on from there. After so many seconds no registries are begun any more, and a
+    setting that has some left has no figure.
+    """
+    until = time.monotonic() + seconds
     if missing := available():
         print(f"no emulated cluster, so no regret: it needs {missing}", file=sys.stderr)
         return
     found = []
     for setting in settings:
         with (
-            tempfile.TemporaryDirectory(prefix="recd-bench-") as folder,
+            tempfile.TemporaryDirectory(prefix="recd-bench-") as temporary,
             Network(N_NODES, setting.mbit) as network,
             ClusterRanks(network, RANKS_PER_NODE) as ranks,
         ):
-            figure = _regret(setting, Path(folder), ranks, samples, rounds, steps, most)
+            number = SETTINGS.index(setting)
+            folder = Path(temporary) if kept is None else kept.resolve() / f"setting{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            figure = _regret(setting, folder, ranks, samples, rounds, steps, most, until)
+        if figure is None:
+            continue
         print(f"{figure.name}: {figure.value:.1%}; {figure.note}", file=sys.stderr, flush=True)
         found.append(figure.value)
         yield figure
+    if len(found) < len(settings):
+        return
     yield Figure(
         name="regret, the median of the settings",
         value=statistics.median(found),
@@ -182,36 +206,54 @@ def _regret(
     rounds: int,
     steps: int,
     most: int | None,
-) -> Figure:
-    topology = folder / "topology.yaml"
-    save_topology(ranks.run(measured_topology, RANKS_PER_NODE)[0], topology)
+    until: float,
+) -> Figure | None:
+    topology, timed = folder / "topology.yaml", folder / "timed.json"
+    if not topology.exists():
+        save_topology(ranks.run(measured_topology, RANKS_PER_NODE)[0], topology)
     base = setting.registry(folder / "data", topology, samples)
-    goal = AdviceGoal(budget_gb=BUDGET_GB)
-    advice = advise(Registry.load(base), goal, ranks_here=ranks.world_size, with_what_ifs=False)
-    mine = advice.values
     others = dict(list(searched(setting, base).items())[:most])
-    best, best_ratio, base_ratio = "", 1.0, 1.0
-    names = [name for name, values in others.items() if values != mine and _can_be(name, values)]
+    if timed.exists():
+        done = json.loads(timed.read_text())
+    else:
+        goal = AdviceGoal(budget_gb=BUDGET_GB)
+        advice = advise(Registry.load(base), goal, ranks_here=ranks.world_size, with_what_ifs=False)
+        mine = advice.values
+        there = [one for one, values in others.items() if values != mine and _can_be(one, values)]
+        kept = list(advice.walk.kept)
+        done = {"advised": kept, "registry": mine, "names": there, "ratios": {}}
+        write_whole(timed, json.dumps(done, indent=1))
+    mine, ratios = done["registry"], done["ratios"]
+    names = [name for name in done["names"] if name not in ratios]
     for start in range(0, len(names), AT_ONCE - 1):
+        if time.monotonic() > until:
+            break
         some = names[start : start + AT_ONCE - 1]
         sides = [mine, *(others[name] for name in some)]
         for values in sides:
             load(values).prepare()
         seconds = ranks.run(_on_rank, sides, rounds, steps, limit=LIMIT)[0]
         for name, each in zip(some, seconds[1:], strict=True):
-            ratio = statistics.median(a / b for a, b in zip(seconds[0], each, strict=True))
-            if name == "in time, own":
-                base_ratio = ratio
-            if ratio > best_ratio:
-                best, best_ratio = name, ratio
+            ratios[name] = statistics.median(a / b for a, b in zip(seconds[0], each, strict=True))
+        write_whole(timed, json.dumps(done, indent=1))
+        words = f"{setting.name}: {len(ratios)} of {len(done['names'])} registries timed"
+        print(words, file=sys.stderr, flush=True)
+    if left := [name for name in done["names"] if name not in ratios]:
+        words = f"{setting.name}: {len(left)} registries are left: run it again, with --folder"
+        print(words, file=sys.stderr, flush=True)
+        return None
+    best = max(ratios, key=ratios.__getitem__, default="")
+    best_ratio = max(1.0, ratios.get(best, 1.0))
+    base_ratio = ratios.get("in time, own", 1.0)
     return Figure(
         name=f"regret: {setting.name}",
         value=best_ratio - 1,
         unit="share",
         target=EACH,
         at_most=True,
-        note=f"advised: {', '.join(advice.walk.kept) or 'nothing'}; {1 / base_ratio:.2f}x as fast "
-        f"as TorchRec's own plan; best of {len(others)}: {best or 'what was advised'}",
+        note=f"advised: {', '.join(done['advised']) or 'nothing'}; {1 / base_ratio:.2f}x as fast "
+        f"as TorchRec's own plan; best of {len(others)}: "
+        f"{best if best_ratio > 1 else 'what was advised'}",
     )
 
 

@@ -20,7 +20,15 @@ from pathlib import Path
 
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
-from benchmarks.combined.additions import ALL, CLUSTER_MODELS, OWN, PLAIN, SINGLE, OnCluster
+from benchmarks.combined.additions import (
+    ADVISED,
+    ALL,
+    CLUSTER_MODELS,
+    OWN,
+    PLAIN,
+    SINGLE,
+    OnCluster,
+)
 from benchmarks.combined.on_nodes import NodeSteps, on_nodes
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Report, main, spread
@@ -64,7 +72,8 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
         )
         workload.prepare()
         settings["samples a rank"] = workload.batch_size
-        steps = ranks.run(on_nodes, workload, chosen.sides, rounds, batches, limit=LIMIT)
+        sides = {**chosen.sides, ADVISED: workload.advised()}
+        steps = ranks.run(on_nodes, workload, sides, rounds, batches, limit=LIMIT)
     settings["plain TorchRec"] = ", ".join(f"{each} {kind}" for each, kind in chosen.held.items())
     settings["dense gradients out of a node"] = (
         f"{steps[0].dense / 1e6:.2f} MB a step, on all sides"

@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recd_train.workload import TrainSide, TrainWorkload
+from recd_plugins.advise.advice import advise
+from recd_plugins.advise.walk import AdviceGoal
+from recd_plugins.registry import Registry
+from recd_plugins.stack import load
 
 __all__ = [
+    "ADVISED",
     "ALL",
     "CLUSTER_MODELS",
     "OWN",
@@ -47,11 +52,14 @@ class Addition(TrainSide):
     sharding: Mapping[str, Any] | None = None
     """By default TorchRec's planner, held to the model's plain plan."""
     cache: Mapping[str, Any] | None = None
+    whole: Mapping[str, Any] | None = None
+    """The whole registry, in place of all these."""
 
 
 PLAIN, OWN = "plain TorchRec", "TorchRec's own best plan"
 RECD = "+ pooling on unique samples"
 ALL = "+ hot batches"
+ADVISED = "what recd advise says"
 IN_TIME = Addition(clustered=False, dedup=False, pool_unique=False)
 """Batches as a table in the order of time has them."""
 BESIDE: Mapping[str, Addition] = {
@@ -143,6 +151,8 @@ class OnCluster(TrainWorkload):
     ranks: int
 
     def registry(self, side: TrainSide) -> dict[str, Any]:
+        if isinstance(side, Addition) and side.whole is not None:
+            return dict(side.whole)
         values = super().registry(side)
         values["topology"] = str(self.topology)
         values["train"]["ranks"] = self.ranks
@@ -155,3 +165,11 @@ class OnCluster(TrainWorkload):
             if side.cache is not None:
                 values["cache"] = dict(side.cache)
         return values
+
+    def advised(self) -> Addition:
+        """What `recd advise` makes of plain TorchRec's registry, its table made."""
+        plain = Registry.load(self.registry(IN_TIME))
+        goal = AdviceGoal(budget_gb=BUDGET_GB)
+        values = advise(plain, goal, ranks_here=self.ranks, with_what_ifs=False).values
+        load(values).prepare()
+        return Addition(whole=values)

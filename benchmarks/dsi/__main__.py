@@ -1,4 +1,4 @@
-"""DSI's rows: transforms, and how tables lie on disk.
+"""DSI's rows: transforms, how tables lie on disk, and some of their rows.
 
 python -m benchmarks.dsi [--quick] [--json]
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.dsi.layouts import flattening, reordering
+from benchmarks.dsi.over_s3 import over_s3
+from benchmarks.dsi.selecting import selecting
 from benchmarks.dsi.transforms import transforms
 from benchmarks.harness import Report, main
 
@@ -25,6 +27,8 @@ def measure(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
         figures += flattening(Path(folder) / "maps", rounds, rows=8_000 if quick else 40_000)
         figures += reordering(Path(folder) / "order")
+        figures.append(selecting(Path(folder) / "rows"))
+        figures += over_s3(Path(folder) / "s3", rounds)
     settings = {"batch_size": BATCH_SIZE, "rounds": rounds, "torch_threads": 1}
     return Report(figures=figures, settings=settings)
 

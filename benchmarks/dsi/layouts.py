@@ -15,7 +15,7 @@ from benchmarks.recd_data.quotient import quotient
 from recd_plugins.data.layout import layout_of
 from recd_plugins.data.rewrite import RewriteConfig, flattened, rewrite
 
-__all__ = ["flattening", "reordering"]
+__all__ = ["flattening", "list_table", "only_file", "reordering"]
 
 LISTS = pa.list_(pa.int64())
 
@@ -76,7 +76,7 @@ def reordering(
     source, target = folder / "scattered", folder / "first"
     source.mkdir()
     pq.write_table(
-        _list_table(rows, columns),
+        list_table(rows, columns),
         source / "part.parquet",
         compression="zstd",
         use_dictionary=False,
@@ -85,7 +85,7 @@ def reordering(
     names = [f"c{n}" for n in range(columns // wanted // 2, columns, columns // wanted)]
     rewrite(source, target, RewriteConfig(first=tuple(names), rows_per_stripe=rows // 2))
     before, after = (
-        _counted(_only_file(path), names, pre_buffer=coalesce)
+        _counted(only_file(path), names, pre_buffer=coalesce)
         for path, coalesce in ((source, False), (target, True))
     )
     foretold = layout_of(target).reading(names)
@@ -152,7 +152,8 @@ def _counted(path: Path, names: list[str], *, pre_buffer: bool) -> tuple[int, in
     return counting.ios, counting.bytes
 
 
-def _only_file(folder: Path) -> Path:
+def only_file(folder: Path) -> Path:
+    """The file of a table of one."""
     (file,) = folder.glob("*.parquet")
     return file
 
@@ -169,7 +170,8 @@ def _map_table(rows: int, features: int) -> pa.Table:
     return pa.table({"features": pa.MapArray.from_arrays(offsets, pa.array(keys), items)})
 
 
-def _list_table(rows: int, columns: int) -> pa.Table:
+def list_table(rows: int, columns: int) -> pa.Table:
+    """Lists of 0 to 19 ids in each column."""
     draw = np.random.default_rng(0)
     made = {}
     for n in range(columns):

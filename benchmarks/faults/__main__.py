@@ -27,6 +27,7 @@ from benchmarks.faults.command_lines import COMMAND_LINES
 from benchmarks.faults.damage import DAMAGE
 from benchmarks.faults.full_disks import FULL_DISKS, take_own_mounts
 from benchmarks.faults.interruptions import INTERRUPTIONS
+from benchmarks.faults.json_texts import JSON_TEXTS
 from benchmarks.faults.programs import Place, Programs, programs
 from benchmarks.faults.registries import REGISTRIES
 from benchmarks.faults.topology_files import TOPOLOGY_FILES
@@ -34,6 +35,7 @@ from benchmarks.harness import Figure, Report, main
 
 KINDS: tuple[Kind, ...] = (
     DAMAGE,
+    JSON_TEXTS,
     FULL_DISKS,
     TOPOLOGY_FILES,
     REGISTRIES,

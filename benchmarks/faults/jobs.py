@@ -41,6 +41,14 @@ def written(job: Mapping[str, object]) -> str:
     return yaml.safe_dump(dict(job), sort_keys=False)
 
 
+ROWS = "session,time,click,user,item\n" + "".join(
+    f"{row // 4},{1_700_000_000 + row},{row % 2},{row // 4 % 9},{row % 17}\n" for row in range(256)
+)
+"""A log of clicks, of which a table is made."""
+READ = '{"time": 1700000000.0, "table": "table/train", "columns": ["click", "item"]}\n'
+"""A read log: a job that read two columns of it."""
+
+
 def furnish(place: Place) -> None:
     """Put the job into a case's folder, trained once, and odd files beside it."""
     source = place.made("job", _train)
@@ -59,3 +67,14 @@ def _train(place: Place) -> None:
         raise SystemExit(f"the job that faults are done to does not train: {ended.output}")
     lock = Path(place.folder, "runs/.job.lock")
     lock.unlink(missing_ok=True)
+    place.write("rows.csv", ROWS)
+    place.write("read.log", READ)
+    schema = ("--schema", "schema.yaml")
+    for arguments in (
+        ("data", "schema", "rows.csv", "--out", "schema.yaml"),
+        ("data", "import", "rows.csv", "table", *schema, "--split-by", "time"),
+        ("topology", "measure", "--ranks", "1", "--rounds", "1", "--save", "topology.yaml"),
+    ):
+        ended = place.recd(*arguments, limit=300)
+        if ended.code != 0:
+            raise SystemExit(f"recd {' '.join(arguments)}, before all faults: {ended.output}")

@@ -1,12 +1,14 @@
 """DSI: what Meta's storage and ingestion do to features before they are trained.
 
-`transforms/` holds the transforms of features and of dense columns, each with its formula.
+`transforms/` holds the transforms of features and of dense columns, each with its formula;
+`service/` the processes that read for trainers (DPP).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from recd_dsi.service.reader import ServiceReaderConfig, build_service_reader
 from recd_dsi.transforms.dense import (
     BoxCoxConfig,
     BucketizeConfig,
@@ -51,7 +53,7 @@ from recd_dsi.transforms.made import (
     build_n_gram,
     build_union,
 )
-from recd_plugins.api import PreprocessRecord, hookimpl
+from recd_plugins.api import PreprocessRecord, ReaderRecord, hookimpl
 
 RECORDS: tuple[tuple[str, str, Any, Any], ...] = (
     ("sigrid_hash", "Ids hashed into [0, modulo).", SigridHashConfig, build_sigrid_hash),
@@ -101,4 +103,16 @@ def recd_preprocess() -> list[PreprocessRecord[Any]]:
     return [
         PreprocessRecord(name=name, summary=summary, config=config, build=build)
         for name, summary, config, build in RECORDS
+    ]
+
+
+@hookimpl
+def recd_reader() -> list[ReaderRecord[ServiceReaderConfig]]:
+    return [
+        ReaderRecord(
+            name="service",
+            summary="Workers read for each rank, in processes of their own, and serve batches.",
+            config=ServiceReaderConfig,
+            build=build_service_reader,
+        )
     ]

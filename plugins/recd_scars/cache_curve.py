@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 import recd_plugins
 from recd_plugins.api import RegistryError, nearest
+from recd_plugins.api.data import whole_file
 from recd_plugins.api.planning import (
     Floats,
     Integers,
@@ -161,8 +162,8 @@ class CacheCurve:
         figure = Figure(figsize=(12, 3.8), layout="constrained")
         self.draw(figure)
         figure.suptitle(title)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=DPI)
+        with whole_file(path) as part:
+            figure.savefig(part, dpi=DPI)
 
     def _draw_cache(self, axes: Axes) -> None:
         points = [point for point in self.by_cache() if point.cached]

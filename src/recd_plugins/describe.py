@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from recd_plugins.storage.uri import Uri
+
 __all__ = [
     "Option",
     "attribute_docs",
@@ -133,6 +135,7 @@ def describe(hint: Any) -> str:
         str: "a text",
         bool: "true or false",
         Path: "a path",
+        Uri: "a URI",
         type(None): "nothing",
         Any: "anything",
     }

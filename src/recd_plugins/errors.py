@@ -26,7 +26,14 @@ __all__ = [
 
 
 class RecdError(Exception):
-    """Base of every error that is a user's to fix."""
+    """Base of every error that is a user's to fix.
+
+    What a user wrote may be anything, so a message shows no word whole that is longer than
+    `MOST_SHOWN`: wherever it is read, not in `recd` alone.
+    """
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class RegistryError(RecdError, ValueError):

@@ -5,16 +5,18 @@ A planner, a converter or a model says it as `Notice`s; a `Stack` warns of each 
 
 from __future__ import annotations
 
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TextIO
 
 from recd_plugins.errors import CapabilityError
 
 __all__ = [
+    "NOTICE",
     "GivesNotices",
     "Missed",
     "Notice",
@@ -23,7 +25,12 @@ __all__ = [
     "Slower",
     "Unused",
     "hide_other_warnings",
+    "hide_warnings",
+    "notices_as_lines",
 ]
+
+NOTICE = "notice: "
+"""How a line begins that is a notice."""
 
 
 class NoticeWarning(UserWarning):
@@ -31,10 +38,39 @@ class NoticeWarning(UserWarning):
 
 
 def hide_other_warnings() -> None:
-    """From now on this process shows notices alone: torch's and TorchRec's own warnings ask nothing
-    of a user."""
-    warnings.filterwarnings("ignore")
+    """From now on this process shows notices alone: what torch and TorchRec warn of and log asks
+    nothing of a user."""
+    hide_warnings()
     warnings.filterwarnings("always", category=NoticeWarning)
+
+
+def hide_warnings() -> None:
+    """From now on this process shows no warning, not even a notice: one that tries what others
+    decide."""
+    warnings.filterwarnings("ignore")
+    for chatty in ("torchrec", "torch.fx"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+
+
+def notices_as_lines() -> None:
+    """From now on a notice is a line of this process's output: what a rank writes to standard error
+    is shown where it fails, and a notice is for a run that goes well."""
+    others = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, NoticeWarning):
+            print(f"{NOTICE}{message}", flush=True)
+        else:
+            others(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 @dataclass(frozen=True, kw_only=True)

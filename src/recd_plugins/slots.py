@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.topology import Cluster, Topology
     from recd_plugins.registry.delivered import Delivered
+    from recd_plugins.registry.delivery import Delivery
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.trainer.training import Training
@@ -403,6 +404,9 @@ class Context:
     """Where a batch has its sparse features, if the trainer says: `profile_batches` takes it."""
     profile: Profile | None = None
     """How the tables are accessed, in place of batches, if the trainer knows."""
+    delivery: Callable[[], Delivery] | None = None
+    """What another process needs to make the same batches; there for `reader`, where its loader is
+    handed the registry's own transform."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """What the slots named in the record's `uses` built."""
     others: Planner | None = None

@@ -10,6 +10,7 @@ which is then counted without being named; `stack.adapt(model)` has a model take
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -44,6 +45,7 @@ from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
+from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.prepare import prepared
 from recd_plugins.registry.usage import Usage
@@ -193,7 +195,8 @@ class Stack:
         self._usage.asked("reader", "preprocess", "dedup")
         self.check()
         tables = self.prepare()
-        reader: Reader = self.registry.one("reader").build(self._contexts.of("reader"))
+        context = dataclasses.replace(self._contexts.of("reader"), delivery=self.delivery)
+        reader: Reader = self.registry.one("reader").build(context)
         return reader.loader(
             tables[split],
             rank=rank,
@@ -202,6 +205,11 @@ class Stack:
             split=split,
             transform=self._features.transform,
         )
+
+    def delivery(self) -> Delivery:
+        """What another process needs to make the same batches."""
+        converter = self._features.converter
+        return Delivery.of(self.registry, None if converter is None else converter.groups)
 
     def profile(self, tables: Mapping[str, Counted], batches: int | None = None) -> Profile:
         """What will be looked up of tables, by batches of the train split from the shares of all

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.dsi.layouts import flattening, reordering
+from benchmarks.dsi.over_s3 import over_s3
 from benchmarks.dsi.transforms import DENSE, IN_PLACE, NEW, transforms
 
 
@@ -22,3 +23,6 @@ def test_each_figure_is_there_and_layouts_are_counted(tmp_path: Path) -> None:
     ios, read = reordering(tmp_path / "order", rows=200, columns=40, wanted=8)
     assert (ios.met, read.met) == (True, True)
     assert "foretells 2" in ios.note
+    whole, layout = over_s3(tmp_path / "s3", 1, rows=400, columns=40, wanted=8)
+    assert (whole.target, layout.target) == (3, None)
+    assert "18, 4 and 4 requests" in whole.note

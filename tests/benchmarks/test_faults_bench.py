@@ -11,7 +11,7 @@ from forked import run_module
 
 from benchmarks.faults.__main__ import KINDS
 
-TYPED = ("registries", "command-lines", "topology-files", "damage")
+TYPED = ("registries", "command-lines", "topology-files", "damage", "json-texts")
 
 
 def test_a_seed_draws_the_same_cases() -> None:

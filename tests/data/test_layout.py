@@ -189,6 +189,19 @@ def test_popularity_counts_jobs_of_the_latest_days(tmp_path: Path) -> None:
         popularity(log)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['{"time": 1e9, "columns": "ab"}', '{"time": 1e9, "columns": [1]}', "[" * 100_000, "null"],
+)
+def test_a_line_that_is_none_of_a_read_log_is_named(tmp_path: Path, line: str) -> None:
+    """A text is a sequence too: of letters, which are no columns."""
+    log = tmp_path / "reads.jsonl"
+    note_reading(log, Path("t"), ["a"], now=1e9)
+    log.write_text(line + "\n" + log.read_text())
+    with pytest.raises(DataError, match=r"reads\.jsonl:1: is no line of a read log"):
+        popularity(log)
+
+
 def test_the_commands_explain_and_rewrite_by_what_readers_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec import KeyedJaggedTensor
 
-from recd_dedup.dedup.advisor import Advice, Limits, advise, advise_batches
+from recd_dedup.dedup.advisor import (
+    Advice,
+    FeatureAdvice,
+    Limits,
+    _measures,
+    advise,
+    advise_batches,
+    advise_rows,
+    decide,
+)
 from recd_dedup.dedup.converters import Exact, GroupsConfig, build_exact
-from recd_dedup.dedup.sample import choose_runs
+from recd_dedup.dedup.sample import SampledBatches, choose_runs, rows_of_batch
+from recd_dedup.dedup.worth import Bytes, Nothing, Worth
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig
 from recd_plugins.data.dataset import Tables
@@ -22,6 +33,7 @@ from recd_plugins.data.schema import IDS, Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context
+from recd_plugins.testing.batches import from_lists
 
 BY_SESSION = [("session_id", "ascending"), ("timestamp", "ascending")]
 
@@ -45,6 +57,69 @@ FEATURES = (
     feature("item_seller", 0.0, "item"),
 )
 GROUPS = (("topics", "brands"), ("history", "history_seller"), ("user",), ("region",))
+
+
+@pytest.mark.parametrize(
+    ("factor", "more"), [(2.0, ""), (2.5, ""), (2.6, ": its lists also repeat across sessions")]
+)
+def test_what_was_measured_in_words(factor: float, more: str) -> None:
+    found = FeatureAdvice(name="a", length=3, stay=0.5, formula_factor=2.0, factor=factor)
+    assert _measures(found) == f"(l 3.0, d 0.50, by the formula 2.00{more})"
+    assert (found.saved, found.cost) == (0, 0)
+
+
+LIMITS = Limits(min_factor=2.0, together=0.9, tolerance=0.05)
+PAIRS = rows_of_batch(
+    from_lists({"a": [[1], [1], [2], [2]], "b": [[3], [3], [4], [4]]}), ["a", "b"]
+)
+"""Each list twice, and both features change at once."""
+APART = rows_of_batch(
+    from_lists({"a": [[1], [2], [3], [4]], "b": [[1], [2], [3], [4]]}), ["a", "b"]
+)
+
+
+def test_what_chooses_and_what_judges_are_other_batches() -> None:
+    asked: list[tuple[float, list[str]]] = []
+
+    def worth_of(sample: SampledBatches, size: int, names: Sequence[str]) -> Worth:
+        asked.append((sample.alone["a"], list(names)))
+        return Bytes(sample)
+
+    advice = advise_rows([PAIRS, APART, PAIRS, APART], ["a", "b"], 4, LIMITS, worth_of)
+    assert asked == [(2, ["a", "b"]), (1, ["a", "b"])]  # as often as is asked for is enough
+    assert advice.groups == ()
+    assert advice.batches == 4
+    two = rows_of_batch(from_lists({"a": [[1], [1]]}), ["a"])
+    assert advise_rows([two], ["a"], 2, LIMITS).features[0].stay == 1
+
+
+class Given(Nothing):
+    """What pays is given."""
+
+    def __init__(self, sample: SampledBatches, net: Mapping[tuple[str, ...], float]) -> None:
+        super().__init__(sample)
+        self._net = net
+
+    def net(self, group: Sequence[str]) -> float:
+        return self._net[tuple(group)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "both", "groups"),
+    [
+        (2.0, 1.0, 3.0, (("a", "b"),)),
+        (2.0, 1.0, 2.9, (("a",), ("b",))),
+        (2.0, -5.0, 2.5, (("a", "b"),)),  # alone, `b` would be left as it is, for nothing
+        (-5.0, 2.0, 2.5, (("a", "b"),)),
+        (-5.0, 2.0, 1.5, (("b",),)),
+    ],
+)
+def test_features_are_taken_together_where_that_is_worth_more(
+    a: float, b: float, both: float, groups: object
+) -> None:
+    sample = SampledBatches(["a", "b"], [PAIRS])
+    worth = Given(sample, {("a",): a, ("b",): b, ("a", "b"): both})
+    assert decide(sample, 4, LIMITS, worth).groups == groups
 
 
 def write(folder: Path, schema: Schema, rows: pa.Table, rows_per_stripe: int = 2_048) -> Table:

@@ -19,7 +19,7 @@ from recd_dedup.dedup import calibrate
 from recd_dedup.dedup.advisor import Limits, advise_rows
 from recd_dedup.dedup.calibrate import measured_prices, uses_of
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch
-from recd_dedup.dedup.worth import BY_GROUP, HANDLING, FeatureUse, Seconds, StepPrices
+from recd_dedup.dedup.worth import BY_GROUP, HANDLING, Bytes, FeatureUse, Seconds, StepPrices
 from recd_plugins.api.embedding import OfPooling
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -69,6 +69,45 @@ def test_what_a_group_saves_and_costs_in_seconds() -> None:
     assert cost["conversion"] == pytest.approx(2e-3)
     assert cost["expansion"] == pytest.approx(1e-9 * 32 * (8 + 4))  # no pooling is known
     assert cost["handling"] == pytest.approx(1e-6 * (BY_GROUP + 2 * HANDLING))
+
+
+def test_rows_that_are_exchanged_are_copied_twice() -> None:
+    assert worth(copy=1e-9).saved("seen", ["seen"])["exchange"] == pytest.approx(2e-9 * 32 * 6)
+
+
+def test_what_a_group_saves_and_costs_in_bytes() -> None:
+    """Of 8 bytes an id, 2 ids a sample; and an inverse lookup's entry, twice."""
+    weighed = Bytes(SampledBatches(LISTS, ROWS))
+    assert weighed.saved("seen", ["seen"]) == {"ids": pytest.approx(8 * 2 * (1 - 1 / 4))}
+    assert weighed.saved("bought", ["bought"]) == {"ids": pytest.approx(8 * 1 * (1 - 1 / 2))}
+    assert weighed.cost(["seen"]) == {"lookup": 2 * 1}
+    assert weighed.net(["seen"]) == pytest.approx(12 - 2)
+    assert weighed.words({"ids": 12.0, "lookup": 2.0}) == "14.0 bytes a sample"
+
+
+@pytest.mark.parametrize(("unique", "width"), [(256, 1), (257, 2)])
+def test_an_inverse_lookup_is_as_wide_as_its_largest_number(unique: int, width: int) -> None:
+    lists = {"item": [[number] for number in range(unique)]}
+    rows = rows_of_batch(from_lists(lists), list(lists))
+    assert Bytes(SampledBatches(lists, [rows])).cost(["item"]) == {"lookup": 2 * width}
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({}, "0 ms"),
+        ({"": 1.5e-3}, "1.5 ms"),
+        ({"lookup": 1e-3, "exchange": 4e-6}, "1 ms of lookup"),
+        ({"lookup": 5e-6}, "0.005 ms of lookup"),
+        ({"lookup": 1e-3, "pooling": 2e-3}, "1 ms of lookup and 2 ms of pooling"),
+        (
+            {"lookup": 1e-3, "exchange": 2e-3, "pooling": 3e-3},
+            "1 ms of lookup, 2 ms of exchange and 3 ms of pooling",
+        ),
+    ],
+)
+def test_seconds_are_put_in_words(parts: dict[str, float], says: str) -> None:
+    assert worth().words(parts) == says
 
 
 @pytest.mark.parametrize(

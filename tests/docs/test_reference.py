@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,24 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("exam
 
 @pytest.fixture(scope="module")
 def reference() -> object:
+    return program("reference")
+
+
+def program(name: str) -> Any:
+    """A program of docs/."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        import reference
+        return import_module(name)
     finally:
         sys.path.remove(str(ROOT / "docs"))
-    return reference
+
+
+def test_the_picture_is_drawn_anew_when_plugins_change() -> None:
+    picture = program("picture")
+    for path, text in picture.files().items():
+        assert path.read_text() == text, "run: python docs/picture.py"
+    slots = {slot for stage in picture.STAGES.values() for slot in stage}
+    assert slots | {"stats"} == set(SLOTS)
 
 
 @pytest.mark.parametrize("page", ["slots", "train", "api"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from registry_jobs import train_registry
 from torch import nn
 
+from recd_dlrm.datasets.sessions.dataset import default_features
 from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
@@ -24,6 +26,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "sequence_dlrm": {},
 }
 OPTIMIZER: dict[str, Any] = {"tables": "sgd", "tables_lr": 0.1, "dense": "sgd", "dense_lr": 0.1}
+FEATURES = [
+    dataclasses.asdict(dataclasses.replace(feature, num_ids=min(feature.num_ids, 1_000)))
+    for feature in default_features()
+]
+"""With small tables: the reference trains them whole, in each step."""
 POOLING = {"history": {"use": "attention"}, "history_category": {"use": "transformer"}}
 
 
@@ -33,7 +40,12 @@ def registry(folder: Path, model: str, **dedup: Any) -> dict[str, Any]:
     return {
         "plugins": ["recd_dlrm", "recd_dedup"],
         "folder": str(folder),
-        "dataset": {"use": "sessions", "samples": 1024, "concurrent_sessions": 8},
+        "dataset": {
+            "use": "sessions",
+            "samples": 1024,
+            "concurrent_sessions": 8,
+            "features": FEATURES,
+        },
         "sharding": {"use": "torchrec", "search": "greedy"},
         "model": small,
         "train": {"batch_size": 32, "optimizer": OPTIMIZER},

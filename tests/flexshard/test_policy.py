@@ -93,6 +93,9 @@ def test_by_itself_auto_has_all_tiers_and_no_budget() -> None:
         ([-2, 1, 4], [1, 1, 1], 0, [10, 10, 2]),  # 20 bytes are saved, 10 taken, 8 of 40 fit
         ([-2, 4, 4], [1, 1, 1], 0, [10, 5, 0]),
         ([4, 1, 1], [1, 1, 1], 9, [2, 0, 0]),  # the first that do not fit end it
+        ([4, 1, 1], [1, 1, 1], 8, [2, 0, 0]),
+        ([4, 1, 1], [1, 1, 1], 7, [1, 0, 0]),
+        ([-0.2, 0.5, 4], [1, 1, 1], 0, [10, 4, 0]),
         ([-2, 5, 1], [1, 0, 1], 0, [10, 0, 10]),  # what gains no time is passed over
     ],
 )

@@ -30,7 +30,7 @@ def test_a_lock_has_all_that_is_asked_for(target: str) -> None:
     wanted = [*project["dependencies"], *(HERE / "base.in").read_text().splitlines(), *TRIO[target]]
     for extra in EXTRAS:
         wanted += project["optional-dependencies"][extra]
-    names = {normal(re.split("[ =<>~]", line)[0]) for line in wanted if line[:1] not in ("", "#")}
+    names = {normal(re.split(r"[ =<>~[]", line)[0]) for line in wanted if line[:1] not in ("", "#")}
     assert names <= set(pins(HERE / f"{target}.txt"))
 
 

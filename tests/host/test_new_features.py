@@ -151,7 +151,7 @@ def test_a_schema_that_says_what_is_not_made_is_named(
     if dedup:
         registry["dedup"] = {"use": "exact", "groups": dedup}
     with pytest.raises(
-        PluginError, match=r"Cross made the keys .*'crossed'\] of .* its `schema` says .*'crosed'\]"
+        PluginError, match=r"cross made the keys .*'crossed'\] of .* its `schema` says .*'crosed'\]"
     ):
         list(rp.load(registry).loader(0, 1))
 

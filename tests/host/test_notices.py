@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import pytest
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.notices import Notices, NoticeWarning, Slower, Unused
+from recd_plugins.notices import (
+    Notices,
+    NoticeWarning,
+    Slower,
+    Unused,
+    hide_other_warnings,
+    hide_warnings,
+)
 
 IDLE = Unused(what="cache: scars", why="no row is worth it.", cure="Take `cache` out.")
 FORCED = Slower(what="sharding: x", why="2 ms a step for 1 ms", cure="Take `force` out.")
@@ -38,6 +46,21 @@ def test_strict_makes_an_error_of_what_is_not_used_on_every_rank() -> None:
             Notices(strict=True).give([FORCED, IDLE], rank)
     with pytest.warns(NoticeWarning, match="makes steps slower"):
         Notices(strict=True).give([FORCED], 0)
+
+
+def test_a_command_shows_notices_and_a_trial_not_even_those(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chatty = [logging.getLogger(name) for name in ("torchrec", "torch.fx")]
+    for logger in chatty:
+        monkeypatch.setattr(logger, "level", logging.NOTSET)
+    for hide, shown in ((hide_other_warnings, ["a notice"]), (hide_warnings, [])):
+        with warnings.catch_warnings(record=True) as found:
+            hide()
+            warnings.warn("TorchRec's own", FutureWarning, stacklevel=1)
+            warnings.warn("a notice", NoticeWarning, stacklevel=1)
+        assert [str(one.message) for one in found] == shown
+        assert [logger.level for logger in chatty] == [logging.ERROR] * 2
 
 
 def test_strict_is_said_in_the_registry() -> None:

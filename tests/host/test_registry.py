@@ -186,6 +186,7 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         ({"plugins": [3]}, "plugins: expected a list of plugin names, got [3]."),
         ({"folder": 3}, "folder: expected a path, got 3."),
         ({"train": 3}, "train: expected a mapping of options, got 3."),
+        ({"train": {"threads": 2**31}}, "train.threads: must be >= 0 and <= 1024"),
         ({"train": {"optimizer": {"tables": "adam"}}}, "train.optimizer.tables: unknown value"),
         ({"topology": "a100"}, "topology: unknown preset 'a100'; did you mean 'a100_dgx'"),
         ({"topology": "gone.yaml"}, "topology: gone.yaml: there is no such file"),

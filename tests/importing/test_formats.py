@@ -134,3 +134,10 @@ def test_a_line_cut_short_is_named_with_its_number(
         DataError, match=r"cut\.csv\.gz: cannot be read .*Check .* that it is whole"
     ):
         rows_of(cut)
+
+
+@pytest.mark.parametrize("delimiter", ["", "ab", "/proc/self/mem", '"', "\n", "\u0661"])
+def test_what_parts_no_fields_is_refused(tmp_path: Path, delimiter: str) -> None:
+    file = text(tmp_path / "t.csv", "a,b\n1,2\n")
+    with pytest.raises(DataError, match="parted by one character"):
+        foreign_files([file], delimiter=delimiter)

@@ -136,7 +136,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     assert (broken.exit_code, "the file is empty" in broken.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(("by", "delimiter"), [("|", ","), (" ", "\t"), (";", "\t")])
+@pytest.mark.parametrize(("by", "delimiter"), [("|", ","), (" ", "\t"), (";", "\t"), ("|", "json")])
 def test_ids_with_weights_in_text_are_scored_ids(tmp_path: Path, by: str, delimiter: str) -> None:
     """From text to a table; times of day are no such ids, nor are codes integers."""
     lists = [["3:0.5", "5:1"], [], ["7:2e-1"]]
@@ -144,8 +144,13 @@ def test_ids_with_weights_in_text_are_scored_ids(tmp_path: Path, by: str, delimi
         (click, by.join(cart), by.join(f"0{one}" for one in cart), clock)
         for click, cart, clock in zip((1, 0, 1), lists, ("12:30", "13:00", "09:15"), strict=True)
     ]
-    lines = [delimiter.join(map(str, row)) for row in [("y", "cart", "codes", "clock"), *rows]]
-    file = text(tmp_path / "t.csv", "\n".join(lines) + "\n")
+    names = ("y", "cart", "codes", "clock")
+    if delimiter == "json":
+        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+        file = text(tmp_path / "t.jsonl", "\n".join(lines) + "\n")
+    else:
+        lines = [delimiter.join(map(str, row)) for row in [names, *rows]]
+        file = text(tmp_path / "t.csv", "\n".join(lines) + "\n")
     schema = proposed(file).schema
     scored = {one["name"]: one.get("scored", False) for one in schema["sparse"]}
     assert scored == {"cart": True, "codes": True, "clock": False}

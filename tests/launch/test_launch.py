@@ -203,6 +203,25 @@ def test_rank_0_speaks_and_the_others_are_kept(
     assert capfd.readouterr() == ("", "")
 
 
+def test_notices_of_rank_0_are_shown_where_its_other_lines_are_not(
+    launch: Launch, program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = program("""
+import warnings
+from recd_plugins.notices import NoticeWarning, hide_other_warnings, notices_as_lines
+hide_other_warnings()
+notices_as_lines()
+print("loss 0.5")
+warnings.warn("what torch says")
+warnings.warn(f"cache: scars is not used by rank {rank}.", NoticeWarning)
+""")
+    line = "notice: cache: scars is not used by rank 0.\n"
+    assert launch(command, 2, threads=1) is None
+    assert capfd.readouterr() == (f"loss 0.5\n{line}", "")
+    assert launch(command, 2, threads=1, quiet=True) is None
+    assert capfd.readouterr() == ("", line)
+
+
 def test_a_rank_that_fails_is_shown_and_stops_the_others(
     launch: Launch,
     program: Callable[[str], list[str]],

@@ -13,7 +13,15 @@ from recd_plugins.planning.access import counting
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
-from recd_plugins.planning.access.forecast import FOLDS
+from recd_plugins.planning.access.forecast import (
+    EXACT,
+    FOLDS,
+    STUDENT,
+    FoldCounts,
+    Forecast,
+    _classes,
+    forecast,
+)
 from recd_plugins.planning.access.sample import sample, sample_of
 
 ROWS = 20_000
@@ -33,6 +41,64 @@ def drawn(chance: Floats, batches: int, lookups: int, seed: int) -> RowCounter:
         at = np.searchsorted(ends, draw.random(lookups) * ends[-1])
         counter.add(order[at], lookups // 4, number * FOLDS // batches)
     return counter
+
+
+def of_pairs(
+    pairs: list[tuple[int, int, int]], folds: int, num_rows: int, *, in_order: bool = False
+) -> Forecast | None:
+    """Of rows, folds and lookups, in folds of ten samples; each lookup in a batch of its own."""
+    rows, fold, lookups = (np.array(column) for column in zip(*pairs, strict=True))
+    found = FoldCounts(
+        rows=rows,
+        folds=fold,
+        lookups=lookups,
+        holding=lookups,
+        samples=np.array([10] * folds + [0] * (FOLDS - folds)),
+    )
+    runs = np.unique(np.bincount(rows, lookups))[::-1].astype(np.int64)
+    return forecast(found, runs, num_rows, in_order=in_order)
+
+
+def test_how_far_folds_are_apart_by_hand() -> None:
+    # Either fold has row 0 before row 1. It takes 3 of 4 lookups in one, and 3 of 5 in the other.
+    pairs = [(0, 0, 3), (0, 1, 3), (1, 0, 1), (1, 1, 2)]
+    found, first = (of_pairs(pairs, 2, 2, in_order=order) for order in (False, True))
+    assert found is not None
+    assert first is not None
+    deviation = np.std([3 / 4, 3 / 5], ddof=1)
+    expected = np.hypot(12.7 * deviation / np.sqrt(2), 0.005)
+    assert found.uncertainty.tolist() == pytest.approx([expected, 0, 0])
+    assert first.uncertainty.tolist() == pytest.approx([1, 0, 0])  # no share is further off
+    assert found.unseen == 0
+
+
+def test_one_fold_that_was_looked_up_says_nothing_of_others() -> None:
+    found = of_pairs([(0, 0, 3)], 2, 2)
+    assert found is not None
+    assert found.uncertainty.tolist() == [1, 1]
+    assert of_pairs([(0, 0, 3)], 1, 2) is None
+
+
+def test_what_is_unseen_falls_on_as_it_fell_from_fold_to_fold() -> None:
+    pairs = [*((0, fold, 1) for fold in range(4)), (1, 0, 2), (2, 1, 1), (2, 2, 1)]
+    found = of_pairs(pairs, 4, 10)
+    assert found is not None
+    # Row 1 is in one fold alone, row 2 in two, with 2 lookups each: 1 + 2 / 2 / (4 - 1) = 4 / 3.
+    power = np.log(4 / 3) / np.log(3 / 2)
+    assert found.unseen == pytest.approx(2 * (3 / 4) ** power / 40)
+    assert found.unseen_holding == found.unseen
+    whole = of_pairs(pairs, 4, 3)
+    assert whole is not None
+    assert whole.unseen == 0
+
+
+def test_students_t_and_classes_are_those_of_tables() -> None:
+    printed = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306]
+    printed += [2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
+    assert list(STUDENT[1:]) == pytest.approx(printed, abs=0.01)
+    assert _classes(1).tolist() == _classes(EXACT).tolist() == list(range(17))
+    assert _classes(17).tolist() == [*range(17), 18]
+    assert _classes(20).tolist() == [*range(17), 18, 19, 21]
 
 
 @pytest.mark.parametrize("exponent", [0.8, 1.05, 1.3])

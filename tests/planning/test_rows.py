@@ -44,6 +44,21 @@ def test_counts_become_runs_of_rows_alike_hottest_first() -> None:
     assert rows.coverage([0, 3, 8]).tolist() == [0, 7 / 8, 1]
 
 
+def test_what_a_sketch_or_a_forecast_is_off_by_stays_with_it() -> None:
+    rows = RowDistribution.of([1, 1], [0.5, 0.25], error=0.02, uncertainty=np.array([0.6, 0.0]))
+    assert rows.interval(1) == pytest.approx((2 / 3 - 0.6, 1.0))  # no share is above 1
+    once = rows.deduplicated(1.6)
+    assert once.p.tolist() == pytest.approx([0.3125, 0.15625])
+    assert once.error == pytest.approx(0.0125)
+    assert once.interval(1) == rows.interval(1)
+    assert RowDistribution.of([1, 1], [0.5, 0.25]).error == 0
+
+
+def test_the_one_row_without_an_id_is_where_there_is_room() -> None:
+    rows = RowDistribution.of([1, 1], [0.5, 0.25], ids=np.array([0]))
+    assert rows.by_rank(2).tolist() == [[1, 0], [0, 1]]
+
+
 def test_presence_tells_lookups_that_come_together() -> None:
     spread = counted([0], [0], [0], [], samples=10)
     joint = counted([0, 0, 0], [], [], [], samples=10)

@@ -4,6 +4,7 @@ samples and on unique ones, of ids and of dense columns."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 import zipfile
 from pathlib import Path
@@ -22,8 +23,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recd_plugins as rp
 from benchmarks.dsi.plain import PLAIN, PLAIN_DENSE, compute_score, float32
 from recd_dsi import recd_preprocess
-from recd_dsi.transforms import ComputeScore, GetLocalHour, MapId, Sampling, export
-from recd_dsi.transforms.made import Rows, in_rows, in_rows_by_torch
+from recd_dsi.transforms import Bucketize, ComputeScore, GetLocalHour, MapId, Sampling, export
+from recd_dsi.transforms.made import (
+    Cartesian,
+    CartesianConfig,
+    NGram,
+    NGramConfig,
+    Rows,
+    in_rows,
+    in_rows_by_torch,
+)
 from recd_dsi.transforms.mixing import fold, fold_by_torch
 from recd_plugins.config import parse
 from recd_plugins.data.preprocessing import ChosenTransform, steps_of
@@ -155,7 +164,7 @@ def test_it_is_its_formula_on_all_samples_and_on_unique_ones(name: str, data: An
 def test_each_way_to_compute_gives_the_same(data: Any) -> None:
     """What runs on CUDA, on the CPU; rows long enough for a table; ids in an array and hashed."""
     left, right = (data.draw(rows(FEW | ANY, 3)) for _ in range(2))
-    right[1] += list(range(40))
+    right[1] += list(range(100))
     one, other = (
         Rows(
             torch.tensor([id_ for row in lists for id_ in row], dtype=torch.int64),
@@ -165,6 +174,13 @@ def test_each_way_to_compute_gives_the_same(data: Any) -> None:
     )
     for pair in ((one, other), (other, one)):
         assert torch.equal(in_rows(*pair), in_rows_by_torch(*pair))
+    pair = {"left": "a", "right": "b", "into": "c", "modulo": 13, "salt": 4}
+    cartesian = Cartesian(CartesianConfig(**pair))
+    both = from_lists({"a": left, "b": right})
+    assert torch.equal(cartesian.made(both).ids, cartesian._by_torch(one, other))
+    grams = NGram(NGramConfig(of=("b",), n=3, into="c", modulo=13))
+    found = grams.made(both)
+    assert torch.equal(found.ids, grams._by_torch(other, found.lengths))
     for modulo in (0, 13):
         columns = [other.ids, other.ids.flip(0)]
         assert torch.equal(fold(columns, 7, modulo), fold_by_torch(columns, 7, modulo))
@@ -406,3 +422,25 @@ def test_a_dense_transform_that_makes_something_else_is_named() -> None:
     transform = BatchTransform(batch_steps(steps_of([chosen], schema)))
     with pytest.raises(PluginError, match=r"'odd' made a tensor \[2, 1\] torch.float64, but its"):
         transform(random_batch(schema, 2, seed=0))
+
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=at_most(100))
+@given(
+    borders=st.one_of(
+        st.lists(FLOATS, min_size=1, max_size=40),
+        st.lists(st.floats(1, 1.0000500679016113, width=32), min_size=1, max_size=40),
+    ),
+    numbers=st.lists(st.floats(width=32), max_size=20),
+)
+def test_buckets_are_those_of_torch(borders: list[float], numbers: list[float]) -> None:
+    """At each border, next to it, and of what is not finite."""
+    ends = torch.unique(torch.tensor(borders) + 0.0)  # no -0.0 beside 0.0
+    infinite = torch.tensor(math.inf)
+    beside = [torch.nextafter(ends, sign * infinite) for sign in (1, -1)]
+    floats = torch.cat([torch.tensor(numbers), ends, *beside, infinite[None], -infinite[None]])
+    bucketize = Bucketize(tuple(ends.tolist()))
+    found = bucketize.buckets(floats[:, None], ends)
+    assert torch.equal(found, torch.bucketize(floats[:, None], ends))

@@ -83,3 +83,20 @@ def test_what_was_altered_is_refused(registry: dict[str, Any], tmp_path: Path) -
     pq.write_table(pa.table({"id": [5], "becomes": [8]}), tmp_path / "map.parquet")
     with pytest.raises(DataError, match="is another file than"):
         TransformProgram.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "{}", "[]", '{"digest": "", "format": 1, "plugins": 1}'],
+)
+def test_what_is_no_program_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match="is no program"):
+        TransformProgram.from_json(text)
+
+
+@pytest.mark.parametrize("pairs", [1, None, [[1, 2, 3]], [0.5]])
+def test_mappings_that_are_no_pairs_are_refused(registry: dict[str, Any], pairs: Any) -> None:
+    content = json.loads(rp.load(registry).program().to_json())
+    content["steps"][0]["ids"] = {"pairs": pairs}
+    with pytest.raises(DataError, match="is no program"):
+        TransformProgram.from_json(json.dumps(content))

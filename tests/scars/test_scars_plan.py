@@ -72,6 +72,11 @@ def test_a_hit_rate_takes_as_few_rows_as_it_needs(share: float, wide: int, slim:
     assert per_table(TABLES, covering(MergedRows.of(TABLES), share)) == {"wide": wide, "slim": slim}
 
 
+def test_a_hit_rate_of_all_lookups_takes_no_row_that_nobody_looks_up() -> None:
+    seen = {"t": SequenceTable(name="t", rows=RowDistribution.of([2, 5], [0.5, 0.0]), dim=4)}
+    assert covering(MergedRows.of(seen), 1.0).tolist() == [2, 0]
+
+
 @given(st.floats(0.01, 1.0), st.floats(0.5, 1.5))
 @settings(max_examples=at_most(50), deadline=None)
 def test_a_hit_rate_is_met_and_no_row_is_too_many(share: float, exponent: float) -> None:

@@ -30,7 +30,7 @@ from recd_plugins.testing.parity import (
 )
 from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
 
-STEPS = 12
+STEPS = 8
 FEATURES = [
     dataclasses.asdict(dataclasses.replace(feature, num_ids=min(feature.num_ids, 1_000)))
     for feature in default_features()

@@ -23,6 +23,15 @@ def test_two_rows_by_hand() -> None:
     assert coalesced(rows, batch_size=2, width=4) == pytest.approx(1.5 + 4 * (0.75 + 0.4375))
     assert coalesced(rows, batch_size=2, width=4, cached=1) == pytest.approx(1.5 + 4 * 0.4375)
     assert epoch(rows, samples=10, batch_size=2, width=4, cached=2) == pytest.approx(5 * 1.5)
+    assert epoch(rows, samples=10, batch_size=2, width=4) == pytest.approx(5 * (1.5 + 4 * 1.1875))
+
+
+def test_what_one_more_row_saves_by_hand() -> None:
+    rows = RowDistribution.of([1, 1], [0.5, 0.25])
+    memory = Memory(capacity=12, per_sample=4, width=4)
+    # Batches of 3 without a cache, of 2 with a row: 1 - 0.5^3 and 1 - 0.75^3 of the rows' 4.
+    none, one = 0.75 + 4 / 3 * (0.875 + 0.578125), 0.75 + 4 / 2 * 0.4375
+    assert marginal(rows, memory, 0) == pytest.approx(none - one)
 
 
 @pytest.mark.parametrize("make", [zipf, half_normal, exponential, uniform])
@@ -87,5 +96,8 @@ def test_large_tables_take_few_evaluations() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(RegistryError, match="does not hold one sample"):
         Memory(capacity=10, per_sample=11, width=4)
+    for nothing in ({"per_sample": 0}, {"width": 0}):
+        with pytest.raises(RegistryError, match="give more memory"):
+            Memory(**{"capacity": 10, "per_sample": 1, "width": 4, **nothing})
     with pytest.raises(DataError, match="moves nothing"):
         coalesced(uniform(10, 1.0), batch_size=0, width=4)

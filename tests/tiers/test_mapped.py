@@ -153,7 +153,7 @@ def test_bit_by_bit_as_in_memory(
     check_parity(
         gloo_pool,
         build,
-        [[batch_of(step * 2 + rank, 6) for rank in range(world_size)] for step in range(12)],
+        [[batch_of(step * 2 + rank, 6) for rank in range(world_size)] for step in range(8)],
         arrange=Mapped(arrange, disk),
         reference=arrange,
         tables=kinds,

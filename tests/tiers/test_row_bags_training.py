@@ -52,12 +52,12 @@ def step(model: Model, number: int) -> None:
 
 @cache
 def plain(world_size: int) -> tuple[Mapping[str, Tensor], Bounds]:
-    """On a rank: what twelve steps of TorchRec come to, and what others may be off by."""
+    """On a rank: what eight steps of TorchRec come to, and what others may be off by."""
 
     def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
         model = build(PLAIN)
         with rounding:
-            for number in range(12):
+            for number in range(8):
                 step(model, number)
         return trained(model)
 
@@ -65,16 +65,16 @@ def plain(world_size: int) -> tuple[Mapping[str, Tensor], Bounds]:
 
 
 def move_between(there: Arrangement, back: Arrangement) -> None:
-    """On a rank: six steps, move everything to the other arrangement, six more."""
+    """On a rank: four steps, move everything to the other arrangement, four more."""
     first, second = build(there), build(back)
-    for number in range(6):
+    for number in range(4):
         step(first, number)
         step(second, number + 20)  # elsewhere
     loaded = second.load_state_dict(first.state_dict())
     assert not loaded.missing_keys
     assert not loaded.unexpected_keys
     second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
-    for number in range(6, 12):
+    for number in range(4, 8):
         step(first, number)
         step(second, number)
     for model in (first, second):
@@ -140,7 +140,7 @@ def retier_under_way() -> None:
     """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
 
     def batches() -> Iterator[Batch]:
-        return iter([batch(number) for number in range(12)])
+        return iter([batch(number) for number in range(9)])
 
     def train(arrange: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
         model = build(arrange)
@@ -148,8 +148,8 @@ def retier_under_way() -> None:
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         stream = batches()
         with rounding:
-            for number in range(12):
-                if arrange is ROW_BAGS and number in (4, 8):
+            for number in range(9):
+                if arrange is ROW_BAGS and number in (4, 6):
                     drawn = dataclasses.replace(ROW_BAGS, seed=number)
                     model.sharders[0]._cluster.retier(tier_plan(drawn, n_nodes=2))
                 pipeline.progress(stream)

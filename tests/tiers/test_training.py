@@ -25,6 +25,8 @@ from recd_plugins.tiers.sharder import TierCluster
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 DRAWN = ByTiers(ranks_per_node=2, seed=3)
+STEPS = 6
+"""At as many rates, where rates change."""
 
 Model = DistributedModelParallel
 
@@ -67,14 +69,14 @@ def both(train: Callable[[Model], None], kind: str = "rowwise_adagrad") -> None:
 
 
 def change_learning_rates(model: Model) -> None:
-    for number in range(10):
+    for number in range(STEPS):
         for group in model.fused_optimizer.param_groups:
             group["lr"] = 0.1 / (number % 7 + 1)
         step(model, number)
 
 
 def update_hyper_parameters(model: Model) -> None:
-    for number in range(10):
+    for number in range(STEPS):
         numbers = {"lr": 0.5 / (number % 7 + 1), "eps": 0.1 * (number % 3 + 1)}
         model.fused_optimizer.update_hyper_parameters(numbers)
         model(batch(number))[0].backward()
@@ -82,7 +84,7 @@ def update_hyper_parameters(model: Model) -> None:
 
 def change_rates_before_backward(model: Model) -> None:
     """fbgemm steps at the rate that it had in the forward."""
-    for number in range(10):
+    for number in range(STEPS):
         loss = model(batch(number))[0]
         for group in model.fused_optimizer.param_groups:
             group["lr"] = 0.5 / (number % 7 + 1)
@@ -91,12 +93,12 @@ def change_rates_before_backward(model: Model) -> None:
 
 
 def forward_twice(model: Model) -> None:
-    for number in range(0, 20, 2):
+    for number in range(0, 2 * STEPS, 2):
         (model(batch(number))[0] + model(batch(number + 1))[0]).backward()
 
 
 def forward_without_backward(model: Model) -> None:
-    for number in range(0, 20, 2):
+    for number in range(0, 2 * STEPS, 2):
         with torch.no_grad():
             model(batch(number))
         model(batch(number))  # a loss that nobody asks the gradient of
@@ -138,12 +140,12 @@ def test_replicas_are_equal_bit_by_bit(gloo_pool: GlooPool) -> None:
 
 @cache
 def row_wise(world_size: int) -> tuple[Mapping[str, Tensor], Bounds]:
-    """On a rank: what twelve steps of row-wise TorchRec come to, and what others may be off by."""
+    """On a rank: what eight steps of row-wise TorchRec come to, and what others may be off by."""
 
     def plain(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
         model = build(BySharding("row_wise"))
         with rounding:
-            for number in range(12):
+            for number in range(8):
                 step(model, number)
         return trained(model)
 
@@ -151,9 +153,9 @@ def row_wise(world_size: int) -> tuple[Mapping[str, Tensor], Bounds]:
 
 
 def move_between(there: Arrangement, back: Arrangement, through_optimizer_first: bool) -> None:
-    """On a rank: six steps, move everything to the other arrangement, six more."""
+    """On a rank: four steps, move everything to the other arrangement, four more."""
     first, second = build(there), build(back)
-    for number in range(6):
+    for number in range(4):
         step(first, number)
         step(second, number + 20)  # elsewhere
     if through_optimizer_first:
@@ -162,7 +164,7 @@ def move_between(there: Arrangement, back: Arrangement, through_optimizer_first:
     else:
         second.load_state_dict(first.state_dict())
         second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
-    for number in range(6, 12):
+    for number in range(4, 8):
         step(first, number)
         step(second, number)
     for model in (first, second):
@@ -194,7 +196,7 @@ def retier_under_way() -> None:
     """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
 
     def batches() -> Iterator[Batch]:
-        return iter([batch(number) for number in range(12)])
+        return iter([batch(number) for number in range(9)])
 
     def train(behind: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
         model = build(behind)
@@ -202,8 +204,8 @@ def retier_under_way() -> None:
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         stream = batches()
         with rounding:
-            for number in range(12):
-                if behind is DRAWN and number in (4, 5, 9):
+            for number in range(9):
+                if behind is DRAWN and number in (4, 5, 7):
                     drawn = dataclasses.replace(DRAWN, seed=number)
                     cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
                 pipeline.progress(stream)
@@ -223,10 +225,10 @@ def evaluate_under_way() -> None:
         model = build(behind)
         optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-        stream = iter([batch(number) for number in range(12)])
+        stream = iter([batch(number) for number in range(9)])
         with rounding:
-            for number in range(12):
-                if number in (4, 8):
+            for number in range(9):
+                if number in (4, 6):
                     if behind is DRAWN:
                         drawn = dataclasses.replace(DRAWN, seed=number)
                         cluster_of(model).retier(tier_plan(drawn, n_nodes=2))

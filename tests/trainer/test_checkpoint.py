@@ -119,7 +119,7 @@ def killed_anywhere(folder: str, overrides: list[str]) -> list[tuple[Any, Any]]:
     return found
 
 
-TIMES = ("samples_per_second", "step_ms", "data_wait", "peak_memory_mib", "run")
+TIMES = ("samples_per_second", "step_ms", "data_wait", "reading_ms", "peak_memory_mib", "run")
 
 
 def reported(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:

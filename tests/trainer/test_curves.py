@@ -75,6 +75,7 @@ def test_a_run_comes_back_as_it_was_logged(tmp_path: Path) -> None:
         "collectives_mib": 4 + 7 / 2**20,
         "all_to_all_mib": 4.0,
         "peak_memory_mib": 512.0,
+        "reading_ms": None,
     }
 
 

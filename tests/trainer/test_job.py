@@ -72,6 +72,16 @@ def test_a_run_tells_what_it_did(folder: Path, uninterrupted: str) -> None:
     assert "samples/s on 2 ranks of 32" in uninterrupted
 
 
+def test_a_run_warns_of_what_it_does_not_use(folder: Path) -> None:
+    unused = ("plugins=[recd_dlrm, recd_scars]", "cache.use=scars", "train.steps=2")
+    out, err = train(folder, "train.run=runs/unused", *unused)
+    assert "notice: cache: scars is not used: " in out
+    assert "notice" not in err
+    out, err = train(folder, "--json", "train.run=runs/unused", *unused)
+    assert json.loads(out)["step"] == 2
+    assert "notice: cache: scars is not used: " in err
+
+
 def test_a_killed_run_resumes_bit_for_bit_under_torchrun(folder: Path, uninterrupted: str) -> None:
     options = ("train.run=runs/killed", "reader.workers=1")  # one worker reads what a rank would
     job = start(folder, *options)

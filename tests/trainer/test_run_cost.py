@@ -28,16 +28,18 @@ def test_a_run_costs_what_its_steps_cost() -> None:
     slow = {"all_to_all": {"ids": 10.0, "forward": 4.0}}
     costs = [
         cost(step_ms=900, data_wait=0.9, peak_memory_mib=300),
-        cost(step_ms=12, dedupe_factor=2.0, traffic=slow),
+        cost(step_ms=12, dedupe_factor=2.0, traffic=slow, reading_ms={"decode": 2.0, "nap": 1}),
         cost(step_ms=10, dedupe_factor=4.0, traffic={"all_to_all": {"ids": 20.0}}),
+        cost(steps=15, reading_ms={"decode": 6.0, "nap": 1}),
     ]
     assert mean_cost(costs) == StepCost(
-        steps=15,
+        steps=30,
         step_ms=12,
         data_wait=0.1,
         dedupe_factor=3.0,
         peak_memory_mib=300,
         traffic={"all_to_all": {"ids": 15.0, "forward": 2.0}},
+        reading_ms={"decode": 5.0, "nap": 1.0},
     )
     assert mean_cost([]) is None
     assert costs[1].seconds == pytest.approx(0.06)
@@ -49,6 +51,9 @@ def test_a_cost_is_reported_in_a_line() -> None:
         "a step: 10.0 ms, 10% of it waiting for data; all-reduce 2.0 KiB (backward 2.0 KiB), "
         "all-to-all 286 MiB (ids 0.5 KiB, forward 286 MiB) a rank; dedupe factor 2.50; "
         "peak memory 100 MiB"
+    )
+    assert cost(reading_ms={"decode": 2.0, "hand over": 0.25}).reading() == (
+        "reading a batch: 2.25 ms of whoever reads: decode 2.00, hand over 0.25"
     )
     assert str(cost()) == "a step: 10.0 ms, 10% of it waiting for data; peak memory 100 MiB"
 
@@ -78,6 +83,9 @@ def test_a_run_measures_its_steps(tmp_path: Path, gloo_pool: GlooPool) -> None:
     assert all(line["steps"] == 4 and line["step_ms"] > 0 for line in found)
     assert all(0 < line["data_wait"] < 1 for line in found)
     assert all(line["dedupe_factor"] is None for line in found)
+    reading = ["I/O", "decode", "gather", "hand over"]
+    assert all(list(line["reading_ms"]) == reading for line in found)
+    assert found[0]["reading_ms"]["decode"] > 0
     # Step 3, counted from 0, is sampled; the others are too soon after it.
     assert [bool(line["traffic"]) for line in found] == [True, False, False]
     assert set(found[0]["traffic"]["all_to_all"]) == {"ids", "forward", "backward"}
@@ -110,7 +118,7 @@ def test_which_steps_are_sampled(
 
 def counted_steps(start: int, steps: int, every: int) -> list[int]:
     """On a rank: the steps whose all-reduces were counted."""
-    positions: Any = SimpleNamespace(waited=0.0)
+    positions: Any = SimpleNamespace(waited=0.0, read_seconds={})
     meter = CostMeter(positions, torch.device("cpu"), start=start, steps=steps, every=every)
     found = []
     for number in range(start, steps):

@@ -204,6 +204,7 @@ def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -
     """
     from filelock import FileLock
 
+    from recd_plugins.api.data import write_whole
     from recd_plugins.api.planning import agreed
 
     assert context.delivered is not None
@@ -223,9 +224,7 @@ def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -
             context.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(context.folder / ".dedup.lock"):
                 if not path.exists():
-                    aside = path.with_suffix(".part")  # whole or not there, be this killed
-                    aside.write_text(json.dumps(_as_json(find()), indent=1))
-                    aside.rename(path)
+                    write_whole(path, json.dumps(_as_json(find()), indent=1))
         return _from_json(json.loads(path.read_text()))
 
     import torch.distributed as dist

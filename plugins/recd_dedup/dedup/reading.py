@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from recd_dedup.dedup.sample import rows_of_batch
@@ -148,10 +147,11 @@ class _Taking:
 def _is_clustered(table: Table) -> bool:
     """Whether the samples of a session lie side by side, in the first stripe that is large."""
     stripe = max(table.stripes, key=lambda one: one.num_rows)
-    file = pq.ParquetFile(stripe.file)
-    if table.schema.session_id not in file.schema_arrow.names:
+    file = table.opened(stripe.file)
+    session = table.schema.session_id
+    if session is None or session not in file.schema_arrow.names:
         return False
-    column = file.read_row_group(stripe.group, columns=[table.schema.session_id])
+    column = file.read_row_group(stripe.group, columns=[session])
     sessions = column[0].combine_chunks().dictionary_encode()
     codes = sessions.indices.to_numpy(zero_copy_only=False)
     runs = 1 + np.count_nonzero(codes[1:] != codes[:-1])

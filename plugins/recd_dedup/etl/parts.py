@@ -20,7 +20,7 @@ from recd_dedup.etl.checksum import Checksum, checksum, row_hashes
 from recd_dedup.etl.scan import checked_rows, scan
 from recd_dedup.etl.sort import clustered
 from recd_plugins.api import DataError
-from recd_plugins.api.data import Schema, Table, TableWriter
+from recd_plugins.api.data import Schema, Table, TableWriter, write_whole
 
 __all__ = [
     "PART_STRIPES",
@@ -106,8 +106,7 @@ class Workspace:
         text = json.dumps(plan, sort_keys=True)
         if not (resume and file.exists() and file.read_text() == text):
             self.remove()
-            self.path.mkdir(parents=True)
-            file.write_text(text)
+            write_whole(file, text)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.api import DataError
-from recd_plugins.api.data import Schema, Stripe, Table, check_columns
+from recd_plugins.api.data import Location, Schema, Stripe, Table, check_columns
 
 __all__ = ["checked_rows", "decoded_bytes", "require_sessions", "scan"]
 
@@ -18,7 +17,7 @@ ID_BYTES = 8
 OFFSET_BYTES = 4
 
 
-def require_sessions(schema: Schema, what: str, path: Path) -> str:
+def require_sessions(schema: Schema, what: str, path: Location) -> str:
     """The column of the session, or `DataError` for a table that has none."""
     if schema.session_id is None:
         raise DataError(
@@ -31,13 +30,13 @@ def require_sessions(schema: Schema, what: str, path: Path) -> str:
 def decoded_bytes(table: Table) -> int:
     """What all rows take in memory, from the footers alone."""
     columns = table.file_columns(table.schema.columns)
-    groups: dict[Path, list[int]] = {}
+    groups: dict[Location, list[int]] = {}
     for stripe in table.stripes:
         groups.setdefault(stripe.file, []).append(stripe.group)
     return sum(
         _group_bytes(footer, group, columns)
         for file, of_file in groups.items()
-        for footer in [pq.read_metadata(file)]
+        for footer in [table.opened(file).metadata]
         for group in of_file
     )
 
@@ -80,15 +79,17 @@ def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
 def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table]:
     columns = table.file_columns(table.schema.columns)
     # A buffer keeps a foreign file's huge column chunks from being read whole.
-    with pq.ParquetFile(stripe.file, buffer_size=1 << 20) as file:
-        per_row = _group_bytes(file.metadata, stripe.group, columns) / stripe.num_rows
+    with table.opened(stripe.file, buffer_size=1 << 20) as file:
+        per_row = _group_bytes(file.metadata, stripe.group, columns) / (
+            stripe.stored or stripe.num_rows
+        )
         batches = file.iter_batches(
             batch_size=max(1, int(chunk_bytes / per_row)),
             row_groups=[stripe.group],
-            columns=list(columns),
+            columns=list(table.asked(file, stripe, columns)),
         )
         for batch in batches:
-            yield pa.Table.from_batches([batch])
+            yield table.taken(pa.Table.from_batches([batch]), stripe, columns)
 
 
 def _group_bytes(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> int:

@@ -14,7 +14,15 @@ from recd_dedup.hashing import uniforms
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.shards import ZstdShards
 from recd_plugins.api import Config, Context, LogStore, Range, RegistryError
-from recd_plugins.api.data import Dataset, Progress, Schema, Split, Tables, silent
+from recd_plugins.api.data import (
+    Dataset,
+    Progress,
+    Schema,
+    Split,
+    Tables,
+    silent,
+    write_whole,
+)
 
 __all__ = ["LoggedConfig", "LoggedSamples", "build_logged"]
 
@@ -65,7 +73,7 @@ class LoggedSamples(Dataset):
         if self.reports:
             report = next(iter(self.reports.values()))  # both splits join the whole log
             found = report.to_dict() | self._unsealed()
-            (folder / "join.json").write_text(json.dumps(found, indent=2))
+            write_whole(folder / "join.json", json.dumps(found, indent=2))
         return tables
 
     def _unsealed(self) -> dict[str, dict[str, int]]:

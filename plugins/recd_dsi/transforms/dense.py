@@ -10,6 +10,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+import numba
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -214,6 +217,53 @@ class BucketizeConfig(Config):
             )
 
 
+Floats = npt.NDArray[np.float32]
+CELLS = 8
+"""Cells of the grid for each border: few have several borders, so few numbers are searched for."""
+
+
+def _grid(borders: Floats) -> tuple[np.float64, np.float64, npt.NDArray[np.int64]]:
+    """Where a grid over the borders begins, cells in 1, and how many borders lie before each cell.
+
+    The cell of a number never falls as the number grows, so borders of cells before its own are
+    less than it, whatever is rounded.
+    """
+    low, high = (np.float64(one) for one in (borders[0], borders[-1]))
+    count = CELLS * len(borders)
+    if high == low:
+        return low, np.float64(0), np.array([0, len(borders)])
+    scale = np.float64(count / (high - low))
+    cells = np.clip((borders - low) * scale, 0, count - 1).astype(np.int64)
+    return low, scale, np.searchsorted(cells, np.arange(count + 1))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _buckets(
+    numbers: Floats,
+    borders: Floats,
+    low: np.float64,
+    scale: np.float64,
+    before: npt.NDArray[np.int64],
+    out: npt.NDArray[np.int64],
+) -> None:
+    last = len(before) - 2
+    for i in range(len(numbers)):
+        x = numbers[i]
+        at = (np.float64(x) - low) * scale
+        # Numbers beyond the grid, and what is not one, go to the last cell.
+        cell = last if not at < last + 1 else int(at) if at > 0 else 0
+        k, end = before[cell], before[cell + 1]
+        while end - k > 8:  # borders that crowd in one cell
+            middle = (k + end) // 2
+            if borders[middle] < x:
+                k = middle + 1
+            else:
+                end = middle
+        while k < end and not borders[k] >= x:
+            k += 1
+        out[i] = k
+
+
 class Bucketize(nn.Module):
     """A column of floats x -> a feature of ids: the number of borders that are less than x.
 
@@ -229,6 +279,16 @@ class Bucketize(nn.Module):
         super().__init__()
         self.borders = torch.tensor(borders)
         self.suffix, self.keep = suffix, keep
+        self._cells = _grid(self.borders.numpy())
+
+    def buckets(self, columns: Tensor, borders: Tensor) -> Tensor:
+        """[B, W] int64: of what is not a number, the last one."""
+        if not columns.is_cpu:
+            return torch.bucketize(columns, borders)
+        made = torch.empty(columns.shape, dtype=torch.int64)
+        given = columns.contiguous().numpy().reshape(-1)
+        _buckets(given, borders.numpy(), *self._cells, made.numpy().reshape(-1))
+        return made
 
     def forward(
         self, columns: Tensor, schema: Schema
@@ -237,7 +297,7 @@ class Bucketize(nn.Module):
 
         borders = self.borders.to(columns.device)
         widths = [schema.width(name) or 1 for name in schema.dense]
-        parts = torch.bucketize(columns, borders).split(widths, dim=1)
+        parts = self.buckets(columns, borders).split(widths, dim=1)
         lengths = torch.tensor(widths, dtype=torch.int32, device=columns.device)
         made = KeyedJaggedTensor(
             keys=[name + self.suffix for name in schema.dense],

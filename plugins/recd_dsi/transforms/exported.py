@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugins.api import Config, Context, DataError, Range, RegistryError
-from recd_plugins.api.data import Schema
+from recd_plugins.api.data import Schema, whole_file
 from recd_plugins.api.rows import with_ids
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def export(module: nn.Module, file: Path) -> None:
         (torch.arange(7), torch.tensor([3, 0, 4])),
         dynamic_shapes=({0: dynamic}, {0: dynamic}),
     )
-    torch.export.save(program, file)
+    with whole_file(Path(file)) as part:
+        torch.export.save(program, part)
 
 
 class Exported(nn.Module):

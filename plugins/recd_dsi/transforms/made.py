@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_dsi.transforms.lists import lengths_kept, places_in_rows
-from recd_dsi.transforms.mixing import fold, key_of
+from recd_dsi.transforms.mixing import fold, key_of, mix
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.api.rows import spread_rows, with_feature
@@ -56,6 +56,10 @@ class Rows(NamedTuple):
     def of(cls, features: KeyedJaggedTensor, name: str) -> Rows:
         found = features[name]
         return cls(found.values().long(), found.lengths().long(), found.weights_or_none())
+
+    def words(self) -> tuple[I64, I64]:
+        """Ids and lengths, for compiled loops."""
+        return self.ids.contiguous().numpy(), self.lengths.contiguous().numpy()
 
     @property
     def begins(self) -> Tensor:
@@ -158,13 +162,35 @@ class NGram(NewFeature):
     def made(self, features: KeyedJaggedTensor) -> Rows:
         rows = _side_by_side([Rows.of(features, name) for name in self.takes])
         counts = (rows.lengths - (self.n - 1)).clamp_(min=0)
+        if rows.ids.is_cpu:
+            made = torch.empty(int(counts.sum()), dtype=torch.int64)
+            _n_grams(
+                *rows.words(), self.n, np.int64(self._key), np.int64(self.modulo), made.numpy()
+            )
+            return Rows(made, counts)
+        return Rows(self._by_torch(rows, counts), counts)
+
+    def _by_torch(self, rows: Rows, counts: Tensor) -> Tensor:
         first = torch.repeat_interleave(rows.begins - (counts.cumsum(0) - counts), counts)
         first += torch.arange(len(first), device=first.device)
         columns = [rows.ids[first + i] if i else rows.ids[first] for i in range(self.n)]
-        return Rows(fold(columns, self._key, self.modulo), counts)
+        return fold(columns, self._key, self.modulo)
 
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
         return self.modulo
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _n_grams(ids: I64, lengths: I64, n: int, key: np.int64, modulo: np.int64, out: I64) -> None:
+    begin = made = 0
+    for row in range(len(lengths)):
+        for first in range(begin, begin + lengths[row] - n + 1):
+            h = np.uint64(key)
+            for i in range(first, first + n):
+                h = mix(h ^ np.uint64(ids[i]))
+            out[made] = np.int64(h) % modulo
+            made += 1
+        begin += lengths[row]
 
 
 def _side_by_side(parts: list[Rows]) -> Rows:
@@ -223,14 +249,44 @@ class Cartesian(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         left, right = (Rows.of(features, name) for name in self.takes)
+        counts = left.lengths * right.lengths
+        if left.ids.is_cpu:
+            made = torch.empty(int(counts.sum()), dtype=torch.int64)
+            key, modulo = np.int64(self._key), np.int64(self.modulo)
+            _pairs(*left.words(), *right.words(), key, modulo, made.numpy())
+            return Rows(made, counts)
+        return Rows(self._by_torch(left, right), counts)
+
+    def _by_torch(self, left: Rows, right: Rows) -> Tensor:
         partners = torch.repeat_interleave(right.lengths, left.lengths)  # of each left id
         first = torch.repeat_interleave(right.begins, left.lengths)
         lefts = torch.repeat_interleave(left.ids, partners)
         rights = spread_rows(right.ids, first, partners)
-        return Rows(fold([lefts, rights], self._key, self.modulo), left.lengths * right.lengths)
+        return fold([lefts, rights], self._key, self.modulo)
 
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
         return self.modulo
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _pairs(
+    left: I64,
+    left_lengths: I64,
+    right: I64,
+    right_lengths: I64,
+    key: np.int64,
+    modulo: np.int64,
+    out: I64,
+) -> None:
+    at = begin = made = 0
+    for row in range(len(left_lengths)):
+        for i in range(at, at + left_lengths[row]):
+            h = mix(np.uint64(key) ^ np.uint64(left[i]))
+            for j in range(begin, begin + right_lengths[row]):
+                out[made] = np.int64(mix(h ^ np.uint64(right[j]))) % modulo
+                made += 1
+        at += left_lengths[row]
+        begin += right_lengths[row]
 
 
 def build_cartesian(config: CartesianConfig, context: Context) -> Cartesian:
@@ -268,6 +324,12 @@ class Union(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         left, right = (Rows.of(features, name) for name in self.takes)
+        if left.ids.is_cpu and left.weights is None and right.weights is None:
+            made = torch.empty(len(left.ids) + len(right.ids), dtype=torch.int64)
+            lengths = torch.empty_like(left.lengths)
+            there = in_rows(right, left).numpy()
+            args = (*left.words(), *right.words(), there, made.numpy(), lengths.numpy())
+            return Rows(made[: _joined(*args)], lengths)
         more = _kept(right, ~in_rows(right, left))
         joined = _side_by_side([left, more])
         if left.weights is None or more.weights is None:
@@ -291,8 +353,53 @@ def build_union(config: PairConfig, context: Context) -> Union:
 
 def _kept(rows: Rows, kept: Tensor) -> Rows:
     """The ids that are kept [lengths.sum()], in rows as before."""
+    if rows.ids.is_cpu and rows.weights is None:
+        made, lengths = torch.empty_like(rows.ids), torch.empty_like(rows.lengths)
+        count = _compressed(*rows.words(), kept.numpy(), made.numpy(), lengths.numpy())
+        return Rows(made[:count], lengths)
     weights = None if rows.weights is None else rows.weights[kept]
     return Rows(rows.ids[kept], lengths_kept(rows.lengths, kept), weights)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _compressed(ids: I64, lengths: I64, kept: Bools, out: I64, left: I64) -> int:
+    """The ids that are kept, in rows as before; how many they are."""
+    at = made = 0
+    for row in range(len(lengths)):
+        before = made
+        for i in range(at, at + lengths[row]):
+            out[made] = ids[i]  # no branch: what is not kept is written over
+            made += kept[i]
+        at += lengths[row]
+        left[row] = made - before
+    return made
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _joined(
+    ids: I64,
+    lengths: I64,
+    others: I64,
+    other_lengths: I64,
+    there: Bools,
+    out: I64,
+    left: I64,
+) -> int:
+    """Row by row the ids, then those of the others that are not there; how many they are."""
+    at = begin = made = 0
+    for row in range(len(lengths)):
+        before = made
+        for i in range(at, at + lengths[row]):
+            out[made + i - at] = ids[i]
+        made += lengths[row]
+        at += lengths[row]
+        for j in range(begin, begin + other_lengths[row]):
+            if not there[j]:
+                out[made] = others[j]
+                made += 1
+        begin += other_lengths[row]
+        left[row] = made - before
+    return made
 
 
 def in_rows(rows: Rows, others: Rows) -> Tensor:
@@ -318,8 +425,11 @@ def in_rows_by_torch(rows: Rows, others: Rows) -> Tensor:
     return torch.isin(pairs[: len(rows.ids)], pairs[len(rows.ids) :])
 
 
-SHORT = 16
-"""Rows of up to so many ids are looked through; of longer ones a table is made."""
+SHORT = 64
+"""Rows of up to so many ids are looked through where the filter does not tell; of longer ones a
+table is made."""
+FILTER = 32
+"""Bits of the filter for each id, at least: one in so many ids passes it in vain."""
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -327,15 +437,17 @@ def _in_rows(ids: I64, lengths: I64, others: I64, other_lengths: I64, found: Boo
     at = begin = 0
     size = 64
     cells, of_row = np.zeros(size, np.int64), np.full(size, -1, np.int64)
+    passing = np.zeros(16, np.uint64)  # a bit for each hash that an id of the row has
     for row in range(len(lengths)):
         end, other_end = at + lengths[row], begin + other_lengths[row]
-        if other_lengths[row] <= SHORT:
-            for i in range(at, end):
-                id_, seen = ids[i], False
-                for j in range(begin, other_end):
-                    seen |= others[j] == id_
-                found[i] = seen
-        else:
+        while 64 * len(passing) < FILTER * other_lengths[row]:
+            passing = np.zeros(2 * len(passing), np.uint64)
+        bits = 64 * len(passing) - 1
+        for j in range(begin, other_end):
+            bit = _cell(others[j], bits)
+            passing[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
+        short, mask = other_lengths[row] <= SHORT, size - 1
+        if not short:
             if 2 * other_lengths[row] > size:
                 while 2 * other_lengths[row] > size:
                     size *= 2
@@ -346,11 +458,23 @@ def _in_rows(ids: I64, lengths: I64, others: I64, other_lengths: I64, found: Boo
                 while of_row[cell] == row and cells[cell] != others[j]:
                     cell = (cell + 1) & mask
                 cells[cell], of_row[cell] = others[j], row
-            for i in range(at, end):
-                cell = _cell(ids[i], mask)
-                while of_row[cell] == row and cells[cell] != ids[i]:
+        for i in range(at, end):
+            id_ = ids[i]
+            bit = _cell(id_, bits)
+            if not (passing[bit >> 6] >> np.uint64(bit & 63)) & np.uint64(1):
+                found[i] = False
+            elif short:
+                seen = False
+                for j in range(begin, other_end):
+                    seen |= others[j] == id_
+                found[i] = seen
+            else:
+                cell = _cell(id_, mask)
+                while of_row[cell] == row and cells[cell] != id_:
                     cell = (cell + 1) & mask
                 found[i] = of_row[cell] == row
+        for j in range(begin, other_end):
+            passing[_cell(others[j], bits) >> 6] = np.uint64(0)
         at, begin = end, other_end
 
 

@@ -49,7 +49,8 @@ class Optimum:
         tiers = np.array([ROW_WISE, *allowed])
         memory, ms = offers.memory[tiers], offers.ms[tiers]
         run = np.arange(memory.shape[1])
-        at = start = memory.argmin(axis=0)
+        # Of tiers that take the least memory alike, the fastest.
+        at = start = np.lexsort((ms, memory), axis=0)[0]
         steps: list[tuple[Integers, Integers, Floats, Floats]] = []
         for _ in allowed:
             more = memory - memory[at, run]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -84,6 +84,10 @@ class PlanSearch:
         self._priced: dict[
             tuple[str, TableSizes, PlannedShards | None, float | None], TableLedger
         ] = {}
+        self._ledgers: dict[tuple[TableSizes, ...], Ledger] = {}
+        """By the sizes of all tables."""
+        self._sought: dict[tuple[Any, ...], list[Ledger]] = {}
+        """Candidates, by ways and the sizes that they have without replicas."""
         self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
         self._merged: dict[tuple[str, ...], MergedRows] = {}
         self._summed: dict[str, TableSizes] = {}
@@ -151,6 +155,9 @@ class PlanSearch:
             name: sizes.get(name, AS_TORCHREC if table.shards is not None else TableSizes())
             for name, table in self.tables.items()
         }
+        named = tuple(every.values())
+        if named in self._ledgers:
+            return self._ledgers[named]
         left = tuple(name for name, own in every.items() if own.as_torchrec)
         if left not in self._placed:
             self._placed[left] = self._shards_of(left)
@@ -163,7 +170,8 @@ class PlanSearch:
                 table = dataclasses.replace(self.tables[name], shards=shards)
                 self._priced[key] = TableLedger.of(table, own, self.prices, shares.get(name))
             tables[name] = self._priced[key]
-        return Ledger(prices=self.prices, tables=tables)
+        found = self._ledgers[named] = Ledger(prices=self.prices, tables=tables)
+        return found
 
     def fits(self, ledger: Ledger) -> bool:
         """Whether it is within the budget, and ranks hand collectives no more bytes than by
@@ -258,13 +266,18 @@ class PlanSearch:
                 found[name] = TableSizes(coalesce=way)
         return found
 
-    def _candidates(self, ways: Mapping[str, Way]) -> Iterator[Ledger]:
+    def _candidates(self, ways: Mapping[str, Way]) -> list[Ledger]:
         """Ledgers with each table's way: without replicas, and with the best sizes of each set of
-        tiers.
-
-        Where exchanges overlap, sizes are sought for several guesses of how much of them is hidden.
-        """
+        tiers."""
         sizes = self._alone(ways)
+        key = tuple(ways.items()), tuple(sizes.items())
+        if key not in self._sought:
+            self._sought[key] = list(self._seek(ways, sizes))
+        return self._sought[key]
+
+    def _seek(self, ways: Mapping[str, Way], sizes: dict[str, TableSizes]) -> Iterator[Ledger]:
+        """Where exchanges overlap, sizes are sought for several guesses of how much of them is
+        hidden."""
         alone = self.ledger(sizes)
         yield alone
         if not sizes:
@@ -342,7 +355,7 @@ class PlanSearch:
             return
         for level in LEVELS[1:]:
             ways = self.ways | dict.fromkeys(movable, level)
-            for ledger in list(self._candidates(ways)):
+            for ledger in self._candidates(ways):
                 rows = {name: ledger.tables[name].sizes for name in movable}
                 rest = {n: one.sizes for n, one in ledger.tables.items() if n not in rows}
                 own = self.ledger(rest)

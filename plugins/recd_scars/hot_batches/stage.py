@@ -106,7 +106,10 @@ class HotBatches:
             self._loader.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What else a trainer's own loader has: its sampler, its dataset."""
+        """What else a trainer's own loader has, its sampler, its dataset; of any, what its reading
+        takes."""
+        if name == "read_seconds" and "_loader" in self.__dict__:
+            return self._loader.read_seconds
         if name.startswith("_") or self.__dict__.get("_own") is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._loader, name)

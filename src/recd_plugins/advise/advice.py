@@ -18,7 +18,7 @@ from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, available
 from recd_plugins.launch.server import RankServer
-from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.topology import INTER_NODE_GBPS, INTRA_NODE_GBPS, Topology, stated
 from recd_plugins.planning.torchrec_planner import remembered_proposals
 from recd_plugins.registry import Registry
 
@@ -266,15 +266,10 @@ def _otherwise(
 
 def _faster(topology: Topology, times: float) -> dict[str, Any]:
     """The same cluster with links that carry so many times the bytes."""
-    from recd_plugins.planning.topology import INTER_NODE_GBPS, INTRA_NODE_GBPS
-
-    values: dict[str, Any] = {}
-    for one in dataclasses.fields(topology):
-        value = getattr(topology, one.name)
-        if isinstance(value, Link):
-            values[one.name] = {"gbps": times * value.gbps, "latency_ms": value.latency_ms}
-        elif value is not None:
-            values[one.name] = value
+    values = stated(topology)
+    for name, value in values.items():
+        if isinstance(value, dict):  # a link
+            values[name] = {**value, "gbps": times * value["gbps"]}
     values["intra_node_gbps"] = times * (topology.intra_node_gbps or INTRA_NODE_GBPS)
     values["inter_node_gbps"] = times * (topology.inter_node_gbps or INTER_NODE_GBPS)
     return values

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.notices import hide_warnings
 
 if TYPE_CHECKING:
     import torch
@@ -89,9 +88,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
-    warnings.filterwarnings("ignore")
-    for chatty in ("torchrec", "torch.fx"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    hide_warnings()
     try:
         found = turns(arguments.registries, arguments.rounds, arguments.steps)
     except RecdError as error:

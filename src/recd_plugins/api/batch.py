@@ -4,6 +4,8 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.decoded import batch_of
 from recd_plugins.data.kept_batch import read_batch
+from recd_plugins.data.local_loader import LocalLoader, RankBatches
+from recd_plugins.data.wired_batch import batch_from_record, batch_to_record
 from recd_plugins.registry.program import TransformProgram
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
@@ -23,12 +25,16 @@ __all__ = [
     "Columns",
     "Groups",
     "InverseKeyedJaggedTensor",
+    "LocalLoader",
     "OwnBatches",
     "PartialInverseKeyedJaggedTensor",
+    "RankBatches",
     "RowWise",
     "SparseFeatures",
     "TransformProgram",
+    "batch_from_record",
     "batch_of",
+    "batch_to_record",
     "check_groups",
     "features_of",
     "marked_batch",

@@ -1,5 +1,6 @@
 """Schemas, tables on disk, the datasets that write them, logs, and what measures a table."""
 
+from recd_plugins.config.whole_file import whole_file, write_whole
 from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
@@ -17,6 +18,7 @@ from recd_plugins.data.table import (
     silent,
     write_table,
 )
+from recd_plugins.storage.uri import Location
 
 __all__ = [
     "IDS",
@@ -30,6 +32,7 @@ __all__ = [
     "ForeignSchema",
     "KeyCounts",
     "Label",
+    "Location",
     "LogRoute",
     "Progress",
     "Schema",
@@ -46,5 +49,7 @@ __all__ = [
     "conform",
     "load_schema",
     "silent",
+    "whole_file",
     "write_table",
+    "write_whole",
 ]

@@ -22,6 +22,8 @@ from recd_plugins.cli.options import (
     server_of_ranks,
 )
 from recd_plugins.cli.written import check_writable
+from recd_plugins.config.whole_file import write_whole
+from recd_plugins.notices import hide_other_warnings
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
@@ -139,7 +141,7 @@ def advise(
         if missing := [size for size in sizes if learned and size not in learned]:
             raise DataError(f"{curve}: reaches its loss with no batch of {missing[0]:,} samples.")
         goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=learned)
-        _quiet()
+        hide_other_warnings()
         with progress() as show:
             advice = advice_on(
                 chosen,
@@ -155,7 +157,7 @@ def advise(
                 met=lambda what: print(f"weighing {what}", file=sys.stderr, flush=True),
             )
         if out is not None:
-            out.write_text(advised_registry(advice), encoding="utf-8")
+            write_whole(out, advised_registry(advice))
         if as_json:
             print(json.dumps({**advice.summary(), "out": None if out is None else str(out)}))
             return
@@ -202,14 +204,3 @@ def _steps_to_loss(curve: Path) -> Mapping[int, int]:
     if not steps:
         raise DataError(f"--curve: in {curve} no batch size reaches the loss.")
     return steps
-
-
-def _quiet() -> None:
-    """Hide torch's and torchrec's own warnings: they ask nothing of a user."""
-    import logging
-
-    from recd_plugins.notices import hide_other_warnings
-
-    hide_other_warnings()
-    for chatty in ("torchrec", "torch.fx"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)

@@ -75,7 +75,7 @@ def show(
     """
     with reported(debug):
         opened = opened_table(table, registry)
-        size = sum(file.stat().st_size for file in opened.files)
+        size = sum(facts.size or 0 for facts in opened.facts.values())
         if as_json:
             schema = json.loads(opened.schema.to_json())
             print(

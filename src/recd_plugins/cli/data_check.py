@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, Delimiter, Header, progress, reported
+from recd_plugins.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.importing.checking import Checked
     from recd_plugins.data.table import Progress
+    from recd_plugins.storage.uri import Location
 
 __all__ = ["check"]
 
@@ -96,13 +100,25 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
     for split in SPLITS:
         if isinstance(config, ParquetConfig):
             named = config.train if split == "train" else config.test
-            files = table_files(named)
+            files = _on_disk(table_files(named))
             schema = given or config.schema or _of_footer(files[0])
         else:
             table = stack.prepare(show)[split]
-            files, schema = table.files, as_foreign(table.schema)
+            files, schema = _on_disk(table.files), as_foreign(table.schema)
         found[split] = check_files(files, schema, progress=show)
     return found
+
+
+def _on_disk(files: Sequence[Location]) -> list[Path]:
+    from recd_plugins.storage.uri import Uri
+
+    for file in files:
+        if isinstance(file, Uri):
+            raise DataError(
+                f"{file}: is on a store, and every value is checked of files on disk alone. Copy "
+                "some of the table's files, and check these."
+            )
+    return [file for file in files if isinstance(file, Path)]
 
 
 def _tables(

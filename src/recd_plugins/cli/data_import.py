@@ -15,6 +15,7 @@ from recd_plugins.cli.options import (
     Delimiter,
     ForeignPaths,
     Header,
+    path_argument,
     progress,
     reported,
 )
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["import_"]
 
 Destination = Annotated[
-    Path, typer.Argument(help="The folder to make; it must not be there yet.", metavar="TABLE")
+    Path,
+    typer.Argument(
+        help="The folder to make; it must not be there yet.",
+        metavar="TABLE",
+        parser=path_argument,
+    ),
 ]
 SchemaFile = Annotated[
     Path | None,

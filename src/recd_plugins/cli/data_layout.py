@@ -14,6 +14,7 @@ from recd_plugins.cli.options import (
     Debug,
     RegistryFile,
     TableFolder,
+    location_argument,
     opened_table,
     progress,
     reported,
@@ -37,7 +38,12 @@ Hole = Annotated[
     int, typer.Option("--hole", help="Bytes between columns that an I/O reads over, at most.")
 ]
 Target = Annotated[
-    Path, typer.Argument(help="The folder to write: it must not be there.", metavar="TARGET")
+    Path,  # or a Uri
+    typer.Argument(
+        help="The folder to write, or its URI: it must not be there.",
+        metavar="TARGET",
+        parser=location_argument,
+    ),
 ]
 Flatten = Annotated[
     list[str] | None,

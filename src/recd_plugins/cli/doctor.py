@@ -57,7 +57,7 @@ def _tried(check: Callable[[], str], debug: bool) -> tuple[bool, str]:
     try:
         return True, check()
     except RecdError as error:
-        return False, shortened(str(error))
+        return False, str(error)
     except Exception as error:
         if debug:
             raise

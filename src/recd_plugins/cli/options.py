@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.errors import RecdError, shortened
+from recd_plugins.errors import DataError, RecdError, shortened
+from recd_plugins.storage.uri import Location, location_of
 
 if TYPE_CHECKING:
     from recd_plugins.data.table import Progress, Table  # pyarrow, which `recd --help` does without
@@ -28,7 +29,9 @@ __all__ = [
     "Overrides",
     "RegistryFile",
     "TableFolder",
+    "location_argument",
     "opened_table",
+    "path_argument",
     "progress",
     "reported",
     "server_of_ranks",
@@ -41,14 +44,38 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="key=value over the registry's, as train.batch_size=512."),
 ]
+
+
+def location_argument(text: str) -> Location:
+    """A path or a URI of the command line."""
+    try:
+        return location_of(text)
+    except DataError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def path_argument(text: str) -> Path:
+    """A path of the command line, where a URI will not do."""
+    location = location_argument(text)
+    if isinstance(location, Path):
+        return location
+    raise typer.BadParameter(f"{location} is on a store, and this takes a path of this machine.")
+
+
 TableFolder = Annotated[
-    Path, typer.Argument(help="A folder of .parquet files, a file or a glob.", metavar="TABLE")
+    Path,  # or a Uri, which typer has no word for
+    typer.Argument(
+        help="A folder of .parquet files, a file or a glob; on a store, its URI.",
+        metavar="TABLE",
+        parser=location_argument,
+    ),
 ]
 ForeignPaths = Annotated[
     list[Path],
     typer.Argument(
         help="Files of Parquet, CSV, TSV or lines of JSON, packed or not, or folders of them.",
         metavar="PATH...",
+        parser=path_argument,
     ),
 ]
 Delimiter = Annotated[
@@ -73,7 +100,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-def opened_table(path: Path, registry: Path) -> Table:
+def opened_table(path: Location, registry: Path) -> Table:
     """The table; one that does not say what its columns mean has the schema of `dataset.schema`."""
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.table import Table, carries_schema

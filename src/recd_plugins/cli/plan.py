@@ -14,6 +14,7 @@ import typer
 from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
 from recd_plugins.cli.written import PICTURES, check_writable
 from recd_plugins.config.whole_file import whole_file
+from recd_plugins.notices import hide_other_warnings
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.distribution import Drift
@@ -114,7 +115,7 @@ def plan(
         check_writable(figure, "--figure", PICTURES)
         with progress() as show:
             stack.prepare(show)
-        _quiet()
+        hide_other_warnings()
         planner = stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)
         report = _write(planner, save, save_profile, figure)
         drifted = {} if drift is None else _drifted(planner, drift)
@@ -194,17 +195,6 @@ def _streams_misfit(stack: Stack) -> str:
     except RegistryError as error:
         return str(error)
     return ""
-
-
-def _quiet() -> None:
-    """Hide torch's and torchrec's own warnings: they ask nothing of a user."""
-    import logging
-
-    from recd_plugins.notices import hide_other_warnings
-
-    hide_other_warnings()
-    for chatty in ("torchrec", "torch.fx"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
 
 
 def _write(

@@ -36,7 +36,7 @@ def report(
 ) -> None:
     """Lay runs side by side: what they learned, and what their steps cost, on one HTML page."""
     with reported(debug):
-        from recd_plugins.trainer.measure.runs_compared import page, row, spread
+        from recd_plugins.trainer.measure.runs_compared import page, reading, row, spread
 
         check_writable(out, "--out", (".html", ".htm"))
         check_writable(figure, "--figure", PICTURES)
@@ -46,10 +46,12 @@ def report(
             _save(logs, figure)
         rows = {log.name: row(log) for log in logs}
         quartiles = {log.name: spread(log) for log in logs}
+        parts = {log.name: reading(log) for log in logs}
     if as_json:
-        print(json.dumps({"page": str(out), "runs": rows, "quartiles": quartiles}))
+        found = {"page": str(out), "runs": rows, "quartiles": quartiles, "reading_ms": parts}
+        print(json.dumps(found))
     else:
-        _show(rows, quartiles)
+        _show(rows, quartiles, parts)
         print(out)
 
 
@@ -76,6 +78,7 @@ def _save(logs: list[RunLog], path: Path) -> None:
 def _show(
     rows: dict[str, dict[str, float | None]],
     quartiles: dict[str, dict[str, tuple[float, float]]],
+    parts: dict[str, dict[str, float]],
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -95,4 +98,7 @@ def _show(
             table.add_row(
                 "  quartiles", *("{:,.4g} to {:,.4g}".format(*b) if b else "" for b in between)
             )
+    for part in dict.fromkeys(part for one in parts.values() for part in one):
+        each = [one.get(part) for one in parts.values()]
+        table.add_row(f"  {part}", *("" if v is None else f"{v:,.4g}" for v in each))
     Console().print(table)

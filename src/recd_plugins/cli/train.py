@@ -111,15 +111,12 @@ def _lead(
 
 
 def _be_a_rank(stack: Stack, resume: bool) -> None:
-    import logging
-
     from recd_plugins.launch.environment import die_with_parent
-    from recd_plugins.notices import hide_other_warnings
+    from recd_plugins.notices import hide_other_warnings, notices_as_lines
 
     die_with_parent()
     hide_other_warnings()  # a rank's output is for people
-    for chatty in ("torchrec", "torch.fx"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    notices_as_lines()
     from recd_plugins.trainer.run import process_group
     from recd_plugins.trainer.run import train as train_rank
 

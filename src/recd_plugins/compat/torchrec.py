@@ -42,6 +42,7 @@ __all__ = [
     "fused_arithmetic",
     "leave_clipping",
     "leave_means",
+    "leave_weights",
     "module_options",
     "next_forward",
     "optimizer_of",
@@ -322,6 +323,32 @@ def count_forward(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
 
 def _steps_by_count(kernel: Any) -> bool:
     return "ADAM" in kernel.optimizer.name or "LAMB" in kernel.optimizer.name
+
+
+def leave_weights(model: nn.Module) -> None:
+    """Have fused kernels leave out the gradients of weights of ids that nothing learns.
+
+    fbgemm computes them for all weights, and autograd drops them: on a CPU they take longer than
+    the rest of a pooled lookup, forward and backward. Weights that are learnt, as those of
+    TorchRec's position weights, keep theirs.
+    """
+    for module in model.modules():
+        if isinstance(module, ShardedModule) and hasattr(module, "_lookups"):
+            for lookup in _lookups(module):
+                for kernel in lookup.modules():
+                    if isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen):
+                        kernel.register_forward_pre_hook(_without_gradients, with_kwargs=True)
+
+
+def _without_gradients(
+    kernel: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    weights: Tensor | None = kwargs.get("per_sample_weights")
+    if weights is None or weights.requires_grad:
+        return None
+    features: list[int] = kernel.feature_table_map  # type: ignore[assignment]
+    none = torch.zeros(len(features), dtype=torch.int32, device=weights.device)
+    return args, kwargs | {"feature_requires_grad": none}
 
 
 def clips_at(optimizer: KeyedOptimizer) -> float | None:

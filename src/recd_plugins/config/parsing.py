@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from recd_plugins.describe import describe, field_docs, type_hints
-from recd_plugins.errors import RegistryError, nearest, shown
+from recd_plugins.errors import DataError, RegistryError, nearest, shown
+from recd_plugins.storage.uri import Location, Uri, is_uri, location_of
 
 __all__ = ["Config", "Range", "parse", "path_of"]
 
@@ -143,6 +144,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     elif hint is Path and isinstance(value, str | Path):
         return path_of(value, where)
+    elif hint is Uri and (isinstance(value, Uri) or (isinstance(value, str) and is_uri(value))):
+        return _uri_of(value, where)
     elif hint is float:
         number = _number(value)
         if number is not None:
@@ -178,10 +181,26 @@ def _whole(value: int, where: str) -> int:
     return value
 
 
+def _uri_of(value: str | Uri, where: str) -> Location:
+    try:
+        return location_of(value)
+    except DataError as error:
+        raise RegistryError(str(error), where) from None
+
+
 def path_of(value: str | Path, where: str) -> Path:
     """What a user wrote as a path, `~` and `~user` written out."""
     if "\0" in str(value):
         raise RegistryError(f"no path has a NUL in it, as {shown(str(value))} has.", where)
+    if isinstance(value, str) and is_uri(value):
+        location = _uri_of(value, where)
+        if isinstance(location, Path):  # file://
+            return location
+        raise RegistryError(
+            f"{location} is on a store, but what is named here is a path of this machine. Copy it "
+            "to disk, or write to disk and copy it from there.",
+            where,
+        )
     try:
         return Path(value).expanduser()
     except RuntimeError:  # ~somebody, whom the system does not know

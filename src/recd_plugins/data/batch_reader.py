@@ -8,29 +8,32 @@ converter takes, each different row once.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
 from recd_plugins.data.conform.ids import id_error
-from recd_plugins.data.decoded import DecodedRows, decode_rows
-from recd_plugins.data.files import opened
+from recd_plugins.data.decoded import DecodedRows, absent_rows, decode_rows
+from recd_plugins.data.files import OpenedFile
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
-from recd_plugins.data.table import Stripe, Table, id_ranges, read_stripe
+from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
+from recd_plugins.data.stripes import DamagedStripe, Stripe
+from recd_plugins.data.table import Table, id_ranges
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged
 from recd_plugins.sparse.rows.pool import Picked, RowBlock, gather_blocks, join_blocks
+from recd_plugins.storage.uri import Location
 
 __all__ = ["BatchReader", "StripeReader", "key_column"]
 
@@ -53,6 +56,10 @@ class WindowPart:
     """What was asked for beside the features, [b] int64 each."""
 
 
+Loaded = tuple[list[WindowPart], Mapping[str, float]]
+"""The parts of a window, and the seconds that they took."""
+
+
 class BatchReader:
     """The batches of one consumer: those streams of an order that it owns."""
 
@@ -66,11 +73,14 @@ class BatchReader:
         beside: Mapping[str, str] | None = None,
         prefetch: bool = True,
         threads: bool = True,
+        left_out: Collection[int] = (),
+        tries: int = 1,
     ) -> None:
         """Features `unjoined` come as columns beside the batches, not in them.
 
         With them come those of `ASKABLE` that `beside` names, each from a column of the table.
-        `prefetch` loads each stream's next window in a thread, while this one is used.
+        `prefetch` loads each stream's next window in a thread, while this one is used. Rows of
+        the stripes `left_out` are empty, and weigh 0; others are tried so many times.
         """
         names = table.schema.sparse_names
         self._features = [name for name in names if name not in unjoined]
@@ -81,25 +91,36 @@ class BatchReader:
         self._beside = beside or {}
         self._session_id = table.schema.session_id if order.sessions != "split" else None
         keys = {*self._beside.values(), *filter(None, [self._session_id])}
-        self._stripes = StripeReader(table, threads=threads, keys=sorted(keys))
+        self._stripes = StripeReader(
+            table, threads=threads, keys=sorted(keys), left_out=left_out, tries=tries
+        )
         self._scratch = Scratch()
+        self.seconds = ReadSeconds()
+        """What the windows took whose batches have begun."""
 
-    def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[Batch, Columns]]:
-        """The epoch from batch `first` on, which begins as fast as from its start."""
+    def batches(
+        self, epoch: int, first: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[Batch, Columns]]:
+        """The epoch from batch `first` on, which begins as fast as from its start.
+
+        Up to `stop`; then no window is read that only later batches need.
+        """
+        length = self._order.num_batches
+        stop = length if stop is None else min(stop, length)
         if not self._prefetch:
-            yield from self._batches(epoch, first, None)
+            yield from self._batches(epoch, range(first, stop), None)
             return
         pool = ThreadPoolExecutor(1, thread_name_prefix="recd-reader")
         try:
-            yield from self._batches(epoch, first, pool)
+            yield from self._batches(epoch, range(first, stop), pool)
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _batches(
-        self, epoch: int, first: int, pool: Executor | None
+        self, epoch: int, wanted: range, pool: Executor | None
     ) -> Iterator[tuple[Batch, Columns]]:
-        streams = [self._parts(epoch, stream, first, pool) for stream in self._streams]
-        for batch in range(first, self._order.num_batches):
+        streams = [self._parts(epoch, stream, wanted, pool) for stream in self._streams]
+        for batch in wanted:
             parts = []
             for stream in streams:
                 left = self._order.batch_rows(batch)
@@ -109,25 +130,41 @@ class BatchReader:
             yield self._join(parts)
 
     def _parts(
-        self, epoch: int, stream: int, first: int, pool: Executor | None
+        self, epoch: int, stream: int, wanted: range, pool: Executor | None
     ) -> Iterator[WindowPart]:
         """The stream cut at the borders of batches and of windows."""
-        windows = self._order.windows(epoch, stream, first)
+        end = wanted.stop * self._order.rows_per_batch
+        windows = takewhile(
+            lambda window: window.position < end, self._order.windows(epoch, stream, wanted.start)
+        )
         if pool is None:
             for window in windows:
-                yield from _given(self._load(window))
+                yield from self._given(self._load(window))
             return
-        ahead: deque[Future[list[WindowPart]]] = deque()
+        ahead: deque[Future[Loaded]] = deque()
         for window in windows:
             ahead.append(pool.submit(self._load, window))
             if len(ahead) == 2:
-                yield from _given(ahead.popleft().result())
+                yield from self._given(ahead.popleft().result())
         while ahead:
-            yield from _given(ahead.popleft().result())
+            yield from self._given(ahead.popleft().result())
 
-    def _load(self, window: ReadWindow) -> list[WindowPart]:
-        """The window's rows in order, cut at the borders of batches."""
+    def _given(self, loaded: Loaded) -> Iterator[WindowPart]:
+        """The parts, held no longer: a batch has the memory of its part."""
+        parts, seconds = loaded
+        self.seconds.add_all(seconds)
+        parts.reverse()
+        while parts:
+            yield parts.pop()
+
+    def _load(self, window: ReadWindow) -> Loaded:
+        """The window's rows in order, cut at the borders of batches, and what that took."""
+        began, seconds = time.perf_counter(), ReadSeconds()
         pieces = [self._stripes.decode(piece) for piece in window.pieces]
+        decoded = time.perf_counter()
+        io = self._stripes.io_seconds()
+        seconds.add(IO, io)
+        seconds.add(DECODE, decoded - began - io)
         runs = None
         if self._session_id is not None:
             runs = runs_of(piece.keys[self._session_id] for piece in pieces)
@@ -146,7 +183,9 @@ class BatchReader:
             self._asked(pieces, order, sizes),
             strict=True,
         )
-        return [WindowPart(*part) for part in parts]
+        found = [WindowPart(*part) for part in parts]
+        seconds.add(GATHER, time.perf_counter() - decoded)
+        return found, seconds.parts
 
     def _asked(
         self, pieces: Sequence[DecodedRows], order: npt.NDArray[np.int64], sizes: list[int]
@@ -160,6 +199,7 @@ class BatchReader:
         return [{name: cut[name][part] for name in cut} for part in range(len(sizes))]
 
     def _join(self, parts: Sequence[WindowPart]) -> tuple[Batch, Columns]:
+        began = time.perf_counter()
         batch = Batch(
             dense=torch.cat([part.dense for part in parts]),
             features=join_blocks([part.features for part in parts]).kjt(self._features),
@@ -167,6 +207,7 @@ class BatchReader:
             weights=torch.cat([part.weights for part in parts]),
         )
         beside = {name: torch.cat([part.beside[name] for part in parts]) for name in self._beside}
+        self.seconds.add(GATHER, time.perf_counter() - began)
         return batch, PooledColumns(self._unjoined, [part.unjoined for part in parts], beside)
 
 
@@ -192,13 +233,6 @@ def _whole_numbers(column: pa.ChunkedArray, name: str) -> Tensor:
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 
 
-def _given(parts: list[WindowPart]) -> Iterator[WindowPart]:
-    """The parts, held no longer: a batch has the memory of its part."""
-    parts.reverse()
-    while parts:
-        yield parts.pop()
-
-
 def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | WeightedJagged]:
     return [part for piece in pieces for part in piece.features[name]]
 
@@ -210,6 +244,8 @@ def _take(parts: Sequence[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(whole.take(rows, axis=0))
 
 
+PAUSE = 0.05
+"""Seconds: twice as many until a stripe is tried again, then four times."""
 OPEN_FILES = 16
 """Files that stay open, the last used: an epoch meets the stripes of a file in any order."""
 
@@ -219,11 +255,20 @@ class StripeReader:
 
     Only the columns that a batch holds are read. A page that does not decode or whose
     checksum differs (tables of ours have checksums), nulls, and ids out of range (where
-    there are no statistics) raise `DataError`, naming file and row group.
+    there are no statistics) raise `DamagedStripe`, naming file and row group.
     """
 
-    def __init__(self, table: Table, *, threads: bool = True, keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        table: Table,
+        *,
+        threads: bool = True,
+        keys: Sequence[str] = (),
+        left_out: Collection[int] = (),
+        tries: int = 1,
+    ) -> None:
         self._table = table
+        self._left_out, self._tries = frozenset(left_out), tries
         self._threads = threads
         self._keys = keys
         schema = table.schema
@@ -234,12 +279,28 @@ class StripeReader:
             *keys,
         ]
         self._file_columns = table.file_columns(self._columns)
-        self._files: dict[Path, pq.ParquetFile] = {}
+        self._files: dict[Location, OpenedFile] = {}
+        self._io = 0.0
 
     def decode(self, piece: Piece) -> DecodedRows:
+        """The rows; after so many tries, `DamagedStripe`."""
+        if piece.stripe in self._left_out:
+            return absent_rows(self._table.schema, piece.num_rows, self._keys)
+        for tried in range(1, self._tries + 1):
+            try:
+                return self._decode(piece)
+            except DataError as error:
+                self._forget(self._table.stripes[piece.stripe].file)
+                if tried == self._tries:
+                    raise DamagedStripe(str(error), piece.stripe) from error
+                time.sleep(PAUSE * 2**tried)
+        raise AssertionError("a stripe is tried once at least")
+
+    def _decode(self, piece: Piece) -> DecodedRows:
         stripe = self._table.stripes[piece.stripe]
         file = self._open(stripe.file)
-        rows = read_stripe(file, stripe, self._file_columns, threads=self._threads)
+        rows = self._table.stored(file, stripe, self._file_columns, threads=self._threads)
+        self._io += file.io_seconds()
         rows = rows.slice(piece.start, piece.num_rows)
         known = id_ranges(file.metadata, stripe.group).keys()
         rows = self._table.conform(
@@ -250,14 +311,25 @@ class StripeReader:
             self._check_ids(stripe, decoded, known)
         return decoded
 
-    def _open(self, path: Path) -> pq.ParquetFile:
+    def io_seconds(self) -> float:
+        """What reading bytes took since this was asked last."""
+        found, self._io = self._io, 0.0
+        return found
+
+    def _open(self, path: Location) -> OpenedFile:
         file = self._files.pop(path, None)
         if file is None:
             if len(self._files) == OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            file = opened(path)
+            file = self._table.opened(path)
         self._files[path] = file
         return file
+
+    def _forget(self, path: Location) -> None:
+        """What is tried again is opened anew."""
+        file = self._files.pop(path, None)
+        if file is not None:
+            file.close()
 
     def _check_ids(self, stripe: Stripe, decoded: DecodedRows, known: Collection[str]) -> None:
         """What `Table.open` has done for the columns that have statistics."""

@@ -21,7 +21,7 @@ from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks, vectors_
 from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged
 from recd_plugins.sparse.rows.pool import gather_blocks
 
-__all__ = ["DecodedRows", "batch_of", "decode_rows"]
+__all__ = ["DecodedRows", "absent_rows", "batch_of", "decode_rows"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,26 @@ class DecodedRows:
     """Per sparse feature its rows, in parts; those of a scored one with weights."""
     keys: Mapping[str, pa.ChunkedArray]
     """[N] of each column of sessions or times that is asked for."""
+
+
+def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str] = ()) -> DecodedRows:
+    """Rows in the place of those of a stripe that is left out: without ids, of weight 0."""
+
+    def none(feature: SparseFeature) -> Jagged | WeightedJagged:
+        ids, lengths = torch.empty(0, dtype=torch.int64), torch.zeros(num_rows, dtype=torch.int32)
+        if feature.scored:
+            return WeightedJagged(ids, lengths, torch.empty(0))
+        return Jagged(ids, lengths)
+
+    targets = len(schema.targets)
+    zeros = pa.chunked_array([np.zeros(num_rows, np.int64)])
+    return DecodedRows(
+        dense=torch.zeros(num_rows, schema.dense_width),
+        labels=torch.zeros(num_rows) if targets == 1 else torch.zeros(num_rows, targets),
+        weights=torch.zeros(num_rows),
+        features={feature.name: [none(feature)] for feature in schema.sparse},
+        keys=dict.fromkeys(keys, zeros),
+    )
 
 
 def batch_of(rows: pa.Table, schema: ForeignSchema, where: str = "rows") -> Batch:

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.config.what_is import no_file
+from recd_plugins.data.nearby import Nearby
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import GLOB, Location, Stat, Uri
 
-__all__ = ["arrow_schema", "footer_of", "opened", "table_files"]
+__all__ = [
+    "UNFINISHED",
+    "FileFacts",
+    "FileWriter",
+    "Footer",
+    "OpenedFile",
+    "arrow_schema",
+    "first_byte",
+    "footer_of",
+    "found_files",
+    "opened",
+    "read_footer",
+    "table_files",
+    "typed_partitions",
+]
 
-GLOB = frozenset("*?[")
+R = TypeVar("R")
+UNFINISHED = "_unfinished"
+"""A file of a folder on a store that is being written: its last act is to take this away."""
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+TAIL = 64 << 10
+"""Bytes that are read of a file's end at once."""
 MAGIC = b"PAR1"
 KINDS = (
     (b"\x1f\x8b", "gzip"),
@@ -36,70 +66,316 @@ LOOK = 4096
 """Bytes by which a file of text is known."""
 
 
-def table_files(paths: Path | Sequence[Path]) -> tuple[Path, ...]:
+@dataclass(frozen=True)
+class FileFacts:
+    """What is known of a file of a table before its rows are read."""
+
+    size: int | None = None
+    mtime_ns: int | None = None
+    digest: str = ""
+    """What its footer is known by: it says where each page lies and what is in it."""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """The `key=value` of its folders."""
+    partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    """Columns that have one value in all of its rows, which the file itself need not have."""
+
+
+class Footer(NamedTuple):
+    """A footer, and what it is known by."""
+
+    metadata: pq.FileMetaData
+    digest: str
+    raw: bytes
+
+    @classmethod
+    def of(cls, raw: bytes) -> Footer:
+        """Of the bytes from the footer on to the end of the file."""
+        digest = hashlib.sha256(raw).hexdigest()[:32]
+        return cls(pq.read_metadata(pa.BufferReader(raw)), digest, raw)
+
+
+def table_files(paths: Location | Sequence[Location]) -> tuple[Location, ...]:
     """The files of a table in order: of a folder its *.parquet, of a glob what fits, each once.
 
     `DataError` for a path without any.
     """
-    each = [paths] if isinstance(paths, Path) else list(paths)
+    return tuple(found_files(paths))
+
+
+def found_files(paths: Location | Sequence[Location]) -> dict[Location, FileFacts]:
+    """`table_files`, with what is known of each before it is opened: what its folders say too, in
+    which a `key=value` is a column (Hive's partitions)."""
+    each = [paths] if isinstance(paths, Path | Uri) else list(paths)
     if not each:
         raise DataError("a table of no paths. Name a folder, a file or a glob.")
-    found = [file for path in each for file in _files(path)]
-    return tuple(dict.fromkeys(found))
+    found: dict[Location, FileFacts] = {}
+    for path in each:
+        for file, facts in _files(path).items():
+            found.setdefault(file, facts)
+    return typed_partitions(found)
 
 
-def footer_of(file: Path) -> pq.FileMetaData:
+def footer_of(file: Location) -> pq.FileMetaData:
     """What the footer says; `DataError` for a file that is not a whole Parquet file."""
-    with opened(file) as parquet:
-        return parquet.metadata
+    return read_footer(file).metadata
 
 
-def opened(file: Path) -> pq.ParquetFile:
-    """The file, whose pages' checksums are verified; `DataError` for what is no whole Parquet."""
-    if what := no_file(file):
-        raise DataError(f"{file}: is {what}, not a file. Take it out of the table.")
+def read_footer(file: Location) -> Footer:
+    """The footer and what it is known by; `DataError` for what is no whole Parquet file."""
+    _check_is_file(file)
     try:
-        return pq.ParquetFile(file, page_checksum_verification=True)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file}: column {error.object!r} has a name that is not UTF-8 ({error.reason}). "
-            "Rename it where the table is made."
-        ) from error
-    except (pa.ArrowException, OSError) as error:
-        what, cure = _what_is(file)
-        raise DataError(f"{file}: {what} ({error}). {cure}") from error
+        with _source(file) as source:
+            raw = _try(file, lambda: _tail(source))
+        return Footer.of(raw)
+    except DataError:
+        raise
+    except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
+        raise _not_whole(file, error) from error
 
 
-def arrow_schema(footer: pq.FileMetaData, file: Path) -> pa.Schema:
-    """The types of a file's columns; `DataError` where Arrow has none like them."""
+def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int = 0) -> OpenedFile:
+    """The file, whose pages' checksums are verified; `DataError` for what is no whole Parquet, and
+    for what is not what it was when its `facts` were found. Of a file on disk a buffer keeps huge
+    columns from being read whole."""
+    _check_is_file(file)
     try:
-        return footer.schema.to_arrow_schema()
+        source = _source(file)
+        footer = Footer.of(_try(file, lambda: _tail(source)))
+        if facts is not None and facts.digest not in ("", footer.digest):
+            raise DataError(
+                f"{file}: is not what it was when the table was opened. Do not write to a table "
+                "while it is read; start anew with the table as it is."
+            )
+        if isinstance(file, Path) and buffer_size:
+            source.close()
+            source = None
+        return OpenedFile(file, source, footer, facts, buffer_size=buffer_size)
+    except DataError:
+        raise
+    except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
+        raise _not_whole(file, error) from error
+
+
+class OpenedFile(pq.ParquetFile):
+    """A Parquet file that is open: pages' checksums are verified, partitions are columns, columns
+    that lie near each other are read in one I/O, and of a store several at a time."""
+
+    def __init__(
+        self,
+        location: Location,
+        source: Any,
+        footer: Footer,
+        facts: FileFacts | None,
+        *,
+        buffer_size: int = 0,
+    ) -> None:
+        self.location = location
+        self.partitions = {} if facts is None else dict(facts.partitions)
+        self._near = None if source is None else Nearby(location, source)
+        self._io = 0.0
+        super().__init__(
+            location if self._near is None else pa.PythonFile(self._near, mode="r"),
+            buffer_size=buffer_size if self._near is None else 0,
+            metadata=footer.metadata,
+            page_checksum_verification=True,
+        )
+
+    def read_row_group(
+        self, i: int, columns: Sequence[str] | None = None, *args: Any, **options: Any
+    ) -> pa.Table:
+        """Columns of the file, and of its partitions."""
+        own = self._own(columns)
+        if self._near is not None:
+            began = time.perf_counter()
+            self._near.fetch(_spans(self.metadata, i, own))
+            self._io += time.perf_counter() - began
+        rows = super().read_row_group(i, own, *args, **options)
+        return self._with_partitions(rows, columns)
+
+    def close(self, force: bool = False) -> None:
+        super().close(force)
+        if self._near is not None:
+            self._near.close()
+
+    def io_seconds(self) -> float:
+        """What reading bytes took since this was asked last."""
+        found, self._io = self._io, 0.0
+        return found
+
+    def iter_batches(
+        self, batch_size: int = 65_536, *, columns: Sequence[str] | None = None, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
+        own = self._own(columns)
+        for batch in super().iter_batches(batch_size, columns=own, **options):
+            rows = self._with_partitions(pa.Table.from_batches([batch]), columns)
+            yield from rows.combine_chunks().to_batches()
+
+    def _own(self, columns: Sequence[str] | None) -> list[str] | None:
+        if columns is None or not self.partitions:
+            return None if columns is None else list(columns)
+        there = set(self.schema_arrow.names)
+        return [name for name in columns if name in there or name not in self.partitions]
+
+    def _with_partitions(self, rows: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+        if not self.partitions:
+            return rows
+        wanted = [*rows.column_names, *self.partitions] if columns is None else list(columns)
+        for name in wanted:
+            if name in self.partitions and name not in rows.column_names:
+                value = self.partitions[name]
+                rows = rows.append_column(
+                    pa.field(name, value.type), pa.repeat(value, rows.num_rows)
+                )
+        return rows.select(list(dict.fromkeys(wanted)))
+
+
+class FileWriter(pq.ParquetWriter):
+    """Writes a Parquet file; on a store it is there once it is closed, whole."""
+
+    def __init__(self, location: Location, schema: pa.Schema, **options: Any) -> None:
+        self._location = location
+        self._sink = None if isinstance(location, Path) else location.created()
+        super().__init__(location if self._sink is None else self._sink, schema, **options)
+
+    def write_table(self, table: pa.Table, *args: Any, **options: Any) -> None:
+        with self._explained():
+            super().write_table(table, *args, **options)
+
+    def close(self) -> None:
+        with self._explained():
+            super().close()
+            if self._sink is not None:
+                self._sink.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(self._location, Uri):
+                raise self._location.explained(error) from None
+            raise
+
+
+def arrow_schema(
+    footer: pq.FileMetaData, file: Location, facts: FileFacts | None = None
+) -> pa.Schema:
+    """The types of a file's columns, its partitions among them; `DataError` where Arrow has none
+    like them."""
+    try:
+        schema = footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
         raise DataError(
             f"{file}: its columns have types that Arrow does not read ({error}). Write the table "
             "with others."
         ) from error
+    for name, value in ({} if facts is None else facts.partitions).items():
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, value.type))
+    return schema
 
 
-def _files(path: Path) -> list[Path]:
+def _check_is_file(file: Location) -> None:
+    if isinstance(file, Path) and (what := no_file(file)):
+        raise DataError(f"{file}: is {what}, not a file. Take it out of the table.")
+
+
+def _source(file: Location) -> Any:
+    return pa.OSFile(str(file)) if isinstance(file, Path) else file.opened()
+
+
+def _try(file: Location, work: Callable[[], R]) -> R:
+    return work() if isinstance(file, Path) else file.reading(work)
+
+
+def _tail(source: Any) -> bytes:
+    """The footer of an open file, as it lies there: in one read, unless it is a long one."""
+    size = source.size()
+    end = source.read_at(min(size, TAIL), max(0, size - TAIL))
+    if len(end) < 12 or end[-4:] != MAGIC:
+        raise ValueError("the magic bytes of Parquet are not at its end")
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if length > size:
+        raise ValueError(f"its footer would have {length} bytes, of {size} of the file")
+    if length > len(end):
+        end = source.read_at(length, size - length)
+        if len(end) < length:
+            raise ValueError("it ends within its footer")
+    return bytes(end[-length:])
+
+
+def _not_whole(file: Location, error: Exception) -> DataError:
+    if isinstance(error, UnicodeDecodeError):
+        return DataError(
+            f"{file}: column {error.object!r} has a name that is not UTF-8 ({error.reason}). "
+            "Rename it where the table is made."
+        )
+    what, cure = _what_is(file)
+    return DataError(f"{file}: {what} ({error}). {cure}")
+
+
+def _files(path: Location) -> dict[Location, FileFacts]:
+    if isinstance(path, Uri):
+        return _files_of_store(path)
     if GLOB & set(str(path)) and not path.exists():
         return _matches(path)
     try:
         if not path.exists():
             raise DataError(f"{path}: there is no such table. Check the path.")
         if not path.is_dir():
-            return [path]
+            return {path: FileFacts()}
         files = sorted(path.glob("*.parquet"))
         if files:
-            return files
-        below = next(path.rglob("*.parquet"), None)
+            return {file: FileFacts() for file in files}
+        below = _partitioned(path, sorted(path.rglob("*.parquet")))
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}). See to its rights, or name another path."
         ) from error
-    if below is not None:
+    return _in_partitions(path, below)
+
+
+def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
+    """`_files`, by as few requests as there are: a listing has sizes and times too."""
+    parts = path.parts
+    fixed = next((at for at, part in enumerate(parts) if GLOB & set(part)), None)
+    if fixed is not None:
+        base, pattern = path.above(fixed), "/".join(parts[fixed:])
+        stats = base.matching(pattern) if fixed else {}
+        if not stats:
+            raise DataError(f"{path}: no file fits this glob. Check the path.")
+        return _partitioned(base, stats)
+    kind = path.kind()
+    if kind == "File":
+        return {path: FileFacts()}
+    top = path.listed() if kind == "Directory" else {}
+    if any(file.name == UNFINISHED for file in top):
         raise DataError(
-            f"{path}: holds no .parquet file itself, but {below} lies below. To read all that do, "
+            f"{path}: is not whole: who wrote it has not ended, or was ended. Wait for it, "
+            "or write it again."
+        )
+    files = {file: stat for file, stat in top.items() if file.name.endswith(".parquet")}
+    if files:
+        return {file: FileFacts(stat.st_size, stat.st_mtime_ns) for file, stat in files.items()}
+    deep = path.matching("**/*.parquet") if kind == "Directory" else {}
+    if not deep and not top:
+        bucket = path.above(1)
+        if path.store.keys and not bucket.exists():
+            raise DataError(
+                f"{path}: there is no bucket {bucket.name!r}. Check its name, and that the store "
+                "is the right one (AWS_ENDPOINT_URL for s3)."
+            )
+        raise DataError(f"{path}: there is no such table. Check the path.")
+    return _in_partitions(path, _partitioned(path, deep))
+
+
+def _in_partitions(path: Location, below: dict[Location, FileFacts]) -> dict[Location, FileFacts]:
+    if below and all(facts.folders for facts in below.values()):
+        return below
+    if below:
+        first = next(iter(below))
+        raise DataError(
+            f"{path}: holds no .parquet file itself, but {first} lies below. To read all that do, "
             f"name the table {path}/**/*.parquet."
         )
     raise DataError(
@@ -108,18 +384,97 @@ def _files(path: Path) -> list[Path]:
     )
 
 
-def _matches(pattern: Path) -> list[Path]:
+def _partitioned(
+    base: Location, files: Iterable[Path] | Mapping[Uri, Stat]
+) -> dict[Location, FileFacts]:
+    """The files with what their folders below `base` say of them, and the store's listing."""
+    found: dict[Location, FileFacts] = {}
+    for file in files:
+        if isinstance(file, Uri):
+            assert isinstance(base, Uri)
+            assert isinstance(files, Mapping)
+            folders, stat = file.below(base).split("/")[:-1], files[file]
+            size, mtime = stat.st_size, stat.st_mtime_ns
+        else:
+            assert isinstance(base, Path)
+            folders, size, mtime = list(file.relative_to(base).parts[:-1]), None, None
+        pairs = [tuple(folder.split("=", 1)) for folder in folders if "=" in folder]
+        named = {str(key): unquote(str(value)) for key, value in pairs}
+        found[file] = FileFacts(size, mtime, folders=named)
+    return found
+
+
+def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
+    """What folders say, as values of one type a column: integers, dates, or else texts."""
+    keys = dict.fromkeys(key for facts in files.values() for key in facts.folders)
+    if not keys:
+        return dict(files)
+    columns: dict[str, pa.Array] = {}
+    for key in keys:
+        for file, facts in files.items():
+            if key not in facts.folders:
+                raise DataError(
+                    f"{file}: lies in no folder {key}=..., as others of its table do. Partitions "
+                    "have the same keys throughout: move it, or name it as a table of its own."
+                )
+        texts = [facts.folders[key] for facts in files.values()]
+        columns[key] = _typed(pa.array([None if one == HIVE_NULL else one for one in texts]))
+    return {
+        file: replace(facts, partitions={key: columns[key][at] for key in keys})
+        for at, (file, facts) in enumerate(files.items())
+    }
+
+
+def _typed(texts: pa.Array) -> pa.Array:
+    given = [text for text in texts.to_pylist() if text is not None]
+    if not given:
+        return texts.cast(pa.string())
+    if all(WHOLE.fullmatch(text) for text in given):
+        return texts.cast(pa.int64())
+    if all(DATE.fullmatch(text) for text in given):
+        try:
+            return texts.cast(pa.date32())
+        except pa.ArrowException:
+            return texts
+    return texts
+
+
+def _matches(pattern: Path) -> dict[Location, FileFacts]:
     parts = pattern.parts
     fixed = next(index for index, part in enumerate(parts) if GLOB & set(part))
     base = Path(*parts[:fixed])
-    found = sorted(base.glob(str(Path(*parts[fixed:])))) if base.is_dir() else []
-    files = [file for one in found for file in (_files(one) if one.is_dir() else [one])]
-    if not files:
+    matched = sorted(base.glob(str(Path(*parts[fixed:])))) if base.is_dir() else []
+    found: dict[Location, FileFacts] = {}
+    for one in matched:
+        found |= _files(one) if one.is_dir() else _partitioned(base, [one])
+    if not found:
         raise DataError(f"{pattern}: no file fits this glob. Check the path.")
-    return files
+    return found
 
 
-def _what_is(file: Path) -> tuple[str, str]:
+def _spans(
+    footer: pq.FileMetaData, group: int, columns: Sequence[str] | None
+) -> list[tuple[int, int]]:
+    """First byte and size of the chunks of some columns of a row group."""
+    described, wanted = footer.row_group(group), None if columns is None else set(columns)
+    spans = []
+    for index in range(described.num_columns):
+        chunk = described.column(index)
+        path = chunk.path_in_schema
+        if wanted is None or path.split(".", 1)[0] in wanted or path in wanted:
+            spans.append((first_byte(chunk), chunk.total_compressed_size))
+    return spans
+
+
+def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
+    """Where a column of a stripe begins in its file."""
+    first: int = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        first = min(first, chunk.dictionary_page_offset)
+    return first
+
+
+def _what_is(file: Location) -> tuple[str, str]:
     """What a file that does not read as Parquet seems to be, and what to do."""
     again = "write it again, or take it out of the table."
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -196,6 +196,19 @@ class ForeignSchema(Config):
                 if one.width is not None
             ),
             sparse=features,
+        )
+
+    def having(self, names: Collection[str]) -> ForeignSchema:
+        """The same columns with those of its sparse features and dense columns alone."""
+        gone = {one.name for one in self.dense_columns} | {one.name for one in self.sparse}
+        gone -= {*names}
+        return dataclasses.replace(
+            self,
+            dense=tuple(
+                one for one in self.dense if (one if isinstance(one, str) else one.name) not in gone
+            ),
+            sparse=tuple(feature for feature in self.sparse if feature.name not in gone),
+            nulls={name: nulls for name, nulls in self.nulls.items() if name not in gone},
         )
 
     def feature(self, name: str) -> ForeignFeature:

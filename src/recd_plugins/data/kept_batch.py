@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.config.whole_file import whole_file
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import jagged_chunks, jagged_to_arrow
@@ -42,8 +43,11 @@ def write_batch(path: Path, batch: Batch) -> None:
         if rows.weights is not None:
             columns[f"weight/{name}"] = jagged_to_arrow(Jagged(rows.weights, rows.lengths))
     table = pa.table(columns).replace_schema_metadata({KEY: b"1"})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    with (
+        whole_file(path) as part,
+        pa.OSFile(str(part), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
         writer.write_table(table)
 
 

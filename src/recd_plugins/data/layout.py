@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from recd_plugins.data.files import footer_of, table_files
+from recd_plugins.data.files import first_byte, found_files
+from recd_plugins.data.footers import footers_of
+from recd_plugins.data.nearby import coalesced
 from recd_plugins.errors import DataError
 from recd_plugins.naming.patterns import matching
+from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["STORES", "ColumnBytes", "Reading", "Store", "TableLayout", "coalesced", "layout_of"]
+__all__ = ["STORES", "ColumnBytes", "Reading", "Store", "TableLayout", "layout_of"]
 
 HOLE, MOST = 8 << 10, 32 << 20
 """Arrow's own limits: of the gap within an I/O, and of an I/O."""
@@ -113,30 +116,18 @@ class TableLayout:
         return tuple(matching(patterns, [one.name for one in self.columns]))
 
 
-def coalesced(
-    spans: Iterable[tuple[int, int]], *, hole: int = HOLE, most: int = MOST
-) -> list[tuple[int, int]]:
-    """I/Os [first, end) for spans of (first byte, size): those within `hole` of each other are one,
-    as long as it has at most `most` bytes."""
-    ios: list[tuple[int, int]] = []
-    for first, size in sorted(spans):
-        end = first + size
-        if ios and first - ios[-1][1] <= hole and end - ios[-1][0] <= most:
-            ios[-1] = (ios[-1][0], max(ios[-1][1], end))
-        else:
-            ios.append((first, end))
-    return ios
-
-
-def layout_of(path: Path | Sequence[Path]) -> TableLayout:
+def layout_of(path: Location | Sequence[Location]) -> TableLayout:
     """The layout of a table of any program, by the footers of its files."""
-    files = table_files(path)
+    files = found_files(path)
+    first: pq.FileMetaData = None
+    size = 0
     compressed, uncompressed = Counter[str](), Counter[str]()
     codecs: dict[str, str] = {}
     chunks: list[tuple[tuple[str, int, int], ...]] = []
     rows = 0
-    for file in files:
-        footer = footer_of(file)
+    for _, facts, (footer, *_) in footers_of(files):
+        first = first or footer
+        size += facts.size or 0
         rows += footer.num_rows
         for group in range(footer.num_row_groups):
             stripe = []
@@ -144,9 +135,9 @@ def layout_of(path: Path | Sequence[Path]) -> TableLayout:
                 compressed[name] += chunk.total_compressed_size
                 uncompressed[name] += chunk.total_uncompressed_size
                 codecs.setdefault(name, chunk.compression.lower())
-                stripe.append((name, _first_byte(chunk), chunk.total_compressed_size))
+                stripe.append((name, first_byte(chunk), chunk.total_compressed_size))
             chunks.append(tuple(stripe))
-    schema = footer_of(files[0]).schema.to_arrow_schema()
+    schema = first.schema.to_arrow_schema()
     columns = tuple(
         ColumnBytes(
             name=field.name,
@@ -159,13 +150,13 @@ def layout_of(path: Path | Sequence[Path]) -> TableLayout:
         for place, field in enumerate(schema)
     )
     if not columns:
-        raise DataError(f"{files[0]}: has no columns.")
+        raise DataError(f"{next(iter(files))}: has no columns.")
     return TableLayout(
-        path=str(path if isinstance(path, Path) else path[0]),
+        path=str(path if isinstance(path, Path | Uri) else path[0]),
         files=len(files),
         stripes=len(chunks),
         num_rows=rows,
-        size=sum(file.stat().st_size for file in files),
+        size=size,
         columns=columns,
         chunks=tuple(chunks),
     )
@@ -176,10 +167,3 @@ def _chunks(footer: pq.FileMetaData, group: int) -> Iterable[tuple[str, pq.Colum
     for index in range(described.num_columns):
         chunk = described.column(index)
         yield chunk.path_in_schema.split(".", 1)[0], chunk
-
-
-def _first_byte(chunk: pq.ColumnChunkMetaData) -> int:
-    first: int = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-        first = min(first, chunk.dictionary_page_offset)
-    return first

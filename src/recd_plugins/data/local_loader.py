@@ -22,6 +22,14 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.batch_reader import BatchReader, key_column
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.order import Order, Shares
+from recd_plugins.data.read_seconds import (
+    DECODE,
+    GATHER,
+    HAND_OVER,
+    IO,
+    HandedOver,
+    ReadSeconds,
+)
 from recd_plugins.data.table import Table
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError, PluginError, RecdError
@@ -37,10 +45,10 @@ FEWEST, SECONDS = 8, 20.0
 """Windows that are read however long they take; after so long there are no more."""
 
 
-class RankBatches(IterableDataset[Batch | RecdError]):
+class RankBatches(IterableDataset[HandedOver]):
     """What a rank, or the worker that runs it, reads in an epoch.
 
-    A `RecdError` is yielded in place of a batch, so that a worker's reaches the user as it
+    A `RecdError` is handed over in place of a batch, so that a worker's reaches the user as it
     is, and not wrapped in a traceback.
     """
 
@@ -56,6 +64,12 @@ class RankBatches(IterableDataset[Batch | RecdError]):
     ) -> None:
         self.epoch = 0
         """The epoch that the next `iter` reads."""
+        self.first = 0
+        """The batch that it begins with, where torchdata has no state of it."""
+        self.left_out: tuple[int, ...] = ()
+        """Stripes whose rows are empty and weigh 0, as they could not be read."""
+        self.tries = 1
+        """How often a stripe is read until it counts as damaged."""
         self.order = order
         self._table = table
         self._shares = shares
@@ -67,18 +81,30 @@ class RankBatches(IterableDataset[Batch | RecdError]):
         self._beside = {name: key_column(table, name) for name in steps.asks} if steps else {}
 
     def __iter__(self) -> EpochIterator:
-        return EpochIterator(self, self.epoch)
+        return EpochIterator(self, self.epoch, self.first)
 
-    def batches(self, epoch: int, first: int) -> Iterator[Batch | RecdError]:
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is timed."""
+        transform = self._transform
+        own = transform.parts if isinstance(transform, BatchTransform) else ()
+        return (IO, DECODE, GATHER, *own, HAND_OVER)
+
+    def batches(self, epoch: int, first: int, stop: int | None = None) -> Iterator[HandedOver]:
+        """The epoch from batch `first` on, up to `stop`."""
         worker, transform = get_worker_info(), self._transform
+        own = transform.seconds if isinstance(transform, BatchTransform) else ReadSeconds()
+        own.taken()  # of batches that were left in the middle
         try:
             reader = self._reader(
                 worker.id if worker else 0, prefetch=self._prefetch, threads=worker is None
             )
-            for batch, unjoined in reader.batches(epoch, first):
-                yield _transformed(batch, unjoined, transform)
+            for batch, unjoined in reader.batches(epoch, first, stop):
+                made = _transformed(batch, unjoined, transform)
+                seconds = reader.seconds.taken() | own.taken()
+                yield HandedOver(made, seconds, time.perf_counter())
         except RecdError as error:
-            yield error
+            yield HandedOver(error, {}, time.perf_counter())
 
     def places(self, epoch: int) -> int:
         """Where an epoch may be begun: of one that is no longer than `WINDOW_ROWS` everywhere, for
@@ -134,19 +160,21 @@ class RankBatches(IterableDataset[Batch | RecdError]):
             beside=self._beside,
             prefetch=prefetch,
             threads=threads,
+            left_out=self.left_out,
+            tries=self.tries,
         )
 
 
-class EpochIterator(Iterator[Batch | RecdError]):
+class EpochIterator(Iterator[HandedOver]):
     """An epoch, from the batch on that its state names."""
 
-    def __init__(self, source: RankBatches, epoch: int) -> None:
+    def __init__(self, source: RankBatches, epoch: int, first: int) -> None:
         self._source = source
         self._epoch = epoch
-        self._batches = 0
-        self._running: Iterator[Batch | RecdError] | None = None
+        self._batches = first
+        self._running: Iterator[HandedOver] | None = None
 
-    def __next__(self) -> Batch | RecdError:
+    def __next__(self) -> HandedOver:
         if self._running is None:
             self._running = self._source.batches(self._epoch, self._batches)
         batch = next(self._running)
@@ -183,6 +211,7 @@ class LocalLoader:
         self._length = batches.order.num_batches * max(1, workers)
         self._epoch = 0
         self._batch = 0
+        self._seconds = ReadSeconds(dict.fromkeys(batches.parts, 0.0))
         self._within: dict[str, Any] | None = None
         """torchdata's state within the epoch; nothing at its start."""
         self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
@@ -198,6 +227,21 @@ class LocalLoader:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def read_seconds(self) -> Mapping[str, float]:
+        """Seconds of each part of reading so far: see `read_seconds.PARTS`."""
+        return self._seconds.parts
+
+    @property
+    def source(self) -> RankBatches:
+        """The batches by epoch and position, for who asks for them otherwise."""
+        return self._batches
+
+    @property
+    def made_for(self) -> Mapping[str, Any]:
+        """What a state depends on."""
+        return self._made_for
+
     def __iter__(self) -> Iterator[Batch]:
         reading = self._read()
         self._reading = weakref.ref(reading)
@@ -205,17 +249,26 @@ class LocalLoader:
 
     def _read(self) -> Generator[Batch, None, None]:
         self._batches.epoch = self._epoch
+        self._batches.first = 0 if self._within or self._workers else self._batch
         torchdata = self._open()
         torchdata.load_state_dict(self._within or {})
+        reading = iter(torchdata)
         try:
-            for batch in torchdata:
+            asked = time.perf_counter()
+            while (handed := next(reading, None)) is not None:
+                batch = handed.batch
                 if isinstance(batch, RecdError):
                     raise batch
+                waited = time.perf_counter() - max(asked, handed.finished)
+                self._seconds.add_all(handed.seconds)
+                self._seconds.add(HAND_OVER, waited)
                 self._batch, self._within = self._batch + 1, torchdata.state_dict()
                 if self._batch == self._length:
                     self._epoch, self._batch, self._within = self._epoch + 1, 0, None
                 yield batch
+                asked = time.perf_counter()
         finally:
+            del reading  # a traceback holds what is here
             # Ends the workers now: collected in a cycle (an error and its traceback make
             # one), torchdata's iterator would wait 5 s for each.
             torchdata.load_state_dict({})
@@ -244,8 +297,10 @@ class LocalLoader:
             reading.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, in numbers and texts alone."""
+        """The position, in numbers and texts alone; with it the stripes that are left out."""
+        left_out = self._batches.left_out
         return {
+            **({"left_out": list(left_out)} if left_out else {}),
             "epoch": self._epoch,
             "batches": self._batch,
             "made_for": dict(self._made_for),
@@ -253,7 +308,7 @@ class LocalLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) != {"epoch", "batches", "made_for", "torchdata"}:
+        if set(state) - {"left_out"} != {"epoch", "batches", "made_for", "torchdata"}:
             raise DataError("the reader's state is not one of the local reader: start afresh.")
         theirs, ours = state["made_for"], self._made_for
         differing = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
@@ -265,10 +320,16 @@ class LocalLoader:
                 + ", ".join(f"{name} {ours.get(name)}" for name in differing)
                 + ". Resume with the former, or start afresh."
             )
+        if self._workers and state["batches"] and state["torchdata"] is None:
+            raise DataError(
+                "the reader's state, from within an epoch, is one of a reader without workers of "
+                "torchdata. Resume with such a one, or start afresh."
+            )
         self._epoch, self._batch = state["epoch"], state["batches"]
         self._within = state["torchdata"]
+        self._batches.left_out = tuple(state.get("left_out", ()))
 
-    def _open(self) -> StatefulDataLoader[Batch | RecdError]:
+    def _open(self) -> StatefulDataLoader[HandedOver]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11
             return StatefulDataLoader(

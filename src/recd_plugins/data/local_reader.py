@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.local_loader import LocalLoader
     from recd_plugins.slots import Context
 
-__all__ = ["LocalReader", "LocalReaderConfig", "build_local_reader"]
+__all__ = ["LocalReader", "LocalReaderConfig", "build_local_reader", "table_digest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class LocalReader:
             read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
             note_reading(config.read_log, table.path, table.file_columns(read))
         made_for = {
-            "table": _digest(table),
+            "table": table_digest(table),
             "split": split,
             "seed": order.seed,
             "shuffle": order.shuffle,
@@ -149,11 +149,13 @@ def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalRead
     return LocalReader(config, seed=context.seed, pin_memory=pin_memory)
 
 
-def _digest(table: Table) -> str:
+def table_digest(table: Table) -> str:
     """Changes with a table's stripes and with what is made of their columns, wherever it lies."""
     parts: list[object] = [
         (stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes
     ]
+    if table.selection is not None:
+        parts.append(table.selection.identity)
     if table.source is not None:
         found = (
             dataclasses.replace(one, vocabulary=one.vocabulary and Path(one.vocabulary.name))

@@ -6,47 +6,90 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
 
-from recd_plugins.config import Config
+from recd_plugins.config import Config, Range
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
-from recd_plugins.data.files import opened, table_files
+from recd_plugins.data.expression import expression
+from recd_plugins.data.files import FileFacts, found_files
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table, read_stripe, silent
+from recd_plugins.data.selection import Selection
+from recd_plugins.data.snapshots import TableFormat, snapshot_files
+from recd_plugins.data.table import Progress, Table, footer_schema, silent
+from recd_plugins.errors import RegistryError
+from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["ParquetConfig", "ParquetTables", "build_parquet"]
+
+S = TypeVar("S", Schema, ForeignSchema)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetConfig(Config):
     """Where the tables are and, unless their footers say it, what their columns mean."""
 
-    train: Path | tuple[Path, ...]
-    """A folder of .parquet files, a file, a glob, or several of them."""
-    test: Path | tuple[Path, ...]
+    train: Path | Uri | tuple[Path | Uri, ...]
+    """A folder of .parquet files, a file, a glob, or several of them, on disk or on a store:
+    s3://bucket/folder. Of a folder of folders `key=value` each key is a column."""
+    test: Path | Uri | tuple[Path | Uri, ...]
     """Likewise, held out."""
+    format: TableFormat = "parquet"
+    """Of a table of Delta Lake or Iceberg: its library says which files it has. Its path is its
+    folder, or of Iceberg the metadata file that its catalog has."""
+    snapshot: Annotated[int | None, Range(ge=0)] = None
+    """The version of Delta Lake, or the snapshot of Iceberg, that is trained on; by default the
+    latest. A run's pins.json says which that was."""
+    snapshot_test: Annotated[int | None, Range(ge=0)] = None
+    """Likewise of the test split's table."""
     schema: ForeignSchema | None = None
     """The columns' meaning; by default what the first file's footer says."""
+    where: str | None = None
+    """The rows that are taken, by columns of the files: `country == "DE" and time >= 2024-05-01`.
+    Stripes whose statistics tell that they have none are not read."""
+    where_test: str | None = None
+    """The same for the test split; by default as `where` says."""
+    sessions_share: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """The part of the sessions that is trained on, by a hash of the session: those of 0.05 are
+    among those of 0.1, in every run. The test split keeps all, so that runs can be compared."""
+
+    features: str | tuple[str, ...] = "*"
+    """The sparse features and dense columns that are taken, by name or glob; the others are not
+    read."""
+    without: str | tuple[str, ...] = ()
+    """Those that are left out of these, by name or glob."""
+    absent: str | tuple[str, ...] = ()
+    """Sparse features and dense columns that some of the files may lack, by name or glob, since
+    they came later or went: there a list is empty and a number 0, or what `nulls` of the schema
+    says. A column that another file lacks is an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option in ("where", "where_test"):
+            if (text := getattr(self, option)) is not None:
+                expression(text, option)
 
 
 class ParquetTables(Dataset):
     """Read where they are: `prepare` copies nothing, unless the schema drops rows."""
 
-    def __init__(self, config: ParquetConfig) -> None:
+    def __init__(self, config: ParquetConfig, cache: Path | None = None) -> None:
+        """`cache` is a folder for what is known of the files."""
         self._config = config
-        self.in_place = config.schema is None or not config.schema.drops
+        self._cache = cache
+        self._given = None if config.schema is None else _taken(config.schema, config)
+        self.in_place = self._given is None or not self._given.drops
 
     @property
     def schema(self) -> Schema:
-        given = self._config.schema
-        return self._open("train").schema if given is None else given.conformed
+        return self._open("train").schema if self._given is None else self._given.conformed
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         if self.in_place:
@@ -59,11 +102,15 @@ class ParquetTables(Dataset):
         return self._open(split).num_rows if self.in_place else None
 
     def fingerprint(self) -> str:
-        files = [file for split in SPLITS for file in table_files(self._paths(split))]
-        if self._config.schema is not None:
-            vocabularies = (one.vocabulary for one in self._config.schema.sparse)
-            files += [file for file in vocabularies if file is not None and file.exists()]
-        stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        stats = []
+        for split in SPLITS:
+            for file, facts in self._found(split)[0].items():
+                stats.append(
+                    _stat(file) if facts.size is None else (str(file), facts.size, facts.mtime_ns)
+                )
+        if self._given is not None:
+            vocabularies = (one.vocabulary for one in self._given.sparse)
+            stats += [_stat(file) for file in vocabularies if file is not None and file.exists()]
         return hashlib.sha256(repr(stats).encode()).hexdigest()
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
@@ -73,12 +120,12 @@ class ParquetTables(Dataset):
 
     def _left(self, split: Split) -> Iterator[pa.Table]:
         """The rows that the schema does not drop; a warning says how many it does."""
-        schema, dropped, rows = self._config.schema, Counter[str](), 0
+        schema, dropped, rows = self._given, Counter[str](), 0
         assert schema is not None  # it drops rows
-        table = Table.open(self._paths(split), schema.keeping_all)
+        table = self._open(split, schema.keeping_all)
         for stripe in table.stripes:
-            with opened(stripe.file) as file:
-                chunk = read_stripe(file, stripe, schema.columns)
+            with table.opened(stripe.file) as file:
+                chunk = table.stored(file, stripe, schema.columns)
             left = conform(chunk, schema, str(stripe), dropped=dropped)
             rows += chunk.num_rows - left.num_rows
             yield left
@@ -91,13 +138,82 @@ class ParquetTables(Dataset):
                 stacklevel=2,
             )
 
-    def _open(self, split: Split) -> Table:
-        return Table.open(self._paths(split), self._config.schema)
+    def _open(self, split: Split, schema: ForeignSchema | None = None) -> Table:
+        config = self._config
+        given: Schema | ForeignSchema | None = schema or self._given
+        absent = _patterns(config.absent)
+        if given is None and (_narrowed(config) or absent):
+            given = _taken(footer_schema(tuple(self._found("train")[0]), absent), config)
+        files, first, snapshot = self._found(split)
+        table = Table.of(first, files, given, absent=absent, cache=self._cache)
+        table = replace(table, snapshot=snapshot)
+        where, option = config.where, "where"
+        if split == "test" and config.where_test is not None:
+            where, option = config.where_test, "where_test"
+        share = config.sessions_share if split == "train" else 1.0
+        if where is None and share == 1:
+            return table
+        selection = Selection(
+            where=where,
+            where_option=f"dataset.{option}",
+            sessions_share=share,
+            schema=table.schema,
+            source=table.source,
+        )
+        return table.select(selection, self._cache)
 
-    def _paths(self, split: Split) -> Path | tuple[Path, ...]:
+    def _found(self, split: Split) -> tuple[dict[Location, FileFacts], Location, str | None]:
+        """The files of a split, what they are called together, and their snapshot's name."""
+        config, paths = self._config, self._paths(split)
+        first = paths[0] if isinstance(paths, tuple) else paths
+        if config.format == "parquet":
+            return found_files(paths), first, None
+        if isinstance(paths, tuple) and len(paths) > 1:
+            raise RegistryError(
+                f"names {len(paths)} tables, but of format {config.format} only one is read. Name "
+                "one.",
+                f"dataset.{split}",
+            )
+        asked = config.snapshot if split == "train" else config.snapshot_test
+        files, snapshot = snapshot_files(first, config.format, asked)
+        return files, first, snapshot
+
+    def _paths(self, split: Split) -> Location | tuple[Location, ...]:
         return self._config.train if split == "train" else self._config.test
+
+
+def _patterns(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else given
+
+
+def _narrowed(config: ParquetConfig) -> bool:
+    return _patterns(config.features) != ("*",) or bool(config.without)
+
+
+def _taken(schema: S, config: ParquetConfig) -> S:
+    """The schema with the features and dense columns that the config asks for."""
+    if not _narrowed(config):
+        return schema
+    whole: Schema = schema if isinstance(schema, Schema) else schema.conformed
+    names = (*whole.dense, *whole.sparse_names)
+    wanted, left_out = _patterns(config.features), _patterns(config.without)
+    for option, patterns in (("features", wanted), ("without", left_out)):
+        check_patterns(patterns, names, kind="feature or dense column", where=f"dataset.{option}")
+    gone = matching(left_out, names)
+    kept = [name for name in matching(wanted, names) if name not in gone]
+    if not kept:
+        raise RegistryError(
+            f"leave nothing of the {len(names)} features and dense columns.",
+            "dataset.features and dataset.without",
+        )
+    return schema.having(kept)
+
+
+def _stat(file: Location) -> tuple[str, int | None, int | None]:
+    stat = file.stat()
+    return str(file), stat.st_size, stat.st_mtime_ns
 
 
 def build_parquet(config: ParquetConfig, context: Any) -> ParquetTables:
     """The record's build; `context` is a `slots.Context`."""
-    return ParquetTables(config)
+    return ParquetTables(config, context.folder / "known")

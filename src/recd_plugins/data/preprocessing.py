@@ -30,6 +30,8 @@ class ChosenTransform:
     features: tuple[str, ...]
     """`*` where it says nothing: then those that the transform names itself, or all."""
     transform: Preprocess | DensePreprocess
+    label: str = ""
+    """The record's name."""
 
     @property
     def dense(self) -> bool:
@@ -66,6 +68,8 @@ class Step:
     before: Schema
     """The schema of what comes to the transform, and of what goes by."""
     takes: tuple[str, ...]
+    label: str = ""
+    """The record's name, where it is one."""
 
     @property
     def dense(self) -> bool:
@@ -203,7 +207,13 @@ def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:
     """Each transform on what the ones before it make of the schema."""
     steps: list[Step] = []
     for one in chosen:
-        step = Step(who=one.who, transform=one.transform, before=schema, takes=one.taken(schema))
+        step = Step(
+            who=one.who,
+            transform=one.transform,
+            before=schema,
+            takes=one.taken(schema),
+            label=one.label,
+        )
         try:
             schema = step.after()
         except RecdError:

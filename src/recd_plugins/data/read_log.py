@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location
 
 __all__ = ["note_reading", "popularity"]
 
@@ -16,7 +17,7 @@ DAY = 86_400
 
 
 def note_reading(
-    log: Path, table: Path, columns: Iterable[str], *, now: float | None = None
+    log: Path, table: Location, columns: Iterable[str], *, now: float | None = None
 ) -> None:
     """Add a line: a job begins to read these columns of a table. Jobs may add at once."""
     line = {
@@ -43,9 +44,12 @@ def popularity(log: Path, *, days: float = 7, now: float | None = None) -> Count
     for number, line in enumerate(lines):
         try:
             entry = json.loads(line)
+            columns = entry["columns"]
+            if not (isinstance(columns, list) and all(isinstance(one, str) for one in columns)):
+                raise TypeError("columns are no list of names")  # a text is one of letters
             if float(entry["time"]) >= since:
-                counts.update(map(str, entry["columns"]))
-        except (ValueError, KeyError, TypeError) as error:
+                counts.update(columns)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if number < len(lines) - 1:  # the last one may be under way
                 raise DataError(f"{log}:{number + 1}: is no line of a read log.") from error
     return counts

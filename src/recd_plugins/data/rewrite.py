@@ -21,9 +21,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.config import Config, Range
-from recd_plugins.data.files import arrow_schema, footer_of, opened, table_files
+from recd_plugins.config.whole_file import write_whole
+from recd_plugins.data.files import (
+    UNFINISHED,
+    FileWriter,
+    arrow_schema,
+    footer_of,
+    opened,
+    table_files,
+)
 from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["RewriteConfig", "columns_after", "flattened", "map_keys", "rewrite"]
 
@@ -47,18 +56,24 @@ class RewriteConfig(Config):
 
 
 def rewrite(
-    source: Path | Sequence[Path], target: Path, config: RewriteConfig, progress: Progress = silent
+    source: Location | Sequence[Location],
+    target: Location,
+    config: RewriteConfig,
+    progress: Progress = silent,
 ) -> int:
     """Write the table into `target`, a folder; its rows. What an ended run of the same left there
     stays."""
     files = table_files(source)
-    if target.exists():
+    there = target.exists()
+    if there and not (isinstance(target, Uri) and (target / UNFINISHED).exists()):
         raise DataError(f"{target}: is there already. Name another folder, or remove it.")
     footers = {file: footer_of(file) for file in files}
     arrow = arrow_schema(footers[files[0]], files[0])
     _check(arrow, files, footers, config)
     total: int = sum(footer.num_rows for footer in footers.values())
-    part = target.with_name(target.name + ".part")
+    # A store renames nothing: there the plan lies in the table until it is whole, and says that it
+    # is not.
+    part = target if isinstance(target, Uri) else target.with_name(target.name + ".part")
     done, keys = _begun(part, files, footers, config)
     if keys is None:
         keys = {name: map_keys(files, name, progress) for name in config.flatten}
@@ -66,20 +81,26 @@ def rewrite(
     rows_per_file = config.rows_per_stripe * config.stripes_per_file
     written = done * rows_per_file
     for number, chunks in enumerate(_cut(_rows(files, footers, written), rows_per_file), done):
-        fresh = part / f".part-{number:05}.parquet"
-        written += _write(fresh, chunks, arrow, keys, config)
-        fresh.rename(part / f"part-{number:05}.parquet")
+        name = f"part-{number:05}.parquet"
+        if isinstance(part, Uri):
+            written += _write(part / name, chunks, arrow, keys, config)
+        else:
+            fresh = part / f".{name}"
+            written += _write(fresh, chunks, arrow, keys, config)
+            fresh.rename(part / name)
         progress("rewriting", min(written, total), total)
-    (part / PLAN).unlink()
-    part.rename(target)
+    _plan_file(part).unlink()
+    if isinstance(part, Path) and isinstance(target, Path):
+        part.rename(target)
     return total
 
 
-PLAN = "rewrite.json"
+def _plan_file(part: Location) -> Location:
+    return part / (UNFINISHED if isinstance(part, Uri) else "rewrite.json")
 
 
 def _plan(
-    files: Sequence[Path], footers: Mapping[Path, pq.FileMetaData], config: RewriteConfig
+    files: Sequence[Location], footers: Mapping[Location, pq.FileMetaData], config: RewriteConfig
 ) -> str:
     """Changes with what is written, and with what it is written of."""
     what = [(str(file), footers[file].num_rows, file.stat().st_mtime_ns) for file in files]
@@ -87,42 +108,61 @@ def _plan(
 
 
 def _begun(
-    part: Path,
-    files: Sequence[Path],
-    footers: Mapping[Path, pq.FileMetaData],
+    part: Location,
+    files: Sequence[Location],
+    footers: Mapping[Location, pq.FileMetaData],
     config: RewriteConfig,
 ) -> tuple[int, dict[str, list[str]] | None]:
     """Files that an ended run of the same has written, and the keys that it found."""
     try:
-        begun = json.loads((part / PLAN).read_text())
+        begun = json.loads(_plan_file(part).read_text())
         if begun["plan"] == _plan(files, footers, config):
             keys = {str(name): list(found) for name, found in begun["keys"].items()}
-            return len(list(part.glob("part-*.parquet"))), keys
+            return _whole_files(part, config), keys
     except (OSError, ValueError, KeyError, AttributeError):
         pass
-    shutil.rmtree(part, ignore_errors=True)
+    if isinstance(part, Uri):
+        for file in part.glob("part-*.parquet"):
+            file.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(part, ignore_errors=True)
     return 0, None
 
 
+def _whole_files(part: Location, config: RewriteConfig) -> int:
+    """How many files are there, whole. On a store one that an error ended may have its name, but
+    not its rows."""
+    files: list[Location] = sorted([*part.glob("part-*.parquet")], key=str)
+    if not isinstance(part, Uri):
+        return len(files)
+    rows = config.rows_per_stripe * config.stripes_per_file
+    short = (at for at, file in enumerate(files) if footer_of(file).num_rows != rows)
+    return next(short, len(files))
+
+
 def _note_keys(
-    part: Path,
-    files: Sequence[Path],
-    footers: Mapping[Path, pq.FileMetaData],
+    part: Location,
+    files: Sequence[Location],
+    footers: Mapping[Location, pq.FileMetaData],
     config: RewriteConfig,
     keys: Mapping[str, Sequence[str]],
 ) -> None:
     try:
         part.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"plan": _plan(files, footers, config), "keys": dict(keys)})
-        (part / PLAN).write_text(text)
+        plan = _plan_file(part)
+        if isinstance(plan, Uri):
+            plan.write_text(text)
+        else:
+            write_whole(plan, text)
     except OSError as error:
         raise DataError(f"{part}: cannot be written ({error.strerror}).") from error
 
 
 def _check(
     arrow: pa.Schema,
-    files: Sequence[Path],
-    footers: Mapping[Path, pq.FileMetaData],
+    files: Sequence[Location],
+    footers: Mapping[Location, pq.FileMetaData],
     config: RewriteConfig,
 ) -> None:
     for file in files:
@@ -143,7 +183,7 @@ def _check(
 
 
 def columns_after(
-    source: Path | Sequence[Path], config: RewriteConfig, progress: Progress = silent
+    source: Location | Sequence[Location], config: RewriteConfig, progress: Progress = silent
 ) -> tuple[str, ...]:
     """The columns that a rewrite makes."""
     files = table_files(source)
@@ -157,7 +197,7 @@ def columns_after(
     return tuple(made)
 
 
-def map_keys(files: Sequence[Path], column: str, progress: Progress = silent) -> list[str]:
+def map_keys(files: Sequence[Location], column: str, progress: Progress = silent) -> list[str]:
     """Every key of a map column, in ascending order of their texts: one pass over that column."""
     found: set[str] = set()
     for done, file in enumerate(files):
@@ -205,7 +245,7 @@ def flattened(column: pa.MapArray, keys: Sequence[str]) -> list[pa.Array]:
 
 
 def _rows(
-    files: Sequence[Path], footers: Mapping[Path, pq.FileMetaData], skipped: int
+    files: Sequence[Location], footers: Mapping[Location, pq.FileMetaData], skipped: int
 ) -> Iterator[pa.Table]:
     """The rows from `skipped` on, stripe by stripe: stripes before are not read."""
     for file in files:
@@ -248,21 +288,21 @@ def _cut(chunks: Iterator[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
 
 
 def _write(
-    file: Path,
+    file: Location,
     chunks: Iterator[pa.Table],
     arrow: pa.Schema,
     keys: Mapping[str, Sequence[str]],
     config: RewriteConfig,
 ) -> int:
     """One file of the result; its rows."""
-    writer: pq.ParquetWriter | None = None
+    writer: FileWriter | None = None
     rows = 0
     try:
         for stripe in _cut(chunks, config.rows_per_stripe):
             made = _laid_out(pa.concat_tables(list(stripe)).combine_chunks(), keys, config)
             if writer is None:
                 made_schema = made.schema.with_metadata(arrow.metadata)
-                writer = pq.ParquetWriter(
+                writer = FileWriter(
                     file,
                     made_schema,
                     compression="zstd",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -227,6 +227,15 @@ class Schema(Config):
         gone = frozenset(names)
         return dataclasses.replace(
             self, sparse=tuple(feature for feature in self.sparse if feature.name not in gone)
+        )
+
+    def having(self, names: Collection[str]) -> Schema:
+        """The same schema with those of its sparse features and dense columns alone."""
+        return dataclasses.replace(
+            self,
+            dense=tuple(name for name in self.dense if name in names),
+            vectors=tuple(one for one in self.vectors if one.name in names),
+            sparse=tuple(feature for feature in self.sparse if feature.name in names),
         )
 
     def arrow(self) -> pa.Schema:

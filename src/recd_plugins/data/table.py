@@ -6,17 +6,19 @@ pages and no dictionary on lists (measured: dictionaries make list columns 52% l
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recd_plugins.data.absent import AbsentColumns, with_absent
 from recd_plugins.data.conform.floats import (
     check_finite,
     check_label,
@@ -27,10 +29,25 @@ from recd_plugins.data.conform.floats import (
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.files import arrow_schema, footer_of, opened, table_files
+from recd_plugins.data.files import (
+    UNFINISHED,
+    FileFacts,
+    FileWriter,
+    OpenedFile,
+    arrow_schema,
+    footer_of,
+    found_files,
+    opened,
+    table_files,
+)
+from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import METADATA_KEY, Schema
+from recd_plugins.data.selection import Selection, kept_rows
+from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.naming.patterns import matching
+from recd_plugins.storage.uri import Location, Uri
 
 __all__ = [
     "Progress",
@@ -38,6 +55,7 @@ __all__ = [
     "Table",
     "TableWriter",
     "carries_schema",
+    "footer_schema",
     "read_stripe",
     "silent",
     "write_table",
@@ -54,17 +72,6 @@ def silent(what: str, done: int, total: int | None) -> None:
     """The `Progress` of those who do not look."""
 
 
-class Stripe(NamedTuple):
-    """One row group of one file."""
-
-    file: Path
-    group: int
-    num_rows: int
-
-    def __str__(self) -> str:
-        return f"{self.file}, row group {self.group}"
-
-
 @dataclass(frozen=True)
 class Table:
     """Opened for reading: its schema and stripes, known from the footers alone.
@@ -73,32 +80,58 @@ class Table:
     are rows of the schema, whoever wrote the files.
     """
 
-    path: Path
+    path: Location
     schema: Schema
     stripes: tuple[Stripe, ...]
     source: ForeignSchema | None = None
     """What the files' columns are, where somebody else wrote them; none: as the schema says."""
+    selection: Selection | None = None
+    """Which rows of the files the table has, where it has not all; stripes count these alone."""
+    absent: Mapping[str, pa.DataType] = field(default_factory=dict, hash=False)
+    """Columns that some of the files lack, and of which type they are in others."""
+    facts: Mapping[Location, FileFacts] = field(default_factory=dict, repr=False, hash=False)
+    """What each file was when the table was opened."""
+    snapshot: str | None = None
+    """Which state of a table of Delta Lake or Iceberg it is."""
 
     @property
     def num_rows(self) -> int:
         return sum(stripe.num_rows for stripe in self.stripes)
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Location, ...]:
         return tuple(dict.fromkeys(stripe.file for stripe in self.stripes))
 
     @classmethod
     def open(
-        cls, path: Path | Sequence[Path], schema: Schema | ForeignSchema | None = None
+        cls,
+        path: Location | Sequence[Location],
+        schema: Schema | ForeignSchema | None = None,
+        *,
+        absent: Sequence[str] = (),
+        cache: Path | None = None,
     ) -> Table:
         """Read the footers of folders, files or globs and check them against the schema.
 
         Without `schema` the one in the first file's footer counts. Checked are: that each
         file is whole, has every column in a type that fits, and that the ids which its
-        statistics name lie in their feature's range.
+        statistics name lie in their feature's range. Columns that `absent` has, by name or glob,
+        some files may lack. `cache` is a folder that keeps footers.
         """
-        files = table_files(path)
-        first = path if isinstance(path, Path) else path[0]
+        first = path if isinstance(path, Path | Uri) else path[0]
+        return cls.of(first, found_files(path), schema, absent=absent, cache=cache)
+
+    @classmethod
+    def of(
+        cls,
+        first: Location,
+        files: Mapping[Location, FileFacts],
+        schema: Schema | ForeignSchema | None = None,
+        *,
+        absent: Sequence[str] = (),
+        cache: Path | None = None,
+    ) -> Table:
+        """`open`, of files that somebody has found; `first` is what messages call the table."""
         if isinstance(schema, ForeignSchema) and schema.drops:
             raise DataError(
                 f"{first}: its schema drops rows with nulls in {', '.join(schema.drops)}, and how "
@@ -106,10 +139,12 @@ class Table:
                 "write the table without them first; or choose another value for `nulls`."
             )
         stripes: list[Stripe] = []
-        for file in files:
-            footer = footer_of(file)
-            arrow = arrow_schema(footer, file)
+        columns = AbsentColumns(absent)
+        facts: dict[Location, FileFacts] = {}
+        for file, facts[file], (footer, *_) in footers_of(files, cache):
+            arrow = arrow_schema(footer, file, facts[file])
             schema = schema or _schema_of(file, footer)
+            arrow = columns.completed(arrow, schema)
             if isinstance(schema, ForeignSchema):
                 check_foreign_columns(arrow, schema, str(file))
             else:
@@ -122,14 +157,70 @@ class Table:
         assert schema is not None  # there is at least one file
         source = schema if isinstance(schema, ForeignSchema) else None
         whole = schema if isinstance(schema, Schema) else schema.conformed
-        return cls(first, whole, tuple(stripe for stripe in stripes if stripe.num_rows), source)
+        columns.check(first)
+        held = tuple(stripe for stripe in stripes if stripe.num_rows)
+        return cls(first, whole, held, source, absent=columns.types, facts=facts)
+
+    def opened(self, file: Location, *, buffer_size: int = 0) -> OpenedFile:
+        """A file of the table, if it is still what it was when the table was opened."""
+        return opened(file, self.facts.get(file), buffer_size=buffer_size)
 
     def read(self, stripe: Stripe, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a stripe: all columns of the schema, or some of them."""
         wanted = self.schema.columns if columns is None else tuple(columns)
-        with opened(stripe.file) as file:
-            chunk = read_stripe(file, stripe, self.file_columns(wanted))
+        with self.opened(stripe.file) as file:
+            chunk = self.stored(file, stripe, self.file_columns(wanted))
         return self.conform(chunk, str(stripe), wanted)
+
+    def stored(
+        self, file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str], *, threads: bool = True
+    ) -> pa.Table:
+        """Columns of the files, of those rows of a stripe that the table has."""
+        rows = read_stripe(file, stripe, self.asked(file, stripe, columns), threads=threads)
+        found = self.taken(rows, stripe, columns)
+        if found.num_rows != stripe.num_rows:
+            raise DataError(
+                f"{stripe}: {found.num_rows} of its rows are selected, but there were "
+                f"{stripe.num_rows} when they were counted. Do not write to a table while it is "
+                "read."
+            )
+        return found
+
+    def asked(
+        self, file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str]
+    ) -> tuple[str, ...]:
+        """The columns that are read of a file for these: those that select rows too, and none that
+        the file lacks."""
+        selects = self.selection is not None and stripe.stored is not None
+        more = self.selection.columns if self.selection is not None and selects else ()
+        lacked = {*self.absent} - {*file.schema_arrow.names} if self.absent else ()
+        return tuple(dict.fromkeys(one for one in (*columns, *more) if one not in lacked))
+
+    def taken(self, rows: pa.Table, stripe: Stripe, columns: Sequence[str]) -> pa.Table:
+        """Of rows of a stripe as they lie in the file, those that the table has."""
+        if self.absent:
+            rows = with_absent(rows, columns, self.absent, empty=self.source is None)
+        if self.selection is None or stripe.stored is None:
+            return rows
+        mask = self.selection.mask(rows, str(stripe))
+        return rows.select(list(columns)).filter(pa.array(mask))
+
+    def select(self, selection: Selection, cache: Path | None = None) -> Table:
+        """The table of some rows alone. How many of each stripe is counted at once, unless `cache`,
+        a folder, has it from before."""
+        stripes = kept_rows(self.stripes, selection, cache, self.facts)
+        if not stripes and self.stripes:
+            share = f"sessions_share {selection.sessions_share}"
+            asked = [f"{selection.where_option} `{selection.where}`"] * (
+                selection.where is not None
+            )
+            asked += [share] * (selection.sessions_share < 1)
+            raise DataError(
+                f"{self.path}: none of its {self.num_rows:,} rows is left by "
+                f"{' and '.join(asked)}. Ask for others (dataset.where_test is for the test split "
+                "alone), or name another table."
+            )
+        return dataclasses.replace(self, stripes=stripes, selection=selection)
 
     def file_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
         """The columns of the files that columns of the schema are made of."""
@@ -154,26 +245,27 @@ class Table:
         return made.select(list(wanted))
 
 
-def read_stripe(
-    file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str], *, threads: bool = True
-) -> pa.Table:
-    """Some columns of a stripe as they lie in its file; `DataError` where they do not decode."""
-    try:
-        rows = file.read_row_group(stripe.group, columns=list(columns), use_threads=threads)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{stripe}: cannot be read ({error}). The file was damaged or cut short: write "
-            "it again, or take it out of the table."
-        ) from error
-    if rows.num_rows != stripe.num_rows:
-        raise DataError(
-            f"{stripe}: has {rows.num_rows} rows, but had {stripe.num_rows} when the table "
-            "was opened. Do not write to a table while it is read."
-        )
-    return rows
+def footer_schema(path: Location | Sequence[Location], absent: Sequence[str] = ()) -> Schema:
+    """What the first file's footer says its columns mean; with features and dense columns that
+    later files alone have, where `absent` has them by name or glob."""
+    first, *later = table_files(path)
+    schema = _schema_of(first, footer_of(first))
+    for file in later if absent else ():
+        footer = footer_of(file)
+        if METADATA_KEY not in (footer.metadata or {}):
+            continue
+        other = _schema_of(file, footer)
+        new = [one for one in matching(absent, other.dense) if one not in schema.columns]
+        names = matching(absent, other.sparse_names)
+        schema = dataclasses.replace(
+            schema,
+            dense=(*schema.dense, *new),
+            vectors=(*schema.vectors, *(one for one in other.vectors if one.name in new)),
+        ).add(other.feature(name) for name in names if name not in schema.columns)
+    return schema
 
 
-def carries_schema(path: Path | Sequence[Path]) -> bool:
+def carries_schema(path: Location | Sequence[Location]) -> bool:
     """Whether the first file of a table says in its footer what its columns mean."""
     return METADATA_KEY in (footer_of(table_files(path)[0]).metadata or {})
 
@@ -182,12 +274,14 @@ class TableWriter:
     """Writes chunks of any size as files of even stripes; memory holds one stripe.
 
     The folder appears, whole, when the writer closes without an error; until then its
-    files lie beside it in `<folder>.part`, which an error removes.
+    files lie beside it in `<folder>.part`, which an error removes. A store renames nothing: there
+    the files lie in the folder at once, beside one that says it is unfinished, by which readers
+    refuse it; to remove that one is the writer's last act.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Location,
         schema: Schema,
         *,
         rows_per_stripe: int = 16_384,
@@ -201,13 +295,19 @@ class TableWriter:
         self._rows_per_stripe = rows_per_stripe
         self._stripes_per_file = stripes_per_file
         self._compression_level = compression_level
-        self._part = folder.with_name(folder.name + ".part")
+        self._part: Location = folder
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._stripes = 0
-        self._file: pq.ParquetWriter | None = None
-        shutil.rmtree(self._part, ignore_errors=True)
-        self._part.mkdir(parents=True)
+        self._file: FileWriter | None = None
+        if isinstance(folder, Uri):
+            folder.mkdir(parents=True)
+            (folder / UNFINISHED).write_text("")
+            _clear(folder)
+        else:
+            self._part = folder.with_name(folder.name + ".part")
+            shutil.rmtree(self._part, ignore_errors=True)
+            self._part.mkdir(parents=True)
 
     def write(self, chunk: pa.Table) -> None:
         """Add rows; columns that do not fit the schema, nulls and ids out of range raise."""
@@ -231,14 +331,22 @@ class TableWriter:
         except BaseException:  # the disk is full, say
             self.abort()
             raise
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._part.rename(self.folder)
+        if isinstance(self.folder, Uri):
+            (self.folder / UNFINISHED).unlink()
+        elif isinstance(self._part, Path):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._part.rename(self.folder)
 
     def abort(self) -> None:
-        with suppress(OSError):  # there may be no room for its footer
+        with suppress(OSError, DataError):  # there may be no room for its footer
             self._close_file()
         self._file = None
-        shutil.rmtree(self._part, ignore_errors=True)
+        if isinstance(self._part, Uri):
+            with suppress(DataError):  # else what is left says that it is unfinished
+                _clear(self._part)
+                (self._part / UNFINISHED).unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self._part, ignore_errors=True)
 
     def __enter__(self) -> TableWriter:
         return self
@@ -253,7 +361,7 @@ class TableWriter:
         rest = pa.concat_tables(self._pending) if self._pending else self._arrow.empty_table()
         if self._file is None:
             name = f"part-{self._stripes // self._stripes_per_file:05}.parquet"
-            self._file = pq.ParquetWriter(
+            self._file = FileWriter(
                 self._part / name,
                 self._arrow,
                 compression="zstd",
@@ -277,8 +385,14 @@ class TableWriter:
             self._file = None
 
 
+def _clear(folder: Uri) -> None:
+    """Remove a table's files from a folder of a store."""
+    for file in folder.glob("*.parquet"):
+        file.unlink(missing_ok=True)
+
+
 def write_table(
-    folder: Path,
+    folder: Location,
     schema: Schema,
     chunks: Iterable[pa.Table],
     *,
@@ -304,7 +418,7 @@ def _reported(
     progress(what, done, done)
 
 
-def _schema_of(file: Path, footer: pq.FileMetaData) -> Schema:
+def _schema_of(file: Location, footer: pq.FileMetaData) -> Schema:
     text = (footer.metadata or {}).get(METADATA_KEY)
     if text is None:
         raise DataError(
@@ -398,7 +512,7 @@ INTEGERS = frozenset({"INT32", "INT64"})
 PLAIN = frozenset({"NONE", "INT"})
 
 
-def _check_ids(footer: pq.FileMetaData, schema: Schema | ForeignSchema, file: Path) -> None:
+def _check_ids(footer: pq.FileMetaData, schema: Schema | ForeignSchema, file: Location) -> None:
     for group in range(footer.num_row_groups):
         ranges = id_ranges(footer, group)
         for feature in schema.sparse:

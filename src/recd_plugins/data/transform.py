@@ -14,6 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
+from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, DataError, PluginError, nearest
 from recd_plugins.sparse.features import SparseFeatures
@@ -46,6 +47,11 @@ class BatchTransform:
             (names, step if isinstance(step, RowWise | DenseStep) else RowWise(step))
             for names, step in steps
         ]
+        labels = _labels([step.name for _, step in self._steps])
+        self._labels = labels
+        self.parts = labels if dedup is None else (CONVERT, *labels)
+        """Of what it says how long it took: the converter, and each transform."""
+        self.seconds = ReadSeconds()
         self._dedup = dedup
         self.takes = frozenset() if dedup is None else _taken(dedup)
         """The features that the converter takes."""
@@ -60,12 +66,14 @@ class BatchTransform:
         """
         features, dedup, dense = batch.features, batch.dedup, batch.dense
         if self._dedup is not None and self.takes:
-            features, dedup = self._deduplicated(self._dedup, features, unjoined)
-        for names, step in self._steps:
-            if isinstance(step, DenseStep):
-                dense, features = step(dense, features)
-            else:
-                features, dedup = _on_ids(features, dedup, names, step)
+            with self.seconds.of(CONVERT):
+                features, dedup = self._deduplicated(self._dedup, features, unjoined)
+        for (names, step), label in zip(self._steps, self._labels, strict=True):
+            with self.seconds.of(label):
+                if isinstance(step, DenseStep):
+                    dense, features = step(dense, features)
+                else:
+                    features, dedup = _on_ids(features, dedup, names, step)
         return dataclasses.replace(batch, features=features, dedup=dedup, dense=dense)
 
     def of(
@@ -113,6 +121,7 @@ class DenseStep:
     def __init__(self, step: Step) -> None:
         self._transform = step.transform
         self._who = step.who
+        self.name = step.label
         before, after, made = step.before, step.after(), step.made_of_dense()
         self._made, self._part = made, step.dense_part
         self._taken = torch.tensor(
@@ -160,6 +169,14 @@ class DenseStep:
                 + (", behind dense columns: let it return a pair of both." if both else ".")
             )
         return columns, made
+
+
+def _labels(names: Sequence[str]) -> tuple[str, ...]:
+    """Each name, with its number where there are several of it."""
+    return tuple(
+        name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}"
+        for at, name in enumerate(names)
+    )
 
 
 def _places(schema: Schema) -> dict[str, range]:
@@ -268,7 +285,7 @@ def check_own(transforms: Sequence[ChosenTransform]) -> None:
 def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:
     """Each step's transform, made to run on unique samples, with the features that it takes."""
     return [
-        (step.takes, RowWise(step.on_ids, step.names if step.changes_keys else None))
+        (step.takes, RowWise(step.on_ids, step.names if step.changes_keys else None, step.label))
         for step in steps
         if not step.dense
     ]

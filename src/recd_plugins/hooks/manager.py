@@ -21,7 +21,7 @@ from typing import Any
 import pluggy
 
 from recd_plugins.additions import Addition
-from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest
+from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks import specs
 from recd_plugins.hooks.installed import changed, installed_points
 from recd_plugins.hooks.markers import PROJECT
@@ -141,7 +141,7 @@ class Catalog:
                 else nearest(name, [claim.record.name for claim in self.of(slot)])
             )
             raise RegistryError(
-                f"no enabled plugin provides {slot} {use!r}; {hint} "
+                f"no enabled plugin provides {slot} {shown(use)}; {hint} "
                 "A plugin is enabled by its name under `plugins`."
             )
         providers, first = [str(claim.provider) for claim in named], named[0].provider.owner
@@ -280,7 +280,7 @@ def _import_path(name: str, base: Path) -> ModuleType:
     file = path / "__init__.py" if path.is_dir() else path
     if not file.is_file():
         raise PluginError(
-            f"plugin {name!r}: {file} does not exist. A plugin folder holds an __init__.py "
+            f"plugin {shown(name)}: {file} does not exist. A plugin folder holds an __init__.py "
             "with hook implementations; a plugin file is a Python module."
         )
     # Through sys.path, and last on it: worker processes must find the module by its name.
@@ -308,7 +308,7 @@ def _broken(name: str, error: BaseException) -> PluginError:
 
 def _unknown(name: str, installed: dict[str, list[EntryPoint]]) -> PluginError:
     return PluginError(
-        f"plugin {name!r} is no installed entry point, module or path; "
+        f"plugin {shown(name)} is no installed entry point, module or path; "
         f"{nearest(name, installed)} Install its distribution, or write the path of a local "
         "plugin folder with a slash: ./my_plugin."
     )

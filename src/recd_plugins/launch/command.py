@@ -29,6 +29,7 @@ from recd_plugins.launch.environment import (
     rank_environment,
 )
 from recd_plugins.launch.server import ForkedProgram, RankServer
+from recd_plugins.notices import NOTICE
 
 __all__ = ["EXPLAINED", "Failure", "launch"]
 
@@ -79,7 +80,8 @@ def launch(
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
     that all ranks stop after the same step, and `stopping` is printed; the second
     kills them. Where ranks end by the first, for they have not come to where they stop by
-    themselves, KeyboardInterrupt is raised. `quiet` keeps rank 0's lines too. Ranks are forked
+    themselves, KeyboardInterrupt is raised. `quiet` keeps rank 0's lines too, but for notices,
+    which are on standard error at the end. Ranks are forked
     from `server`, if there is one; else each is an interpreter of its own. A rank that has been
     stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0: it ends
     nothing by itself.
@@ -106,6 +108,9 @@ def launch(
             if failure is not None and asked.is_set() and any(map(_interrupted, processes)):
                 print("stopped; there was nothing to save yet", file=sys.stderr, flush=True)
                 raise KeyboardInterrupt
+            if quiet and failure is None:
+                for line in processes[0].notices():
+                    print(line, file=sys.stderr, flush=True)
             return failure
     finally:
         for process in processes:
@@ -178,6 +183,12 @@ class _Rank:
         self._printed.seek(0)
         text = self._printed.read().decode(errors="replace").strip()
         return text if len(text) <= SHOWN else f"[...]{text[-SHOWN:]}"
+
+    def notices(self) -> list[str]:
+        """The lines that are for whoever started it, of those that were kept."""
+        self._printed.seek(0)
+        lines = self._printed.read().decode(errors="replace").splitlines()
+        return [line for line in lines if line.startswith(NOTICE)]
 
     def kill(self) -> None:
         """End it and the processes that it started."""

@@ -70,7 +70,10 @@ class Group:
     timeout: timedelta
 
     def join(self) -> None:
-        """Meet the others on loopback, with seeds of 0."""
+        """Meet the others on loopback, with seeds of 0; they have all joined when this returns.
+
+        So a rank that ends in the call ends no peer that is still joining: each failure is its own.
+        """
         import numpy as np
         import torch
         import torch.distributed as dist
@@ -80,13 +83,17 @@ class Group:
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
+        store = TCPStore(HOST, self.port, is_master=False, timeout=self.timeout)
         dist.init_process_group(
             "gloo",
-            store=TCPStore(HOST, self.port, is_master=False, timeout=self.timeout),
+            store=store,
             rank=self.rank,
             world_size=self.world_size,
             timeout=self.timeout,
         )
+        if store.add("joined", 1) == self.world_size:
+            store.set("all joined", "")
+        store.wait(["all joined"])
 
 
 class RanksFailed(Exception):

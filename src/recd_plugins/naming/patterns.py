@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.errors import RegistryError, nearest, shown
 
 __all__ = ["check_patterns", "fitting", "matching"]
 
@@ -36,4 +36,6 @@ def check_patterns(
     for pattern in patterns:
         if pattern != "*" and not matching([pattern], names):
             known = nearest(pattern, names)
-            raise RegistryError(f"no {kind} matches {pattern!r}; {known} {fix}".rstrip(), where)
+            raise RegistryError(
+                f"no {kind} matches {shown(pattern)}; {known} {fix}".rstrip(), where
+            )

@@ -20,9 +20,14 @@ LENGTH_BYTES = 4
 """int32, as TorchRec sends how many ids a bag has."""
 
 
-def travelling(rows: RowDistribution, bags: float) -> float:
-    """c: the chance that a bag has any of these rows: 1 - prod(1 - q / f), as if rows were drawn
-    independently."""
+def travelling(rows: RowDistribution, bags: float, first: int = 0) -> float:
+    """c: the chance that a bag has any of the rows from rank `first` on: what was counted of whole
+    bags; or, where none were, 1 - prod(1 - q / f), as if rows were drawn independently."""
+    within = rows.bags_within(first)
+    if within is not None:
+        return 1 - within
+    if first:
+        rows = rows.part(first, rows.num_rows)
     with np.errstate(divide="ignore"):
         none = float(rows.counts @ np.log1p(-np.minimum(rows.presence / bags, 1.0)))
     return float(-np.expm1(none))
@@ -49,7 +54,7 @@ def row_wise_bags(
                     which are the halves of an all-reduce
     local           3 l pB r + 2 U c f B s
     with c = 1, for TorchRec sends all bags; behind replicas that share of bags which has a row
-    without one, 1 - prod(1 - q / f) over these; and l the `load` of each rank [U], how many times
+    without one (`travelling`); and l the `load` of each rank [U], how many times
     its share of lookups it serves.
     """
     n, u = prices.cluster.n_nodes, prices.cluster.world_size

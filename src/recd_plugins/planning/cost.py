@@ -88,11 +88,15 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(**{name: mine + getattr(other, name) for name, mine in vars(self).items()})
 
+    @classmethod
+    def of_all(cls, costs: Iterable[Cost]) -> Cost:
+        """Their sum; nothing costs nothing."""
+        every = [vars(one) for one in costs]
+        return cls(**{name: sum([one[name] for one in every], 0.0) for name in NAMES})
+
     def total(self, counts: Any) -> Cost:
         """The sum over runs of `counts` [R] rows at these prices."""
-        return Cost(
-            **{field.name: float(_sum(counts, getattr(self, field.name))) for field in FIELDS}
-        )
+        return Cost(**{name: float(_sum(counts, own)) for name, own in vars(self).items()})
 
     @property
     def memory(self) -> Any:
@@ -110,7 +114,7 @@ class Cost:
         return float(sum(np.mean(getattr(self, name)) for name in COLLECTIVES))
 
 
-FIELDS = dataclasses.fields(Cost)
+NAMES = tuple(one.name for one in dataclasses.fields(Cost))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ class TableLedger:
 
     @cached_property
     def cost(self) -> Cost:
-        return sum((entry.cost for entry in self.entries.values()), Cost())
+        return Cost.of_all(entry.cost for entry in self.entries.values())
 
     @property
     def is_torchrecs(self) -> bool:
@@ -175,7 +175,7 @@ class Ledger:
 
     @cached_property
     def cost(self) -> Cost:
-        return sum((table.cost for table in self.tables.values()), Cost())
+        return Cost.of_all(table.cost for table in self.tables.values())
 
     @property
     def memory(self) -> float:
@@ -260,17 +260,17 @@ class Ledger:
         """Expected time of a step by collective, and of the rank's own work."""
         return milliseconds(self.cost, self.prices.cluster, self.calls, self.operations)
 
-    @property
+    @cached_property
     def ms(self) -> float:
         """Expected milliseconds of a step's exchange and lookups."""
         cluster, entries = self.prices.cluster, [one.entries for one in self.tables.values()]
-        home = sum((each["home"].cost for each in entries), Cost())
-        copied = (each[tier].cost for each in entries for tier in REPLICAS)
+        home = Cost.of_all(each["home"].cost for each in entries)
+        copied = Cost.of_all(each[tier].cost for each in entries for tier in REPLICAS)
         return overlapped(
             self.ms_by_collective,
             cluster,
             Lane.of(home, cluster, self.home_calls),
-            Lane.of(sum(copied, Cost()), cluster, self.replica_calls),
+            Lane.of(copied, cluster, self.replica_calls),
         )
 
 
@@ -291,7 +291,7 @@ def travelling_shares(
         taken = {name: sizes[name].replicated + sizes[name].per_node for name in names}
         if any(taken.values()):
             each = [
-                travelling(tables[name].rows.part(taken[name], tables[name].rows.num_rows), bags)
+                travelling(tables[name].rows, bags, taken[name])
                 if taken[name] and (bags := tables[name].bags)
                 else 1.0
                 for name in names
@@ -312,7 +312,7 @@ def home_cost(
         return cost + _summed(table, prices)
     rows = table.rows.part(first, table.rows.num_rows)
     if share is None:
-        share = travelling(rows, table.bags) if first else 1.0
+        share = travelling(table.rows, table.bags, first) if first else 1.0
     return row_wise_bags(
         prices,
         rows,

@@ -15,7 +15,16 @@ from recd_plugins.config.whole_file import write_whole
 from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.errors import CapabilityError, RegistryError
 
-__all__ = ["GB", "PRESETS", "Cluster", "Link", "Topology", "load_topology", "save_topology"]
+__all__ = [
+    "GB",
+    "PRESETS",
+    "Cluster",
+    "Link",
+    "Topology",
+    "load_topology",
+    "save_topology",
+    "stated",
+]
 
 GB = 1 << 30
 """Bytes of a GB, of memory and of bandwidth, as TorchRec counts them."""
@@ -130,14 +139,17 @@ PRESETS: dict[str, Topology] = {
 """What `topology: <name>` in registry.yaml means."""
 
 
-def save_topology(topology: Topology, path: Path) -> None:
-    """Write it as YAML, without what it is silent on; `topology: <path>` in registry.yaml reads
-    it."""
-    stated = dataclasses.asdict(
+def stated(topology: Topology) -> dict[str, Any]:
+    """What a topology says, as registry.yaml writes it: without what it is silent on."""
+    return dataclasses.asdict(
         topology, dict_factory=lambda items: {k: v for k, v in items if v is not None}
     )
+
+
+def save_topology(topology: Topology, path: Path) -> None:
+    """Write it as YAML; `topology: <path>` in registry.yaml reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, yaml.safe_dump(stated, sort_keys=False))
+    write_whole(path, yaml.safe_dump(stated(topology), sort_keys=False))
 
 
 def load_topology(path: Path, where: str) -> Topology:

@@ -128,12 +128,13 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks: a function of its arguments and the config alone."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
-        from torchrec.distributed.planner.proposers import GreedyProposer
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
         from torchrec.distributed.planner.storage_reservations import (
             HeuristicalStorageReservation,
         )
         from torchrec.distributed.planner.types import PlannerError
 
+        from recd_plugins.planning.torchrec_proposals import Proposals
         from recd_plugins.planning.torchrec_search import (
             BestOptions,
             OrderedEnumerator,
@@ -144,7 +145,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             torchrec_topology,
         )
 
-        best = BestOptions()
+        proposals = Proposals(world_size, self._config.search)
+        best = BestOptions(proposals)
         device = topology.device or self._device
         on = torchrec_topology(topology, world_size, device)
         sharders = self.sharders()
@@ -175,9 +177,9 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 enumerator=OrderedEnumerator(
                     topology=on, batch_size=self._batch_size, constraints=constraints
                 ),
-                proposer=[GreedyProposer(), GreedyProposer(use_depth=False)]
-                if self._config.search == "greedy"
-                else None,
+                proposer=proposals.proposers(),
+                # By its rating, a rank's time, proposals are left out.
+                performance_model=NoopPerfModel(topology=on),
                 storage_reservation=HeuristicalStorageReservation(percentage=self._config.reserve),
                 constraints=constraints,
                 stats=[best],

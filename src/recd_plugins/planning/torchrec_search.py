@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+    from recd_plugins.planning.torchrec_proposals import Proposals
+
 __all__ = [
     "BestOptions",
     "OrderedEnumerator",
@@ -136,12 +138,12 @@ def for_adapted(
 class BestOptions:
     """A TorchRec `Stats`: keeps the options that the planner found best, to say why."""
 
-    def __init__(self) -> None:
+    def __init__(self, proposals: Proposals) -> None:
         self._best: list[ShardingOption] = []
-        self._proposals = 0
+        self._proposals = proposals
 
-    def log(self, *, num_proposals: int, best_plan: list[ShardingOption], **_: Any) -> None:
-        self._best, self._proposals = best_plan, num_proposals
+    def log(self, *, best_plan: list[ShardingOption], **_: Any) -> None:
+        self._best = best_plan
 
     def text(self) -> str:
         """A line per table; times are TorchRec's estimates for the slowest shard, per step.
@@ -166,7 +168,10 @@ class BestOptions:
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        head = f"plan: cheapest of {self._proposals:,} proposals by TorchRec's performance model"
+        count, placed = len(self._proposals.compared), len(self._proposals.placed)
+        head = f"plan: cheapest of {count:,} proposals by TorchRec's performance model"
+        if placed < count:
+            head += f"; {placed:,} were placed on ranks, the others are no faster wherever they are"
         return "\n".join([head, *lines])
 
 

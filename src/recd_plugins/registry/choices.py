@@ -90,10 +90,16 @@ class Registry:
 
     @classmethod
     def load(
-        cls, registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
+        cls,
+        registry: str | Path | Mapping[str, Any],
+        overrides: Sequence[str] = (),
+        folder: Path | None = None,
     ) -> Registry:
-        """Read, override and check a registry; `RecdError` says what is wrong with it."""
-        source = Source.read(registry, overrides)
+        """Read, override and check a registry; `RecdError` says what is wrong with it.
+
+        Relative paths of plugins start from the registry's file; those of a mapping from `folder`.
+        """
+        source = dataclasses.replace(Source.read(registry, overrides), folder=folder)
         try:
             loaded = _checked(source)
         except RegistryError as error:

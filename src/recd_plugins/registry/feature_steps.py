@@ -105,6 +105,7 @@ class FeatureSteps:
                     where=where,
                     features=choice.features,
                     transform=choice.build(self._contexts.of("preprocess")),
+                    label=choice.record.name,
                 )
             )
         return chosen

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.data.preprocessing import ChosenTransform, steps_of
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import DataError, nearest
+from recd_plugins.errors import DataError, nearest, shown
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import Context
 
@@ -76,6 +76,8 @@ class TransformProgram:
             digest, version = content.pop("digest"), content["format"]
             if version != FORMAT:
                 raise DataError(f"{where}: has format {version}, but {FORMAT} is read here.")
+            for step in content["steps"]:
+                _pairs_out(step)  # an odd one is not for `transform` to meet
             program = cls(
                 plugins=tuple(content["plugins"]),
                 steps=tuple(content["steps"]),
@@ -83,8 +85,9 @@ class TransformProgram:
                 files=dict(content["files"]),
                 seed=content["seed"],
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{where}: is no program of transforms ({error!r}).") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = shown(repr(error))
+            raise DataError(f"{where}: is no program of transforms ({what}).") from error
         if program.digest != digest:
             raise DataError(f"{where}: was altered since it was written: write it again.")
         for name, wanted in program.files.items():

@@ -94,5 +94,5 @@ class TrainSettings(Config):
     """Seconds without a step, a batch of an evaluation or a checkpoint, and before the first step
     without any work, after which the job ends and says which rank hangs, and where; 0 waits for
     ever, as for a debugger."""
-    threads: Annotated[int, Range(ge=0)] = 0
+    threads: Annotated[int, Range(ge=0, le=1024)] = 0
     """CPU threads of a rank; 0 shares the cores evenly."""

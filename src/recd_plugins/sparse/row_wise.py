@@ -45,13 +45,15 @@ class RowWise:
         self,
         transform: KjtTransform,
         makes: Callable[[Sequence[str]], Sequence[str]] | None = None,
+        name: str = "",
     ) -> None:
-        """`makes`: the keys that come out of others, of a transform that changes keys."""
+        """`makes`: the keys that come out of others, of a transform that changes keys. `name`: what
+        it is called, by default as its author calls it."""
         self.transform = transform
         self._makes = makes
         self._known: dict[tuple[str, ...], list[str]] = {}
         """What `makes` answered: it is asked once, not for each batch."""
-        self.name = _name_of(transform)
+        self.name = name or _name_of(transform)
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)
         self._changes_keys: bool = makes is not None or getattr(transform, "changes_keys", False)

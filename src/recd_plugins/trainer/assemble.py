@@ -14,6 +14,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+from recd_plugins.compat.torchrec import leave_weights
 from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import Stack
@@ -46,6 +47,7 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     initialisers = table_initialisers(model)
     plan = stack.plan(model, sharders=stack.default_sharders())
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+    leave_weights(sharded)
     initialise_tables(sharded, initialisers, settings.seed)
     factory = stack.optimizer()
     dense: list[torch.optim.Optimizer] = []

@@ -24,6 +24,7 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import ELASTIC
 from recd_plugins.planning.planner_bases import agreed
@@ -135,7 +136,7 @@ class Launchers:
     def keep(self, run: Path) -> None:
         """Note in the run's folder that this job trains there."""
         if self.names:
-            _file(run).write_text(json.dumps(self.names) + "\n")
+            write_whole(_file(run), json.dumps(self.names) + "\n")
 
 
 def taken_over(checkpoint: Path, settings: TrainSettings) -> OtherRanks | None:

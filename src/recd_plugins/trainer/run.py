@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.errors import RegistryError
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.planning.planner_bases import agreed
@@ -90,6 +91,8 @@ def _begun(
         if moved:
             report.say(f"the run before is now {moved}")
         report.say(f"a new run: {settings.run}")
+        if dist.get_rank() == 0:
+            write_pins(settings.run, stack.prepare())
         samples = settings.batch_size * dist.get_world_size()
         positions = Positions(loader, settings.steps)
         checkpoints = _checkpoints(stack, samples)
@@ -115,6 +118,7 @@ def _resumed(
     checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
     watchdog.mark("the data", starting=True)
+    check_pins(settings.run, stack.prepare())
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
         watchdog.mark("the tables", starting=True)
         job = assemble(stack, device)

@@ -239,6 +239,8 @@ class Watchdog:
                     stacks += more
                     if not more and main_frames(stacks, process["thread"]):
                         break
+                if state == "T":  # or it would train on, and fail when the others end
+                    os.kill(pid, signal.SIGSTOP)
         return Standing(
             rank=rank,
             host=process["host"],

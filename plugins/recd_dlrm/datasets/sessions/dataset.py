@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -206,12 +206,8 @@ class Sessions(Dataset):
 
     @cached_property
     def _label(self) -> LabelModel:
-        """Calibrated to a pilot of samples, drawn by the laws of all others."""
         config = self.config
-        label = LabelModel(config.label, config.features, config.dense, config.seed)
-        _, weights, dense = self._draw(self._pilot(), label)
-        label.calibrate(weights, dense)
-        return label
+        return _calibrated(config.label, config.features, config.dense, config.seed)
 
     def _score(self, part: Slice) -> Scored:
         columns, weights, dense = self._draw(part, self._label)
@@ -257,6 +253,14 @@ class Sessions(Dataset):
             values[2 * pair + 1] = radius * np.sin(angle)
         return values[: self.config.dense]
 
+    def calibrated(self) -> LabelModel:
+        """The label's model, calibrated to a pilot of samples that are drawn as all others."""
+        config = self.config
+        label = LabelModel(config.label, config.features, config.dense, config.seed)
+        _, weights, dense = self._draw(self._pilot(), label)
+        label.calibrate(weights, dense)
+        return label
+
     def _pilot(self) -> Slice:
         """Independent first samples."""
         zeros = np.zeros(PILOT_SAMPLES, np.int64)
@@ -266,6 +270,16 @@ class Sessions(Dataset):
             timestamps=zeros,
             versions=dict.fromkeys(self._stream.change_rates, zeros),
         )
+
+
+@lru_cache(maxsize=32)
+def _calibrated(
+    label: LabelConfig, features: tuple[FeatureConfig, ...], dense: int, seed: int
+) -> LabelModel:
+    """Once for all datasets that differ in nothing else: the pilot takes longer to draw than a
+    thousand rows."""
+    config = SessionsConfig(label=label, features=features, dense=dense, seed=seed)
+    return Sessions(config).calibrated()
 
 
 def _distinct(part: Slice, versions: I64) -> tuple[I64, I64]:

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recd_dlrm.datasets.flat_columns import I64, id_lists
 from recd_dlrm.datasets.random import RowsConfig
@@ -195,7 +194,7 @@ def _column(path: Path, column: str, limit: int) -> I64:
     table.schema.feature(column)
     parts: list[I64] = []
     for stripe in table.stripes:
-        rows = pq.ParquetFile(stripe.file).read_row_group(stripe.group, [column])
+        rows = table.opened(stripe.file).read_row_group(stripe.group, [column])
         parts.append(rows[column].combine_chunks().flatten().to_numpy())
         limit -= len(parts[-1])
         if limit <= 0:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from recd_dlrm.datasets.flat_columns import F64, I64
 from recd_plugins.api import DataError
+from recd_plugins.api.data import whole_file
 
 __all__ = ["StackProfile", "SyntheticTrace", "adjusted_floor", "generate", "hit_curve", "profile"]
 
@@ -69,7 +70,8 @@ class StackProfile:
             "distances": self.distances,
             "probabilities": self.probabilities,
         }
-        pq.write_table(pa.table({name: [values] for name, values in columns.items()}), path)
+        with whole_file(path) as part:
+            pq.write_table(pa.table({name: [values] for name, values in columns.items()}), part)
 
     @classmethod
     def load(cls, path: Path) -> StackProfile:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.config.what_is import no_file
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, shown
 
 __all__ = ["ForeignFile", "Format", "foreign_files"]
 
@@ -139,6 +139,8 @@ def foreign_file(
     path: Path, delimiter: str | None = None, header: bool | None = None
 ) -> ForeignFile:
     """What one file is."""
+    if delimiter is not None:
+        _check_delimiter(delimiter)
     head, compression = _head(path)
     if not head.strip():
         raise DataError(f"{path}: the file is empty. Take it out, or fetch it again.")
@@ -268,6 +270,14 @@ def _text(
         start=bom + len(text[:line].encode()),
         renamed=renamed,
     )
+
+
+def _check_delimiter(delimiter: str) -> None:
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\n\r\0':
+        raise DataError(
+            f"delimiter {shown(delimiter)}: fields are parted by one character of ASCII, no quote "
+            "and no line's end, as ',' or '\\t'."
+        )
 
 
 def _delimiter(path: Path, text: str) -> str:

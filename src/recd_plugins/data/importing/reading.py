@@ -329,10 +329,18 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
         )
     except pa.ArrowInvalid as error:
         raise _located(block, str(error)) from None
+    return _with_lists(table, block, columns, read_as)
+
+
+def _with_lists(
+    table: pa.Table, block: Block, columns: Sequence[str], read_as: ColumnTypes
+) -> pa.Table:
+    """The table, the texts of columns that are lists split into these."""
     for name, separator in read_as.parted.items():
         if name in columns:
+            kind = read_as.types.get(name, pa.string())
             try:
-                lists = split_texts(table[name], separator, types[name])
+                lists = split_texts(table[name], separator, kind)
             except pa.ArrowInvalid as error:
                 raise Misfit(f"{block.where}: column {name!r}: {error}", name) from None
             table = table.set_column(columns.index(name), name, lists)
@@ -392,9 +400,15 @@ def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
 
 def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
     content = block.content
-    schema = pa.schema([(name, read_as.types.get(name, pa.string())) for name in columns])
+    text = pa.string()
+    schema = pa.schema(
+        [
+            (name, text if name in read_as.parted else read_as.types.get(name, text))
+            for name in columns
+        ]
+    )
     try:
-        return pa.json.read_json(
+        table = pa.json.read_json(
             pa.BufferReader(content),
             pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
             pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
@@ -406,3 +420,4 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
         name = re.search(r"Column\(/?([^)/]+)", message)
         reason = f"{where}: {message}. Mend this line, or take it out."
         raise (Misfit(reason, name[1]) if name else DataError(reason)) from None
+    return _with_lists(table, block, columns, read_as)

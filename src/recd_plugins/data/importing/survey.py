@@ -256,7 +256,7 @@ def _typed(sample: pa.Table, file: ForeignFile) -> _Typed:
     nulls: dict[str, None] = dict.fromkeys(NULLS)
     for name in file.names:
         column = sample[name] if name in sample.column_names else pa.chunked_array([[]], pa.null())
-        if file.format == "text":
+        if file.format != "parquet" and pa.types.is_string(column.type):
             separator = " " if name in file.lists else _separator(column)
             if scored := _scored_separator(column):
                 parted[name] = scored
@@ -264,7 +264,7 @@ def _typed(sample: pa.Table, file: ForeignFile) -> _Typed:
             elif separator:
                 parted[name] = separator
                 column = _lists(column, separator)
-            else:
+            elif file.format == "text":
                 column, spelled = _numbers_or_times(column)
                 nulls.update(dict.fromkeys(spelled))
         columns[name] = column
@@ -322,7 +322,7 @@ def _separator(texts: pa.ChunkedArray) -> str:
     present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
     if not len(present):
         return ""
-    brackets = pc.all(pc.match_substring_regex(present, r"^\[.*\]$")).as_py()
+    brackets = _all_match(present, r"^\[.*\]$")
     bare = pc.utf8_trim(present, "[]") if brackets else present
     for separator in SEPARATORS:
         escaped = "\\" + separator if separator == "|" else separator
@@ -332,9 +332,17 @@ def _separator(texts: pa.ChunkedArray) -> str:
         if brackets:
             element = r"[^,]*"
         pattern = f"^({element}({escaped}{element})*)?$"
-        if several >= 0.2 and pc.all(pc.match_substring_regex(bare, pattern)).as_py():
+        if several >= 0.2 and _all_match(bare, pattern):
             return separator
     return "," if brackets else ""
+
+
+def _all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
+    """Whether a pattern fits all texts; where it does not, one of the first mostly says so."""
+    return all(
+        bool(pc.all(pc.match_substring_regex(some, pattern)).as_py())
+        for some in (texts.slice(0, 100), texts)
+    )
 
 
 def _scored_separator(texts: pa.ChunkedArray) -> str:
@@ -345,7 +353,7 @@ def _scored_separator(texts: pa.ChunkedArray) -> str:
     for separator in SEPARATORS:
         escaped = "\\" + separator if separator == "|" else separator
         pattern = f"^({SCORED}({escaped}{SCORED})*)?$"
-        if pc.all(pc.match_substring_regex(bare, pattern)).as_py():
+        if _all_match(bare, pattern):
             marks = (separator, ".") if separator == SEPARATORS[0] else (separator,)
             if any(pc.any(pc.match_substring(bare, mark)).as_py() for mark in marks):
                 return separator

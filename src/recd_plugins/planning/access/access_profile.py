@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from recd_plugins.planning.access.counting import (
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.forecast import FOLDS
 from recd_plugins.planning.access.lookups import batch_lookups
+from recd_plugins.planning.access.whole_bags import SampledBags
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+WITH_BAGS = SCHEMA.append(pa.field("whole_bags", pa.large_list(pa.float64())))
+"""What is written; older profiles lack it."""
 NONE = np.empty(0, np.int64)
 
 
@@ -52,6 +55,8 @@ class Counted:
 
     num_rows: int
     features: tuple[str, ...]
+    bags: bool = False
+    """Whether rows are summed bag by bag, so that it counts which bags are hot as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ class Profile:
 
     def save(self, path: Path) -> None:
         """One Arrow IPC file: a row per distribution, its runs as lists."""
-        schema = SCHEMA.with_metadata(
+        schema = WITH_BAGS.with_metadata(
             {
                 METADATA_KEY: json.dumps(
                     {"samples": self.samples, "batch_size": self.batch_size}
@@ -84,7 +89,7 @@ class Profile:
             pa.array([rows.error for rows in each], pa.float64()),
             *(
                 pa.array([getattr(rows, name) for rows in each], schema.field(name).type)
-                for name in ("counts", "p", "presence", "ids", "uncertainty")
+                for name in ("counts", "p", "presence", "ids", "uncertainty", "whole_bags")
             ),
         ]
         write_arrow(path, pa.table(columns, schema=schema))
@@ -97,7 +102,9 @@ class Profile:
         )
         try:
             metadata = json.loads(table.schema.metadata[METADATA_KEY])
-            rows = {}
+            rows, with_bags = {}, "whole_bags" in table.column_names
+            if with_bags and table.schema.field("whole_bags").type != pa.large_list(pa.float64()):
+                raise ValueError("whole_bags is of another type")
             for at in range(len(table)):
                 name = table["name"][at].as_py()
                 rows[name] = RowDistribution(
@@ -107,6 +114,7 @@ class Profile:
                     ids=_known(table["ids"][at]),
                     error=table["error"][at].as_py(),
                     uncertainty=_known(table["uncertainty"][at]),
+                    whole_bags=_known(table["whole_bags"][at]) if with_bags else None,
                 )
                 _check_ids(name, rows[name])
             size = int(metadata.get("batch_size", 0))
@@ -135,6 +143,8 @@ class Tally:
     in_order: bool = False
     """Whether these are the first batches of loaders that have them in their own order alone."""
     counters: dict[str, Counter] = field(init=False)
+    bags: dict[str, SampledBags] = field(init=False)
+    """Some bags of the tables that are summed."""
     no_row: dict[str, int] = field(default_factory=dict)
     """How many ids were of no row of the table, where there were any: they are not counted. In
     training TorchRec looks up another row for each, as do tiers."""
@@ -142,6 +152,7 @@ class Tally:
     def __post_init__(self) -> None:
         rows = {name: part.num_rows for name, part in self.counted.items()}
         self.counters = counters(rows, exact_rows=self.exact_rows)
+        self.bags = {name: SampledBags() for name, part in self.counted.items() if part.bags}
 
     def add(
         self, batches: Iterable[Any], features: FeaturesOf | None = None, *, expected: int = 0
@@ -172,6 +183,10 @@ class Tally:
                 self.no_row[name] = self.no_row.get(name, 0) + int(np.count_nonzero(~row))
                 ids = ids[row]
             self.counters[name].add(ids, size, fold)
+            if name in self.bags:
+                for feature in part.features:
+                    bags = lookups[feature], lookups.lengths[feature]
+                    self.bags[name].add(*bags, part.num_rows, fold)
 
     def merge(self, other: Tally) -> None:
         """Take over what was counted of other batches of the same epoch; its counters are given
@@ -179,6 +194,8 @@ class Tally:
         self.samples += other.samples
         self.batch_size = self.batch_size or other.batch_size
         self.epoch = max(self.epoch, other.epoch)
+        for name, bags in other.bags.items():
+            self.bags[name].merge(*bags.state())
         for name, ids in other.no_row.items():
             self.no_row[name] = self.no_row.get(name, 0) + ids
         if not any(counter.samples for counter in self.counters.values()):
@@ -221,17 +238,22 @@ class Tally:
                 "profile: there are no batches to count: the train split, or the trainer's "
                 "loader, is empty."
             )
-        rows = {
-            name: distribution(
-                self.counters.pop(name),
-                part.num_rows,
-                sample=True,
-                counted_share=share,
-                in_order=self.in_order,
-            )
-            for name, part in self.counted.items()
-        }
+        rows = {name: self._rows(name, share) for name in self.counted}
         return Profile(rows=rows, samples=self.samples, batch_size=self.batch_size)
+
+    def _rows(self, name: str, share: float) -> RowDistribution:
+        counter = self.counters.pop(name)
+        rows = distribution(
+            counter,
+            self.counted[name].num_rows,
+            sample=True,
+            counted_share=share,
+            in_order=self.in_order,
+        )
+        exact = counter if isinstance(counter, RowCounter) else counter.exact
+        if exact is None or name not in self.bags:
+            return rows
+        return replace(rows, whole_bags=self.bags[name].whole(exact, share))
 
 
 def profile_batches(

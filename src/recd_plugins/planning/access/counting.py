@@ -68,6 +68,34 @@ class RowCounter:
         self._batches[fold] += 1
         self._samples[fold] += samples
 
+    @property
+    def folds(self) -> int:
+        """How many folds have samples."""
+        return int(np.count_nonzero(self._samples))
+
+    @property
+    def runs(self) -> int:
+        """R of `distribution`."""
+        seen = _of_rows(self.counted)
+        return len(np.unique(seen[1])) + int(seen.shape[1] < self.num_rows)
+
+    def lookups_of(self, ids: Integers, folds: Integers) -> tuple[Floats, Floats]:
+        """The lookups of some rows: those that were counted; and those that would have been if all
+        folds were like those that are not the given one's, which each comes with."""
+        pairs, lookups, _ = self.counted
+        seen = _of_rows(self.counted)
+        every = _found(seen[0], seen[1], ids)
+        folds = folds - folds % self._joined
+        own = _found(pairs, lookups, ids * FOLDS + folds)
+        others = self.samples - self._samples[folds]
+        return every, (every - own) * self.samples / np.maximum(others, 1)
+
+    def runs_of(self, lookups: Floats) -> Integers:
+        """Which run of `distribution` rows of so many lookups are in, each."""
+        each = np.unique(_of_rows(self.counted)[1])[::-1].astype(np.float64)
+        found: Integers = np.searchsorted(-each, -lookups, side="left")
+        return np.minimum(found, self.runs - 1)
+
     def state(self) -> tuple[Integers, tuple[int, ...]]:
         """[3, P] and numbers, for `merge` of a counter of the same table."""
         counted = self.counted
@@ -178,6 +206,14 @@ class RowCounter:
         return FoldCounts(
             rows=rows, folds=folds, lookups=lookups, holding=holding, samples=self._samples
         )
+
+
+def _found(keys: Integers, values: Integers, wanted: Integers) -> Floats:
+    """The value of each key that is wanted, of ascending ones; 0 where there is none."""
+    if not len(keys):
+        return np.zeros(len(wanted))
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[at] == wanted, values[at], 0).astype(np.float64)
 
 
 def _of_rows(pairs: Integers) -> Integers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,9 @@ class RowDistribution:
     uncertainty: Floats | None = None
     """[R] how far off `coverage` may be at the end of each run, where p is a forecast: the share
     that is served should lie within in nine of ten cases."""
+    whole_bags: Floats | None = None
+    """[R + 1] the share of bags, as they are summed, whose every row is before run r; first that of
+    bags without any. None where bags were not counted: rows are taken as drawn one by one then."""
     _by_rank: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
     """What `by_rank` found, by number of ranks."""
 
@@ -59,6 +62,12 @@ class RowDistribution:
             raise DataError(f"rows: {len(self.ids)} ids are named of {self.num_rows} rows.")
         if self.uncertainty is not None and self.uncertainty.shape != self.counts.shape:
             raise DataError("rows: uncertainty must be [R], as counts are.")
+        if self.whole_bags is not None:
+            whole = self.whole_bags
+            if whole.shape != (len(self.counts) + 1,) or not np.all((whole >= 0) & (whole <= 1)):
+                raise DataError("rows: whole_bags must be [R + 1] shares.")
+            if np.any(np.diff(whole) < 0):
+                raise DataError("rows: whole_bags must rise from run to run.")
 
     @classmethod
     def of(
@@ -110,6 +119,14 @@ class RowDistribution:
             wide = off if np.ndim(rows) else float(off)
         low, high = np.maximum(share - wide, 0.0), np.minimum(share + wide, 1.0)
         return (low, high) if np.ndim(rows) else (float(low), float(high))
+
+    def bags_within(self, rows: int) -> float | None:
+        """The share of bags whose every row is one of the `rows` hottest, where bags were
+        counted."""
+        if self.whole_bags is None:
+            return None
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
+        return float(np.interp(rows, ends, self.whole_bags))
 
     def part(self, first: int, last: int) -> RowDistribution:
         """The rows from rank `first` (0 is the hottest) up to, and without, rank `last`."""
@@ -165,7 +182,7 @@ class RowDistribution:
         """The distribution after session dedup, by a DedupeFactor >= 1 that all rows share."""
         if factor < 1:
             raise DataError(f"rows: a DedupeFactor is 1 or more, but is {factor}.")
-        return RowDistribution.of(
+        found = RowDistribution.of(
             self.counts,
             self.p / factor,
             self.presence / factor,
@@ -173,6 +190,7 @@ class RowDistribution:
             self.error / factor,
             self.uncertainty,
         )
+        return replace(found, whole_bags=self.whole_bags)
 
     def hottest(self, rows: int) -> Integers:
         """The ids of the `rows` hottest rows; `DataError` where they are not known.

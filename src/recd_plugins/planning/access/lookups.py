@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+    from recd_plugins.sparse.jagged import WeightedJagged
     from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
@@ -28,7 +29,9 @@ class BatchLookups:
 
     samples: int
     ids: Mapping[str, Integers]
-    """The ids of each feature, in any order; of unique samples where it has such."""
+    """The ids of each feature, bag after bag; of unique samples where it has such."""
+    lengths: Mapping[str, Integers]
+    """How many of them each bag has."""
 
     def __getitem__(self, feature: str) -> Integers:
         if feature not in self.ids:
@@ -47,7 +50,9 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
     """
     each = [_lookups(part) for part in _parts(batch, features)]
     return BatchLookups(
-        max(one.samples for one in each), {key: ids for one in each for key, ids in one.ids.items()}
+        max(one.samples for one in each),
+        {key: ids for one in each for key, ids in one.ids.items()},
+        {key: lengths for one in each for key, lengths in one.lengths.items()},
     )
 
 
@@ -135,15 +140,27 @@ def _lookups(part: Any) -> BatchLookups:
     if isinstance(part, PartialInverseKeyedJaggedTensor):
         part = part.to_ikjt()
     if isinstance(part, InverseKeyedJaggedTensor):
-        unique = {key: _ids(rows.values) for key, rows in part.parts().items()}
-        return BatchLookups(part.inverse_lookup.shape[1], unique)
+        return _of_rows(part.inverse_lookup.shape[1], part.parts())
     if isinstance(part, SparseFeatures):
-        rows = part.rows.items()
-        return BatchLookups(part.stride(), {key: _ids(one.values) for key, one in rows})
+        return _of_rows(part.stride(), part.rows)
     kjt: KeyedJaggedTensor = maybe_td_to_kjt(part)
     ids, offsets = _ids(kjt.values()), kjt.offset_per_key()
     ends = zip(kjt.keys(), offsets, offsets[1:], strict=False)
-    return BatchLookups(_samples(kjt), {key: ids[start:end] for key, start, end in ends})
+    bags = np.cumsum([0, *kjt.stride_per_key()]).tolist()
+    lengths = _ids(kjt.lengths())
+    return BatchLookups(
+        _samples(kjt),
+        {key: ids[start:end] for key, start, end in ends},
+        {key: lengths[a:b] for key, a, b in zip(kjt.keys(), bags, bags[1:], strict=False)},
+    )
+
+
+def _of_rows(samples: int, rows: Mapping[str, WeightedJagged]) -> BatchLookups:
+    return BatchLookups(
+        samples,
+        {key: _ids(one.values) for key, one in rows.items()},
+        {key: _ids(one.lengths) for key, one in rows.items()},
+    )
 
 
 def _samples(kjt: KeyedJaggedTensor) -> int:

@@ -95,6 +95,12 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
         _send_numbers(np.array(numbers), to, group)
         if counts.size:
             _send_numbers(counts, to, group)
+    for bags in tally.bags.values():
+        parts = bags.state()
+        _send_numbers(np.array([len(part) for part in parts]), to, group)
+        for part in parts:
+            if len(part):
+                _send_numbers(part, to, group)
 
 
 def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
@@ -108,6 +114,13 @@ def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
         shape = kinds, length
         received = _receive_numbers(shape, source, group) if length else np.empty(shape, np.int64)
         counter.merge(received, tuple(numbers))
+    for bags in tally.bags.values():
+        lengths = _receive_numbers((3,), source, group).tolist()
+        ids, long, folds = (
+            _receive_numbers((size,), source, group) if size else np.empty(0, np.int64)
+            for size in lengths
+        )
+        bags.merge(ids, long, folds)
 
 
 def _send_numbers(numbers: Integers, to: int, group: ProcessGroup) -> None:

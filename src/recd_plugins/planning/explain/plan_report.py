@@ -378,13 +378,13 @@ def _stays(
         cost = priced.total(row.counts)
         return float(marginal_ms(cost, prices.cluster)), cost.memory
     # A bag's sum is spared with the last of its rows: this one may be that.
-    rows, total = profiled.rows, profiled.rows.num_rows
+    rows = profiled.rows
     home, left = (
         home_cost(
             profiled,
             dataclasses.replace(sizes, replicated=first, per_node=0),
             prices,
-            travelling(rows.part(first, total), profiled.bags),
+            travelling(rows, profiled.bags, first),
         ).mean
         for first in (taken, taken + 1)
     )

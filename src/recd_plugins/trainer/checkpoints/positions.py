@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,11 @@ class Positions:
         """The loader's state after the last trained batch."""
         self.waited = 0.0
         """Seconds in which the loader was waited for."""
+
+    @property
+    def read_seconds(self) -> Mapping[str, float]:
+        """Seconds of each part of reading so far; none where the loader does not say it."""
+        return getattr(self._loader, "read_seconds", {})
 
     def _endless(self) -> Iterator[Batch]:
         while True:

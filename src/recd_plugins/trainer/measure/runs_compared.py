@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recd_plugins.data.read_seconds import PARTS as READING
 from recd_plugins.errors import DataError
 from recd_plugins.trainer.measure.beside import Beside, why_parted
 from recd_plugins.trainer.measure.breakdown import PARTS
@@ -25,6 +26,7 @@ __all__ = [
     "draw_curves",
     "page",
     "read_run",
+    "reading",
     "row",
     "spread",
 ]
@@ -41,6 +43,7 @@ COLUMNS = {
     "collectives_mib": "all collectives, MiB a rank and step",
     "all_to_all_mib": "of them all-to-all",
     "peak_memory_mib": "peak memory, MiB",
+    "reading_ms": "reading a batch, ms",
 }
 """What `row` says of a run, in words."""
 
@@ -128,7 +131,13 @@ def row(run: RunLog) -> dict[str, float | None]:
         "collectives_mib": sum(every) / 2**20 if every else None,
         "all_to_all_mib": sum(moved.values()) / 2**20 if moved else None,
         "peak_memory_mib": cost.get("peak_memory_mib"),
+        "reading_ms": sum(reading(run).values()) or None,
     }
+
+
+def reading(run: RunLog) -> dict[str, float]:
+    """The milliseconds of each part of reading a batch, where the loader tells them."""
+    return dict((run.summary.get("cost") or {}).get("reading_ms") or {})
 
 
 def spread(run: RunLog) -> dict[str, tuple[float, float]]:
@@ -217,6 +226,7 @@ def _page(runs: Sequence[RunLog], title: str) -> Iterator[str]:
         yield "<h2>Collectives</h2>"
         yield "<p>MiB that a rank hands over in a step, mean over the ranks.</p>"
         yield _svg(lambda figure: _bars(figure, moved, ways), 9, 0.9 + 0.45 * len(moved))
+    yield from _reading(runs)
     yield from _forecasts(runs)
     parts = {run.name: run.summary["parts_ms"] for run in runs if run.summary.get("parts_ms")}
     if parts:
@@ -234,6 +244,26 @@ def _moved(run: RunLog) -> dict[str, float]:
             way = f"all-to-all, {phase}" if to == "all_to_all" else to.replace("_", "-")
             found[way] = found.get(way, 0.0) + size / 2**20
     return found
+
+
+def _reading(runs: Sequence[RunLog]) -> Iterator[str]:
+    """What each part of reading a batch takes."""
+    found = {run.name: reading(run) for run in runs if reading(run)}
+    if not found:
+        return
+    parts = list(dict.fromkeys(part for one in found.values() for part in one))
+    words = "; ".join(f"<b>{part}</b> {_text(READING[part])}" for part in READING)
+    yield "<h2>Reading a batch</h2>"
+    yield f"<p>Milliseconds of whoever reads, beside the step or in it: {words}; the others are "
+    yield "transforms, by name.</p><table><tr><th>run</th>"
+    yield from (f"<th>{_text(part)}</th>" for part in parts)
+    yield "</tr>"
+    for name, one in found.items():
+        cells = "".join(
+            f"<td>{one[part]:,.2f}</td>" if part in one else "<td></td>" for part in parts
+        )
+        yield f"<tr><td>{_text(name)}</td>{cells}</tr>"
+    yield "</table>"
 
 
 def _forecasts(runs: Sequence[RunLog]) -> Iterator[str]:

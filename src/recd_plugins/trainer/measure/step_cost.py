@@ -48,6 +48,9 @@ class StepCost:
     """The peak of the rank that needed most, so far."""
     traffic: Traffic = field(default_factory=dict)
     """Bytes that a rank hands to each collective; mean over the ranks, of a sampled step."""
+    reading_ms: Mapping[str, float] = field(default_factory=dict)
+    """Milliseconds of each part of reading a step's batch, of whoever does it, beside the step or
+    in it; mean over them and over the ranks. Empty where the loader does not say it."""
 
     @property
     def seconds(self) -> float:
@@ -65,6 +68,12 @@ class StepCost:
             parts.append(f"dedupe factor {self.dedupe_factor:.2f}")
         parts.append(f"peak memory {self.peak_memory_mib:,.0f} MiB")
         return f"a step: {'; '.join(parts)}"
+
+    def reading(self) -> str:
+        """What reading a batch takes, part by part."""
+        whole = sum(self.reading_ms.values())
+        each = ", ".join(f"{part} {value:,.2f}" for part, value in self.reading_ms.items())
+        return f"reading a batch: {whole:,.2f} ms of whoever reads: {each}"
 
 
 class CostMeter(Callback):
@@ -109,6 +118,7 @@ class CostMeter(Callback):
         self._steps = 0
         self._seconds = 0.0
         self._waited = self._positions.waited
+        self._read = dict(self._positions.read_seconds)
         self._traffic: Traffic | None = None
         self._factor: float | None = None
 
@@ -146,6 +156,8 @@ class CostMeter(Callback):
         cost = self._so_far.mean()
         if cost is not None:
             training.say(str(cost))
+            if cost.reading_ms:
+                training.say(cost.reading())
         rates = sorted(self._rates)
         summary["samples_per_second"] = rates[len(rates) // 2] if rates else 0
         summary["peak_memory_mib"] = cost.peak_memory_mib if cost else 0.0
@@ -156,6 +168,7 @@ class CostMeter(Callback):
             "steps": self._steps,
             "seconds": self._seconds,
             "waited": self._positions.waited - self._waited,
+            "read": self._unreported(),
             "traffic": self._traffic,
             "factor": self._factor,
             "sampled_from": self._sampled.start,
@@ -164,8 +177,15 @@ class CostMeter(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps, self._seconds = state["steps"], state["seconds"]
         self._waited = self._positions.waited - state["waited"]
+        read = self._positions.read_seconds
+        self._read = {part: read[part] - state.get("read", {}).get(part, 0.0) for part in read}
         self._traffic, self._factor = state["traffic"], state["factor"]
         self._sampled = range(state["sampled_from"], self._sampled.stop)
+
+    def _unreported(self) -> dict[str, float]:
+        """Seconds of each part of reading since the last cost."""
+        read = self._positions.read_seconds
+        return {part: seconds - self._read.get(part, 0.0) for part, seconds in read.items()}
 
     def close(self) -> None:
         if self._counter is not None:
@@ -179,12 +199,14 @@ class CostMeter(Callback):
             torch.cuda.synchronize(self._device)
         self._seconds += time.perf_counter() - began
         traffic = self._traffic or {}
+        reading = self._unreported()
         mine = torch.tensor(
             [
                 self._seconds / max(1, self._steps),
                 (self._positions.waited - self._waited) / max(1, self._steps),
                 math.nan if self._factor is None else self._factor,
                 self._memory.peak(),
+                *(seconds / max(1, self._steps) for seconds in reading.values()),
                 *(traffic.get(to, {}).get(phase, 0) for to, phase in _ROUTES),
             ],
             dtype=torch.float64,
@@ -193,7 +215,8 @@ class CostMeter(Callback):
         ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(ranks, mine)
         every = torch.stack(ranks).cpu()
-        seconds, waited, factor, _, *routes = every.mean(0).tolist()
+        seconds, waited, factor, _, *others = every.mean(0).tolist()
+        read, routes = others[: len(reading)], others[len(reading) :]
         found: dict[str, dict[str, float]] = {}
         for (collective, phase), size in zip(_ROUTES, routes, strict=True):
             if size:
@@ -207,11 +230,14 @@ class CostMeter(Callback):
             dedupe_factor=None if math.isnan(factor) else factor,
             peak_memory_mib=float(every[:, 3].max()) / 2**20,
             traffic=found,
+            reading_ms={part: 1e3 * one for part, one in zip(reading, read, strict=True)},
         )
 
 
 def _cost_of(line: Mapping[str, Any]) -> StepCost:
-    return StepCost(**{one.name: line[one.name] for one in dataclasses.fields(StepCost)})
+    """A line without what older runs did not measure."""
+    names = [one.name for one in dataclasses.fields(StepCost)]
+    return StepCost(**{name: line[name] for name in names if name in line})
 
 
 def mean_cost(costs: Sequence[StepCost]) -> StepCost | None:
@@ -232,6 +258,8 @@ class _CostSoFar:
         self._factors, self._factor = 0, 0.0
         self._sampled = 0
         self._bytes: dict[tuple[str, str], float] = {}
+        self._reading: dict[str, float] = {}
+        self._reading_steps = 0
 
     def add(self, cost: StepCost) -> None:
         self._times.append(cost.step_ms)
@@ -241,6 +269,10 @@ class _CostSoFar:
         if cost.dedupe_factor is not None:
             self._factors += 1
             self._factor += cost.dedupe_factor
+        if cost.reading_ms:
+            self._reading_steps += cost.steps
+        for part, value in cost.reading_ms.items():
+            self._reading[part] = self._reading.get(part, 0.0) + value * cost.steps
         if cost.traffic:
             self._sampled += 1
         for to, phases in cost.traffic.items():
@@ -261,6 +293,7 @@ class _CostSoFar:
             dedupe_factor=self._factor / self._factors if self._factors else None,
             peak_memory_mib=self._peak,
             traffic=traffic,
+            reading_ms={part: value / self._reading_steps for part, value in self._reading.items()},
         )
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import resource
 import signal
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -20,6 +18,7 @@ from typing import Any
 
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.notices import hide_warnings
 
 __all__ = ["OUT_OF_MEMORY", "trial"]
 
@@ -142,9 +141,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
-    warnings.filterwarnings("ignore")
-    for chatty in ("torchrec", "torch.fx"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    hide_warnings()
     try:
         found = trial(
             arguments.registry,

@@ -1,0 +1,96 @@
+"""All suites, one after another; what they find is kept, and RESULTS.md is drawn anew.
+
+    python -m benchmarks [--quick] [--only SUITE...] [--list] [--draw] [-- ARGUMENT...]
+
+Each suite is a process of its own. Its figures go to `benchmarks/results/`, a dated file with the
+conditions that they were measured in; nothing is overwritten. A suite that fails is named at the
+end, and the others are kept. What follows `--` is for the suites themselves: a run of some of a
+suite's settings renews their figures alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import time
+
+from benchmarks.kept import KeptResult
+from benchmarks.pages import draw
+from benchmarks.suites import SUITES, Suite
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
+    parser.add_argument("--only", nargs="+", metavar="SUITE", help="these suites alone")
+    parser.add_argument("--list", action="store_true", help="which suites there are")
+    parser.add_argument("--draw", action="store_true", help="draw the pages and measure nothing")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="for the suites")
+    options = parser.parse_args()
+    if options.list:
+        for suite in SUITES:
+            print(f"{suite.name:20} {suite.minutes:3.0f} min  {suite.about}")
+        return
+    if not options.draw:
+        failed = measured(_chosen(options.only), options.quick, options.arguments)
+    draw()
+    if not options.draw and failed:
+        raise SystemExit(f"error: {', '.join(failed)} failed; what it printed is above.")
+
+
+def measured(suites: list[Suite], quick: bool, arguments: list[str]) -> list[str]:
+    """Run and keep them; the names of those that failed."""
+    failed = []
+    for number, suite in enumerate(suites, 1):
+        print(f"{number} of {len(suites)}: {suite.name}, {suite.about}", flush=True)
+        began = time.monotonic()
+        command = [sys.executable, "-m", f"benchmarks.{suite.module}", *suite.arguments, "--json"]
+        command += [*(suite.quick if quick else ()), *arguments]
+        run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if run.returncode:
+            failed.append(suite.name)
+            continue
+        path = _result(suite, json.loads(run.stdout.splitlines()[-1])).write()
+        print(f"  {time.monotonic() - began:,.0f} s; kept as {path.name}", flush=True)
+    return failed
+
+
+def _chosen(names: list[str] | None) -> list[Suite]:
+    if unknown := sorted(set(names or ()) - {suite.name for suite in SUITES}):
+        have = ", ".join(suite.name for suite in SUITES)
+        raise SystemExit(f"error: no suite is named {', '.join(unknown)}: there are {have}.")
+    return [suite for suite in SUITES if names is None or suite.name in names]
+
+
+def _result(suite: Suite, printed: dict[str, object]) -> KeptResult:
+    now = datetime.datetime.now(datetime.UTC)
+    conditions = printed["conditions"]
+    assert isinstance(conditions, dict)
+    figures = printed["figures"]
+    assert isinstance(figures, list)
+    return KeptResult(
+        suite=suite.name,
+        date=f"{now:%Y-%m-%d}",
+        commit=_commit(),
+        conditions={"time": f"{now:%H:%M}", **conditions},
+        figures=figures,
+    )
+
+
+def _commit() -> str:
+    head = _git("rev-parse", "--short=9", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "src", "plugins")
+    return head + "+" * bool(changed)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""RESULTS.md and README's table, drawn from the results that are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.kept import KeptFigure, KeptResult, histories, kept_results, noise
+from benchmarks.suites import SUITES, Suite
+
+__all__ = ["HEADLINES", "Headline", "draw", "headline_rows", "results_page"]
+
+ROOT = Path(__file__).parents[1]
+PAGE, README = ROOT / "RESULTS.md", ROOT / "README.md"
+ABOUT = """\
+`python -m benchmarks` draws this page from the files of [benchmarks/results](benchmarks/results).
+They have every figure with its conditions: machine, versions, load, seed, commit. Both sides of a
+figure are measured in one run; a figure is the median of its rounds, its spread their interquartile
+range. `python -m benchmarks.compare COMMIT COMMIT` says what got slower beyond noise."""
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """A row of README."""
+
+    what: str
+    """In a reader's words."""
+    suite: str
+    figure: str
+    """Its name among the suite's figures, or how that begins."""
+
+
+HEADLINES = (
+    Headline(
+        what="RM1 at a sixth of its sizes on two ranks, plain TorchRec",
+        suite="demo",
+        figure="RM1, plain: samples/s",
+    ),
+    Headline(what="the same, with RecD", suite="demo", figure="RM1, RecD: samples/s"),
+    Headline(
+        what="RM1 on two nodes, all papers together: a step, against plain TorchRec",
+        suite="combined",
+        figure="all together, against plain TorchRec",
+    ),
+    Headline(
+        what="the same, against TorchRec's own best plan",
+        suite="combined",
+        figure="all together, against TorchRec's own best plan",
+    ),
+    Headline(
+        what="the same, bytes between nodes",
+        suite="combined",
+        figure="bytes between nodes, all together",
+    ),
+    Headline(
+        what="RecD: a step of RM1, S = 16.5, against plain KJTs",
+        suite="recd_train",
+        figure="RM1-like step, S = 16.5",
+    ),
+    Headline(
+        what="RecD: files clustered by session, against files in the order of time",
+        suite="recd_data",
+        figure="clustered vs time-ordered file size",
+    ),
+    Headline(
+        what="FlexShard: saturated hot rows, a step, against rows coalesced per rank",
+        suite="flexshard",
+        figure="saturated hot rows, step against coalesced per rank",
+    ),
+    Headline(
+        what="SCARS: a step with coalescing, against plain row-wise",
+        suite="scars",
+        figure="step with coalescing, Zipf 1.05, sequences",
+    ),
+    Headline(
+        what="SCARS: a hot step, against a normal one",
+        suite="scars",
+        figure="hot step against normal step",
+    ),
+    Headline(
+        what="Forecasts: a cache's coverage, against what it then served; the worst",
+        suite="honesty --only coverage",
+        figure="coverage, forecast against served, stationary: worst",
+    ),
+    Headline(
+        what="Forecasts: dedupe factors of training; the worst",
+        suite="honesty --only trained",
+        figure="dedupe factor, forecast against trained: the worst",
+    ),
+    Headline(
+        what="`dedup: {groups: auto}`, 20 tables: a step, against plain; the least",
+        suite="honesty.step_time --only small",
+        figure="step time of what auto chose against plain, the least",
+    ),
+    Headline(
+        what="Scored ids: a step, against the same ids without weights",
+        suite="honesty.scored_ids",
+        figure="a step of scored ids against unscored, plain",
+    ),
+    Headline(
+        what="`recd data import` of a CSV, against pyarrow's reading of it",
+        suite="honesty.imports",
+        figure="import of a CSV, time",
+    ),
+    Headline(
+        what="DSI: popular columns first and reads coalesced: I/Os",
+        suite="dsi",
+        figure="reordered and coalesced, I/Os",
+    ),
+    Headline(
+        what="The local reader's rows/s, of pyarrow's on the same row groups",
+        suite="reader",
+        figure="reader, share of pyarrow's rows/s",
+    ),
+)
+
+
+def draw() -> None:
+    """Write both pages anew."""
+    results = kept_results()
+    PAGE.write_text(results_page(results))
+    text = README.read_text()
+    table = "\n".join(headline_rows(results))
+    block = re.compile(f"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
+    README.write_text(block.sub(lambda _: f"{table}\n", text))
+
+
+def headline_rows(results: Sequence[KeptResult]) -> Iterator[str]:
+    """README's table: the newest full run of each, else the newest quick one, of those kept."""
+    yield "| what | measured | target | command |"
+    yield "|---|---|---|---|"
+    for one in HEADLINES:
+        figure = _newest(results, one)
+        if figure is None:
+            continue
+        command = f"`python -m benchmarks.{one.suite}{' --quick' * figure.of.quick}`"
+        missed = ", **missed**" if figure.met is False else ""
+        yield f"| {one.what} | {figure.shown} | {figure.target}{missed} | {command} |"
+
+
+def _newest(results: Sequence[KeptResult], headline: Headline) -> KeptFigure | None:
+    of_suite = [one for one in results if one.suite == headline.suite]
+    for quick in (False, True):
+        for history in histories(of_suite, quick):
+            if history[-1].name.startswith(headline.figure):
+                return history[-1]
+    return None
+
+
+def results_page(results: Sequence[KeptResult]) -> str:
+    return "\n".join(_page(results)) + "\n"
+
+
+def _page(results: Sequence[KeptResult]) -> Iterator[str]:
+    latest = [
+        history[-1]
+        for suite in SUITES
+        for quick in (False, True)
+        for history in histories([one for one in results if one.suite == suite.name], quick)
+    ]
+    met = [one.met for one in latest if one.met is not None]
+    yield "# Results"
+    yield ""
+    yield ABOUT
+    yield ""
+    yield f"Of {len(met)} figures with a target, {sum(met)} meet it."
+    for suite in SUITES:
+        of_suite = [one for one in results if one.suite == suite.name]
+        for quick in (False, True):
+            if runs := [one for one in of_suite if one.quick == quick]:
+                yield from _section(suite, runs[-1], list(histories(of_suite, quick)), quick)
+
+
+def _section(
+    suite: Suite, run: KeptResult, figures: Sequence[Sequence[KeptFigure]], quick: bool
+) -> Iterator[str]:
+    machine = run.conditions["machine"]
+    versions = run.conditions["versions"]
+    packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "torchrec"))
+    yield ""
+    yield f"## {suite.name}{', quick' * quick}"
+    yield ""
+    yield suite.about
+    yield ""
+    yield (
+        f"`python -m benchmarks.{suite.name}{' --quick' * quick}`, {run.date}, "
+        f"commit {run.commit}: {machine['cpu']}, {machine['cores']} cores, "
+        f"load {machine['load_average_before']} before it; {packages}."
+    )
+    yield ""
+    yield "| figure | value | target | | spread | trend |"
+    yield "|---|---|---|---|---|---|"
+    for history in figures:
+        yield _row(history, run)
+
+
+def _row(history: Sequence[KeptFigure], run: KeptResult) -> str:
+    one = history[-1]
+    met = {None: "", True: "met", False: "**missed**"}[one.met]
+    spread = one.values["spread"]
+    trend = "" if len(history) == 1 else _trend(history[-2], one)
+    if one.of is not run:
+        trend = f"of {one.of.date}, {one.of.commit} {trend}".strip()
+    cells = (
+        _cell(one.name),
+        one.shown,
+        one.target,
+        met,
+        "" if spread is None else f"{spread:.0%}",
+        trend,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _trend(before: KeptFigure, after: KeptFigure) -> str:
+    if not before.value:
+        return ""
+    moved = after.value / before.value - 1
+    if abs(moved) <= noise(before, after):
+        return "as before"
+    return f"{moved:+.0%} since {before.of.commit}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,127 @@
+"""The suites whose figures are kept, in the order of RESULTS.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SUITES", "Suite"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A program of this folder that prints figures, and how it is run for the record."""
+
+    module: str
+    """Its name behind `benchmarks.`."""
+    about: str
+    """What it measures, a sentence for RESULTS.md."""
+    arguments: tuple[str, ...] = ()
+    """What a full run is given."""
+    quick: tuple[str, ...] = ("--quick",)
+    """What a quick run is given beside; nothing where every run is quick."""
+    minutes: float
+    """How long a full run takes on two cores."""
+
+    @property
+    def name(self) -> str:
+        return " ".join((self.module, *self.arguments))
+
+
+SUITES = (
+    Suite(
+        module="demo",
+        about="`make demo`: one job by plain TorchRec, by `recd train` and with each plugin.",
+        quick=(),
+        minutes=3,
+    ),
+    Suite(
+        module="combined",
+        about="RM1 on two nodes of two ranks behind 200 mbit, with one paper after the other.",
+        minutes=9,
+    ),
+    Suite(
+        module="recd_data",
+        about="RecD from logs to batches: files, shards, conversion, preprocessing.",
+        minutes=15,
+    ),
+    Suite(
+        module="recd_train",
+        about="The models of RecD's paper, trained on unique samples and on plain KJTs.",
+        minutes=20,
+    ),
+    Suite(
+        module="attention",
+        about="Jagged attention on unique samples and on all of them.",
+        minutes=8,
+    ),
+    Suite(
+        module="flexshard",
+        about="FlexShard's plans and prices, and steps on an emulated cluster.",
+        minutes=18,
+    ),
+    Suite(
+        module="scars",
+        about="SCARS's formulas, coalescing, caches, hot batches and large tables.",
+        minutes=10,
+    ),
+    Suite(
+        module="trainers.pooled",
+        about="`goal: auto` for pooled tables, against every plan by itself.",
+        minutes=40,
+    ),
+    Suite(
+        module="honesty",
+        arguments=("--only", "coverage"),
+        about="Coverage of caches in 21 tables, forecast of a part of each, beside what it was.",
+        minutes=1,
+    ),
+    Suite(
+        module="honesty",
+        arguments=("--only", "trained"),
+        about="Dedupe factors and bytes of collectives, forecast, beside those of training.",
+        minutes=8,
+    ),
+    Suite(
+        module="honesty",
+        arguments=("--only", "profile"),
+        about="What a profile of a large table costs.",
+        minutes=3,
+    ),
+    Suite(
+        module="honesty.step_time",
+        arguments=("--only", "small"),
+        about="Steps as `dedup: {groups: auto}` chose them on 20 tables; a small model.",
+        minutes=8,
+    ),
+    Suite(
+        module="honesty.step_time",
+        arguments=("--only", "RM1-like"),
+        about="The same, of a model like RM1.",
+        minutes=15,
+    ),
+    Suite(
+        module="honesty.scored_ids",
+        about="A step whose ids have scores, beside one whose ids have none.",
+        minutes=3,
+    ),
+    Suite(
+        module="honesty.imports",
+        about="A table made of CSV files, beside pyarrow's reading of them.",
+        minutes=2,
+    ),
+    Suite(
+        module="dsi",
+        about="Layouts of tables, and transforms beside their plain Python references.",
+        minutes=3,
+    ),
+    Suite(
+        module="reader",
+        about="The local reader, beside pyarrow reading the same row groups.",
+        minutes=1,
+    ),
+    Suite(
+        module="service",
+        about="The reader service, beside the local reader, and with workers that are killed.",
+        minutes=4,
+    ),
+)

@@ -1,0 +1,162 @@
+"""Batches that are made and kept: in memory, bounded in bytes, and from there in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import pyarrow as pa
+
+__all__ = ["Buffer", "DiskCache", "Key"]
+
+
+class Key(NamedTuple):
+    """Which batch: the same bytes wherever it is made."""
+
+    job: str
+    consumer: int
+    epoch: int
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        text = "-".join(map(str, self))
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+class Buffer:
+    """What a worker has made: what was not yet asked for is kept, what was makes room first."""
+
+    def __init__(self, most_bytes: int, disk: DiskCache | None) -> None:
+        self._most = most_bytes
+        self._disk = disk
+        self._lock = Lock()
+        self._wanted: OrderedDict[Key, pa.RecordBatch] = OrderedDict()
+        """Made ahead, and asked for by nobody yet."""
+        self._given: OrderedDict[Key, pa.RecordBatch] = OrderedDict()
+        """Asked for already, the last used at the end."""
+        self.bytes = 0
+        self.wanted_bytes = 0
+        self.hits = 0
+
+    def get(self, key: Key) -> pa.RecordBatch | None:
+        """The batch, if it is here or in the folder."""
+        with self._lock:
+            record = self._wanted.pop(key, None)
+            if record is not None:
+                self.wanted_bytes -= record.nbytes
+            else:
+                record = self._given.get(key)
+            if record is not None:
+                self._given[key] = record
+                self._given.move_to_end(key)
+                self.hits += 1
+                return record
+        record = None if self._disk is None else self._disk.get(key)
+        if record is not None:
+            self.hits += 1
+            self.put(key, record, wanted=False)
+        return record
+
+    def __contains__(self, key: Key) -> bool:
+        with self._lock:
+            if key in self._wanted or key in self._given:
+                return True
+        return self._disk is not None and key in self._disk
+
+    def has_room(self) -> bool:
+        """Whether more may be made ahead."""
+        return self.wanted_bytes < self._most
+
+    def put(self, key: Key, record: pa.RecordBatch, *, wanted: bool) -> None:
+        """Keep a batch; what was asked for longest ago goes, to the folder if there is one."""
+        gone: list[tuple[Key, pa.RecordBatch]] = []
+        with self._lock:
+            if key in self._wanted or key in self._given:
+                return
+            (self._wanted if wanted else self._given)[key] = record
+            self.bytes += record.nbytes
+            self.wanted_bytes += record.nbytes if wanted else 0
+            while self.bytes > self._most and len(self._wanted) + len(self._given) > 1:
+                # The furthest ahead goes last of all: it was made for somebody.
+                from_given = bool(self._given) and next(iter(self._given)) != key
+                held = self._given if from_given else self._wanted
+                if not held or (len(held) == 1 and key in held):
+                    break
+                other, least = held.popitem(last=not from_given)
+                if other == key:
+                    held[other] = least
+                    other, least = held.popitem(last=from_given)
+                self.bytes -= least.nbytes
+                self.wanted_bytes -= 0 if from_given else least.nbytes
+                gone.append((other, least))
+        if self._disk is not None:
+            for other, least in gone:
+                self._disk.put(other, least)
+
+
+class DiskCache:
+    """A folder of batches that any number of workers of a machine share, bounded in bytes."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._folder = folder
+        self._most = most_bytes
+        self._written = 0
+        self._full = False
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def __contains__(self, key: Key) -> bool:
+        return (self._folder / key.name).exists()
+
+    def get(self, key: Key) -> pa.RecordBatch | None:
+        """The batch, mapped; none where it is not there or does not read."""
+        path = self._folder / key.name
+        try:
+            with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+                record = reader.get_batch(0)
+                record.validate()
+        except (OSError, pa.ArrowException, ValueError):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return record
+
+    def put(self, key: Key, record: pa.RecordBatch) -> None:
+        """Write a batch, whole or not at all; once the disk is full, nothing is any more."""
+        path = self._folder / key.name
+        if self._full or path.exists():
+            return
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+        try:
+            with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, record.schema) as writer:
+                writer.write_batch(record)
+            part.rename(path)
+        except OSError:
+            self._full = True
+            part.unlink(missing_ok=True)
+            return
+        self._written += record.nbytes
+        if self._written > self._most // 8:
+            self._written = 0
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Remove what was used longest ago, beyond the bound."""
+        found = []
+        for entry in os.scandir(self._folder):
+            with contextlib.suppress(OSError):
+                status = entry.stat()
+                found.append((status.st_mtime, status.st_size, entry.path))
+        over = sum(size for _, size, _ in found) - self._most
+        for _, size, path in sorted(found):
+            if over <= 0:
+                return
+            Path(path).unlink(missing_ok=True)
+            over -= size

@@ -1,0 +1,192 @@
+"""How processes of the service call each other: Arrow Flight, with a token and TLS beyond loopback.
+
+What an error is travels beside its text: `DataError` and the like come out as they went in, and all
+else is a worker that does not answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from recd_plugins.api import CapabilityError, DataError, PluginError, RecdError, RegistryError
+from recd_plugins.api.reading import DamagedStripe
+
+__all__ = [
+    "HOST",
+    "NO_CREDENTIALS",
+    "Caller",
+    "Credentials",
+    "Refused",
+    "answered",
+    "credentials_of",
+    "flight_error",
+    "is_loopback",
+    "json_result",
+    "listening",
+    "server_options",
+]
+
+HOST = "127.0.0.1"
+ERRORS: dict[str, type[RecdError]] = {
+    kind.__name__: kind for kind in (DataError, RegistryError, PluginError, CapabilityError)
+}
+LARGEST_ANSWER = 1 << 30
+"""Bytes of a message: the largest batch."""
+
+
+class Refused(RegistryError):
+    """A worker makes other batches than it was asked for."""
+
+
+ERRORS["Refused"] = Refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """What keeps strangers out, the same in all processes of a service."""
+
+    token: str = ""
+    """Whoever calls must have it."""
+    certificate: Path | None = None
+    """PEM: a server's own; for who calls, those that it trusts."""
+    key: Path | None = None
+    """PEM: the private key of the certificate, for servers."""
+
+    def check(self, host: str) -> None:
+        """`CapabilityError` where a process may not listen at, or call, this host."""
+        if is_loopback(host) or (self.token and self.certificate):
+            return
+        raise CapabilityError(
+            f"{host} is not this machine alone, and there the service needs both a token "
+            "(`token_file`) and TLS (`certificate`): name them, or stay on 127.0.0.1."
+        )
+
+
+NO_CREDENTIALS = Credentials()
+"""Those of a service on this machine alone."""
+
+
+def credentials_of(
+    token_file: Path | None, certificate: Path | None, key: Path | None
+) -> Credentials:
+    """Credentials as options name them."""
+    token = "" if token_file is None else _read(token_file).decode().strip()
+    return Credentials(token=token, certificate=certificate, key=key)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine hears what is sent to it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listening(host: str, port: int, credentials: Credentials) -> str:
+    """The location of a server."""
+    return f"{'grpc+tls' if credentials.certificate else 'grpc'}://{host}:{port}"
+
+
+def server_options(credentials: Credentials) -> dict[str, Any]:
+    """What a `FlightServerBase` takes beside its location; `CapabilityError` for bad files."""
+    options: dict[str, Any] = {}
+    if credentials.token:
+        options["middleware"] = {"token": _AsksForToken(credentials.token)}
+    if credentials.certificate is not None:
+        if credentials.key is None:
+            raise CapabilityError("a server needs the key of its certificate: name it as `key`.")
+        pair = (_read(credentials.certificate), _read(credentials.key))
+        options["tls_certificates"] = [pair]
+    return options
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CapabilityError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+class _AsksForToken(flight.ServerMiddlewareFactory):
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+        given = headers.get("authorization") or [""]
+        if not hmac.compare_digest(str(given[0]).encode(), self._expected):
+            raise flight.FlightUnauthenticatedError("a token is needed, and this is not it.")
+
+
+def flight_error(error: RecdError) -> flight.FlightError:
+    """An error as a server raises it."""
+    kind = type(error).__name__
+    if isinstance(error, DamagedStripe):
+        kind = f"{kind} {error.stripe}"
+    return flight.FlightServerError(str(error), extra_info=kind.encode())
+
+
+def answered(error: BaseException) -> RecdError | None:
+    """What a worker answered on purpose; None where the call failed."""
+    kind = getattr(error, "extra_info", b"") or b""
+    name, _, stripe = bytes(kind).decode(errors="replace").partition(" ")
+    found = ERRORS.get(name)
+    if found is None and name != DamagedStripe.__name__:
+        return None
+    # Behind the text gRPC has a word on where it came from.
+    text = str(error).split(". Detail:")[0].split(" Detail: ")[0].strip()
+    text = text if text.endswith(".") else text + "."
+    return DamagedStripe(text, int(stripe)) if found is None else found(text)
+
+
+def json_result(found: Any) -> list[flight.Result]:
+    """The answer to an action."""
+    return [flight.Result(json.dumps(found).encode())]
+
+
+class Caller:
+    """Calls one server; threads share it."""
+
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        """`address`: host:port."""
+        self.address = address
+        options: dict[str, Any] = {}
+        if credentials.certificate is not None:
+            options["tls_root_certs"] = _read(credentials.certificate)
+        host, _, port = address.rpartition(":")
+        credentials.check(host.strip("[]"))
+        self._client = flight.FlightClient(listening(host, int(port), credentials), **options)
+        self._headers = (
+            [(b"authorization", f"Bearer {credentials.token}".encode())]
+            if credentials.token
+            else []
+        )
+
+    def act(self, name: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """An action's JSON answer; a Flight error where none came in time."""
+        action = flight.Action(name, json.dumps(body).encode())
+        (result,) = self._client.do_action(action, self._options(timeout))
+        found = json.loads(result.body.to_pybytes())
+        return found if isinstance(found, dict) else {}
+
+    def get(self, ticket: bytes, timeout: float) -> pa.RecordBatch:
+        """The record batch of a ticket."""
+        reader = self._client.do_get(flight.Ticket(ticket), self._options(timeout))
+        return reader.read_chunk().data
+
+    def close(self) -> None:
+        """No call is made any more."""
+        self._client.close()
+
+    def _options(self, timeout: float) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)

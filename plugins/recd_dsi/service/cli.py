@@ -1,0 +1,108 @@
+"""`recd serve`: workers and a coordinator of the reader service, started by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recd_plugins.api.cli import Commands, Debug, Overrides, RegistryFile, reported
+
+__all__ = ["serve"]
+
+serve = Commands(
+    help="The reader service: workers that read for trainers.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+Host = Annotated[
+    str, typer.Option("--host", help="Where to listen; beyond 127.0.0.1 with token and TLS alone.")
+]
+Port = Annotated[int, typer.Option("--port", help="0: one that is free.", min=0, max=65535)]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="What callers must know.", metavar="FILE")
+]
+Certificate = Annotated[
+    Path | None, typer.Option("--certificate", help="PEM, for TLS.", metavar="FILE")
+]
+Key = Annotated[
+    Path | None, typer.Option("--key", help="PEM, the certificate's key.", metavar="FILE")
+]
+
+
+@serve.command()
+def coordinator(
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    page: Annotated[
+        int | None,
+        typer.Option("--page", help="Port of 127.0.0.1 for a page and /metrics; 0: a free one."),
+    ] = None,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    debug: Debug = False,
+) -> None:
+    """Hear workers, and tell trainers of them."""
+    with reported(debug):
+        from recd_dsi.service.calls import credentials_of
+        from recd_dsi.service.coordinator import Coordinator
+        from recd_plugins.api.reading import die_with_parent
+
+        die_with_parent()
+        server = Coordinator(host, port, credentials_of(token_file, certificate, key))
+        typer.echo(f"serves {server.address}")
+        if page is not None:
+            from recd_dsi.service.page import Page
+
+            typer.echo(f"page {Page(server.known, page).address}")
+        server.serve()
+
+
+@serve.command()
+def worker(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    join: Annotated[
+        str | None, typer.Option("--join", help="The coordinator.", metavar="HOST:PORT")
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    buffer_mib: Annotated[
+        int, typer.Option("--buffer-mib", help="Batches in memory.", min=1)
+    ] = 256,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="A folder for more of them.", metavar="FOLDER")
+    ] = None,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    debug: Debug = False,
+) -> None:
+    """Make the batches of a registry for whoever asks."""
+    with reported(debug):
+        import torch
+
+        from recd_dsi.service.calls import credentials_of
+        from recd_dsi.service.coordinator import join as join_coordinator
+        from recd_dsi.service.worker import Worker, WorkerOptions
+        from recd_plugins import load
+        from recd_plugins.api.reading import die_with_parent
+
+        die_with_parent()
+        torch.set_num_threads(1)
+        credentials = credentials_of(token_file, certificate, key)
+        options = WorkerOptions(
+            host=host, port=port, buffer_bytes=buffer_mib << 20, disk=cache, credentials=credentials
+        )
+        server = Worker(load(registry, overrides or ()).delivery(), options)
+        if join is not None:
+            join_coordinator(server, join, credentials)
+        typer.echo(f"serves {server.address}")
+        server.serve()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,147 @@
+"""The workers that a client knows: which of them answer, and which turn is whose."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import pyarrow as pa
+
+from recd_dsi.service.calls import Caller, Credentials
+
+__all__ = ["Backend", "Fleet", "Remote"]
+
+BACK_OFF = (0.1, 2.0)
+"""Seconds until a worker that failed is tried again: at first, and at most."""
+PING = 1.0
+"""Seconds in which a worker that is there answers, however busy."""
+
+
+class Backend(Protocol):
+    """Who starts workers, and starts them again where they end."""
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Their processes, by slot."""
+        ...
+
+    def wait(self) -> None:
+        """Return once a worker serves; an error if none can."""
+        ...
+
+    def close(self) -> None:
+        """End them all."""
+        ...
+
+
+class CountedLoader(Protocol):
+    """A loader, as a page shows it."""
+
+    def about(self) -> dict[str, float]:
+        """What it has done, by counter."""
+        ...
+
+
+class Remote:
+    """One worker, as a client sees it."""
+
+    def __init__(self, slot: int, address: str, credentials: Credentials) -> None:
+        self.slot, self.address = slot, address
+        self.caller = Caller(address, credentials)
+        self.failures = 0
+        self.down_until = 0.0
+        self.refusal: Exception | None = None
+        """Why it is not asked again: it makes other batches."""
+
+    @property
+    def up(self) -> bool:
+        """Whether it may be asked."""
+        return self.refusal is None and time.monotonic() >= self.down_until
+
+    def failed(self) -> None:
+        """It did not answer: leave it alone for a while."""
+        first, most = BACK_OFF
+        self.down_until = time.monotonic() + min(most, first * 2**self.failures)
+        self.failures = min(self.failures + 1, 16)
+
+    def answers(self, timeout: float = PING) -> bool:
+        """Whether it says anything; if so, it is up."""
+        try:
+            self.caller.act("ping", {}, timeout)
+        except (pa.ArrowException, OSError, ValueError):
+            self.failed()
+            return False
+        self.worked()
+        return True
+
+    def worked(self) -> None:
+        """It answered."""
+        self.failures, self.down_until = 0, 0.0
+
+
+class Fleet:
+    """Workers by slot; a slot keeps its turns while workers come and go in it."""
+
+    def __init__(self, credentials: Credentials, slots: int) -> None:
+        """`slots`: how many workers there are when all are there."""
+        self._credentials, self._slots = credentials, slots
+        self.closed = False
+        self.id = uuid.uuid4().hex[:12]
+        self.readers: WeakSet[CountedLoader] = WeakSet()
+        """Loaders of this process that ask these workers."""
+        self._lock = threading.Lock()
+        self._remotes: dict[int, Remote] = {}
+        self.backend: Backend | None = None
+        """Who started them, if this process did."""
+
+    def now(self, addresses: Mapping[int, str]) -> None:
+        """Who is there by now, by slot."""
+        with self._lock:
+            for slot in [*self._remotes.keys() - addresses.keys()]:
+                self._drop(slot)
+            for slot, address in addresses.items():
+                known = self._remotes.get(slot)
+                if known is None or known.address != address:
+                    self._drop(slot)
+                    self._remotes[slot] = Remote(slot, address, self._credentials)
+
+    def remotes(self) -> list[Remote]:
+        """All of them, by slot."""
+        with self._lock:
+            return [self._remotes[slot] for slot in sorted(self._remotes)]
+
+    def of_turn(self, turn: int) -> Remote | None:
+        """Whose turn it is: round robin over slots, or over those that are up, where one is not."""
+        remotes = self.remotes()
+        # In the order of their slots, so that all clients have a turn made by the same worker.
+        first = next((one for one in remotes if one.slot % self._slots == turn % self._slots), None)
+        if first is not None and first.up:
+            return first
+        up = [remote for remote in remotes if remote.up]
+        return up[turn % len(up)] if up else None
+
+    def about(self) -> dict[str, Any]:
+        """This client and what its loaders have done, together."""
+        counts: Counter[str] = Counter()
+        for reader in [*self.readers]:
+            counts.update(reader.about())
+        return {"id": self.id, **counts}
+
+    def close(self) -> None:
+        """Call nobody any more, and end those that this process started."""
+        self.closed = True
+        if self.backend is not None:
+            self.backend.close()
+        with self._lock:
+            for slot in [*self._remotes]:
+                self._drop(slot)
+
+    def _drop(self, slot: int) -> None:
+        remote = self._remotes.pop(slot, None)
+        if remote is not None:
+            remote.down_until = float("inf")

@@ -1,0 +1,186 @@
+"""What is asked of a worker: a job, which names batches by digests, and a place in it.
+
+All of it is small JSON, checked by who is asked: `Request.from_bytes` refuses what is no such text,
+too long, or out of range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from recd_plugins.api import Config, DataError, RecdError
+from recd_plugins.api.data import Split
+from recd_plugins.api.reading import Order, SessionOrder, Tail, parse
+
+__all__ = ["MOST_BYTES", "BatchJob", "Request", "Turns"]
+
+MOST_BYTES = 1 << 16
+"""The longest request."""
+MOST = 1 << 40
+"""The largest number in one."""
+MOST_LEFT_OUT = 4096
+"""How many stripes a job may leave out."""
+MOST_RANGES = 64
+"""How many ranges of positions a request may announce."""
+FEWEST_BATCHES = 4
+"""Batches of a turn at least: each turn ends in a batch for which the next window is read too."""
+MOST_WINDOWS = 4
+"""Windows of a turn at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchJob(Config):
+    """The batches of all consumers of a table, by epoch and position."""
+
+    delivery: str
+    """The digest of what a row becomes (`Delivery`)."""
+    table: str
+    """The digest of the table."""
+    split: Split
+    consumers: int
+    """Ranks, each of which has its own streams."""
+    streams: int
+    rows_per_batch: int
+    shuffle: bool
+    window: int
+    tail: Tail
+    seed: int
+    sessions: SessionOrder
+    left_out: tuple[int, ...] = ()
+    """Stripes that could not be read: their rows are empty, and weigh 0."""
+
+    def __post_init__(self) -> None:
+        if len(self.left_out) > MOST_LEFT_OUT or any(not 0 <= n <= MOST for n in self.left_out):
+            raise DataError(f"a job leaves out at most {MOST_LEFT_OUT} stripes of a table.")
+        counts = (self.consumers, self.streams, self.rows_per_batch)
+        if min(counts) < 1 or not 0 <= self.window <= MOST or max(counts) > MOST:
+            raise DataError(f"a job has {counts} consumers, streams and rows: send it again.")
+        if self.streams % self.consumers:
+            raise DataError(f"{self.streams} streams are not those of {self.consumers} consumers.")
+
+    @classmethod
+    def of(
+        cls, order: Order, *, delivery: str, table: str, split: Split, consumers: int
+    ) -> BatchJob:
+        """The job that reads in this order."""
+        return cls(
+            delivery=delivery,
+            table=table,
+            split=split,
+            consumers=consumers,
+            streams=order.streams,
+            rows_per_batch=order.rows_per_batch,
+            shuffle=order.shuffle,
+            window=order.window,
+            tail=order.tail,
+            seed=order.seed,
+            sessions=order.sessions,
+        )
+
+    def order(self, stripe_rows: tuple[int, ...]) -> Order:
+        """The order of the table's rows."""
+        return Order(
+            stripe_rows=stripe_rows,
+            streams=self.streams,
+            rows_per_batch=self.rows_per_batch,
+            shuffle=self.shuffle,
+            window=self.window,
+            tail=self.tail,
+            seed=self.seed,
+            sessions=self.sessions,
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the job's batches, wherever they are made."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Config):
+    """One batch of one consumer, and which ones it will ask of the same worker next."""
+
+    job: BatchJob
+    consumer: int
+    epoch: int
+    batch: int
+    client: str
+    ahead: tuple[tuple[int, ...], ...] = ()
+    """Ranges [first, stop) of positions, in the order in which they will be asked for."""
+
+    def __post_init__(self) -> None:
+        numbers = [self.epoch, self.batch, *(n for one in self.ahead for n in one)]
+        if not (0 <= self.consumer < self.job.consumers and min(numbers) >= 0):
+            raise DataError(f"there is no consumer {self.consumer} or position {min(numbers)}.")
+        if max(numbers) > MOST or len(self.ahead) > MOST_RANGES or len(self.client) > 64:
+            raise DataError("a request is out of bounds: send it again.")
+        if any(len(one) != 2 or one[0] > one[1] for one in self.ahead):
+            raise DataError("a request announces what are no ranges [first, stop).")
+
+    @property
+    def stream(self) -> tuple[str, int, int]:
+        """BatchJob, consumer and epoch: positions in it differ by the batch alone."""
+        return self.job.digest, self.consumer, self.epoch
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Request:
+        """What `to_bytes` made; `DataError` for anything else."""
+        found = read_json(data)
+        try:
+            return parse(cls, found, "request")
+        except RecdError as error:
+            raise DataError(f"a request is not one ({error}).") from None
+
+
+def read_json(data: bytes) -> dict[str, Any]:
+    """A mapping from a message; `DataError` for anything else."""
+    if len(data) > MOST_BYTES:
+        raise DataError(f"a message has {len(data)} bytes, but at most {MOST_BYTES} are read.")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"a message is no JSON ({error}).") from None
+    if not isinstance(found, dict):
+        raise DataError("a message must be a JSON mapping.")
+    return found
+
+
+class Turns:
+    """An epoch's positions, cut where windows begin; turn t is of worker t modulo their number.
+
+    So the batches of a window are made where it was read, and each worker reads its own windows
+    while others read theirs.
+    """
+
+    def __init__(self, order: Order, epoch: int, stream: int, workers: int) -> None:
+        size, length = order.rows_per_batch, order.num_batches
+        begins = [-(-window.position // size) for window in order.windows(epoch, stream)]
+        step = max(1, min(MOST_WINDOWS, len(begins) // (4 * max(1, workers))))
+        self._borders = [0]
+        for begin in begins[step::step]:
+            if self._borders[-1] + FEWEST_BATCHES <= begin < length:
+                self._borders.append(begin)
+        self._borders.append(length)
+
+    def __len__(self) -> int:
+        return len(self._borders) - 1
+
+    def turn(self, batch: int) -> int:
+        """Which turn a position is in."""
+        return min(bisect_right(self._borders, batch) - 1, len(self) - 1)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Each turn's positions [first, stop)."""
+        return list(pairwise(self._borders))

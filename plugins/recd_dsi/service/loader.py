@@ -1,0 +1,213 @@
+"""A rank's loader: the local reader's batches, made by workers."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from recd_dsi.service.fetching import Fetching, FetchingOptions, NobodyAnswers
+from recd_dsi.service.fleet import Fleet
+from recd_dsi.service.job import BatchJob, Turns
+from recd_dsi.service.worker import TRIES
+from recd_plugins.api import DataError, NoticeWarning, RecdError
+from recd_plugins.api.batch import Batch, LocalLoader
+from recd_plugins.api.reading import DamagedStripe
+
+__all__ = ["ServiceLoader"]
+
+MOST_LEFT_OUT = 0.05
+"""The share of stripes, but at least one, without which training goes on."""
+
+
+class ServiceLoader:
+    """The batches of one rank; its state is that of the local reader without workers."""
+
+    def __init__(
+        self,
+        local: LocalLoader,
+        job: BatchJob,
+        rank: int,
+        *,
+        first_stream: int,
+        fleet: Callable[[], Fleet],
+        options: FetchingOptions,
+        fall_back: bool,
+        workers: int,
+        leave_out: bool,
+    ) -> None:
+        """`fleet` starts or finds the workers; it is asked when the first batch is."""
+        self.job, self.fleet = job, fleet
+        self.fetching: Fetching | None = None
+        """What asks for the epoch under way."""
+        self._local, self._rank = local, rank
+        self._stream, self._options = first_stream, options
+        self._fall_back, self._workers, self._leave_out = fall_back, workers, leave_out
+        local.source.tries = TRIES
+        self._epoch = self._batch = 0
+        self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
+        self.read_here = 0
+        """Batches that this process read itself, as no worker answered."""
+        self.taken = 0
+        """Batches that workers made."""
+        self.stalled = 0.0
+        """Seconds in which the trainer waited for workers."""
+
+    def __len__(self) -> int:
+        return len(self._local)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.close()
+        reading = self._read()
+        self._reading = weakref.ref(reading)
+        return reading
+
+    def spread(
+        self, blocks: range, size: int, first: int | None = None
+    ) -> Iterator[tuple[int, Batch]]:
+        """As the local reader's: read in this process, while the position stays."""
+        self._local.load_state_dict(self.state_dict())
+        yield from self._local.spread(blocks, size, first)
+
+    @property
+    def places(self) -> int:
+        """As the local reader's."""
+        self._local.load_state_dict(self.state_dict())
+        return self._local.places
+
+    def close(self) -> None:
+        """Ask for nothing any more; workers live on for other loaders of this process."""
+        reading = None if self._reading is None else self._reading()
+        if reading is not None:
+            reading.close()
+
+    def about(self) -> dict[str, float]:
+        """What it has done, for the coordinator's page."""
+        return {
+            "taken": self.taken,
+            "stalled": round(self.stalled, 3),
+            "read_here": self.read_here,
+            "held_bytes": self.fetching.held_bytes if self.fetching is not None else 0,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as the local reader has it."""
+        made_for: Mapping[str, Any] = self._local.made_for
+        left_out = self.job.left_out
+        return {
+            **({"left_out": list(left_out)} if left_out else {}),
+            "epoch": self._epoch,
+            "batches": self._batch,
+            "made_for": dict(made_for),
+            "torchdata": None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position of this reader, or of the local one with as many streams."""
+        self._local.load_state_dict(state)  # it refuses what was made for something else
+        self._epoch, self._batch = state["epoch"], state["batches"]
+        self.job = replace(self.job, left_out=self._local.source.left_out)
+
+    def _read(self) -> Generator[Batch, None, None]:
+        while True:
+            epoch, first = self._epoch, self._batch
+            source = self._from_workers(epoch, first)
+            try:
+                for batch in source:
+                    self._go_on()
+                    yield batch
+                    if self._epoch != epoch:
+                        return
+                return
+            except NobodyAnswers:
+                self._say_so()
+            except DamagedStripe as error:
+                self._without(error)
+                continue
+            finally:
+                source.close()
+            try:
+                for batch in self._from_here(epoch, self._batch):
+                    self._go_on()
+                    self.read_here += 1
+                    yield batch
+                    if self._epoch != epoch:
+                        return
+                    if any(remote.up and remote.answers() for remote in self.fleet().remotes()):
+                        break
+            except DamagedStripe as error:
+                self._without(error)
+
+    def _go_on(self) -> None:
+        """To the next batch; behind an epoch's last one is the next epoch's start."""
+        self._batch += 1
+        if self._batch == len(self):
+            self._epoch, self._batch = self._epoch + 1, 0
+
+    def _from_workers(self, epoch: int, first: int) -> Generator[Batch, None, None]:
+        order = self._local.source.order
+        turns = Turns(order, epoch, self._stream, self._workers)
+        fetching = Fetching(
+            self.job,
+            self._rank,
+            epoch,
+            first,
+            turns=turns,
+            fleet=self.fleet(),
+            options=self._options,
+        )
+        self.fetching = fetching
+        self.fleet().readers.add(self)
+        before = self.stalled
+        try:
+            for _ in range(first, order.num_batches):
+                batch = fetching.get()
+                self.taken, self.stalled = self.taken + 1, before + fetching.stalled
+                yield batch
+        finally:
+            self.stalled = before + fetching.stalled
+            fetching.close()
+
+    def _from_here(self, epoch: int, first: int) -> Iterator[Batch]:
+        for handed in self._local.source.batches(epoch, first):
+            batch = handed.batch
+            if isinstance(batch, RecdError):
+                raise batch
+            yield batch.pin_memory() if self._options.pin_memory else batch
+
+    def _without(self, error: DamagedStripe) -> None:
+        """Leave a stripe out from here on, or end the epoch."""
+        if not self._leave_out:
+            raise error
+        left_out = tuple(sorted({*self.job.left_out, error.stripe}))
+        stripes = len(self._local.source.order.stripe_rows)
+        if len(left_out) > max(1, stripes * MOST_LEFT_OUT) or left_out == self.job.left_out:
+            raise DataError(
+                f"reader: {len(left_out)} of {stripes} stripes cannot be read, and `damaged: skip` "
+                f"leaves out {MOST_LEFT_OUT:.0%} at most. The last: {error}"
+            ) from error
+        warnings.warn(
+            f"reader: rank {self._rank} leaves out stripe {error.stripe} from batch {self._batch} "
+            f"of epoch {self._epoch} on (`damaged: skip`): {error}",
+            NoticeWarning,
+            stacklevel=2,
+        )
+        self.job = replace(self.job, left_out=left_out)
+        self._local.source.left_out = left_out
+
+    def _say_so(self) -> None:
+        what = f"no worker has answered for {self._options.patience:g} s"
+        if not self._fall_back:
+            raise DataError(
+                f"reader: {what}. See whether they run, or let this rank read by itself then "
+                "(`when_none_answers: read`)."
+            ) from None
+        if not self.read_here:
+            warnings.warn(
+                f"reader: {what}: rank {self._rank} reads by itself until one does "
+                "(`when_none_answers: fail` ends the run instead).",
+                NoticeWarning,
+                stacklevel=2,
+            )

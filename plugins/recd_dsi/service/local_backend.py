@@ -1,0 +1,154 @@
+"""`backend: local`: workers as processes of this machine, started again when they end.
+
+They are forked from a server that has imported TorchRec, so one is back within a second, and they
+end with the process that started them, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from recd_dsi.service.worker import Worker, WorkerOptions
+from recd_plugins.api import CapabilityError, RecdError
+from recd_plugins.api.reading import Delivery, die_with_parent
+
+__all__ = ["LocalBackend"]
+
+LOOK = 0.1
+"""Seconds between two looks at whether all are there."""
+PAUSE = 2.0
+"""Seconds until a process that ended before it served is started again."""
+START = 120.0
+"""Seconds in which the first worker must serve."""
+
+
+class LocalBackend:
+    """N workers of one registry; `changed` hears who is there, by slot."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        options: WorkerOptions,
+        workers: int,
+        changed: Callable[[dict[int, str]], None],
+    ) -> None:
+        self._text, self._options, self._changed = delivery.text(), options, changed
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([Worker.__module__])
+        self._lock = threading.Lock()
+        self._processes: list[_WorkerProcess | None] = [None] * workers
+        self._again = [0.0] * workers
+        self._closed = False
+        self._error: RecdError | None = None
+        self._first = threading.Event()
+        threading.Thread(target=self._keep, daemon=True, name="recd-backend").start()
+
+    def wait(self) -> None:
+        """Return once a worker serves; an error if none can."""
+        if not self._first.wait(START):
+            raise CapabilityError(
+                f"reader: none of {len(self._processes)} workers served within {START:g} s. See "
+                "what `recd serve worker` says, or choose `reader: local`."
+            )
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def pids(self) -> list[int | None]:
+        """The processes, by slot."""
+        return [None if one is None else one.process.pid for one in self._processes]
+
+    def close(self) -> None:
+        """End them all."""
+        with self._lock:
+            self._closed = True
+            for one in self._processes:
+                if one is not None:
+                    one.end()
+
+    def _keep(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                changes = sum(map(self._look, range(len(self._processes))))
+                there = {
+                    slot: one.address
+                    for slot, one in enumerate(self._processes)
+                    if one is not None and one.address
+                }
+            if changes:
+                self._changed(there)
+                if there:
+                    self._first.set()
+            time.sleep(LOOK)
+
+    def _look(self, slot: int) -> bool:
+        """Start what is not there; whether anything changed."""
+        one = self._processes[slot]
+        if one is None:
+            if time.monotonic() >= self._again[slot]:
+                self._processes[slot] = _WorkerProcess(self._context, self._text, self._options)
+            return False
+        had = one.address
+        found = one.look()
+        if isinstance(found, RecdError):
+            self._error = found
+            self._first.set()
+        if one.process.is_alive():
+            return one.address != had
+        if not one.address:
+            self._again[slot] = time.monotonic() + PAUSE
+        one.end()
+        self._processes[slot] = None
+        return True
+
+
+class _WorkerProcess:
+    """A worker's process and the pipe through which it says where it serves."""
+
+    def __init__(self, context: Any, text: str, options: WorkerOptions) -> None:
+        self.address = ""
+        self._pipe, pipe = context.Pipe(duplex=False)
+        self.process = context.Process(
+            target=_serve, args=(text, options, pipe), daemon=True, name="recd-worker"
+        )
+        self.process.start()
+        pipe.close()
+
+    def look(self) -> RecdError | None:
+        """What it has sent by now: its address, or why it cannot serve."""
+        with contextlib.suppress(EOFError, OSError):
+            while self._pipe.poll():
+                kind, text = self._pipe.recv_bytes().decode().split(" ", 1)
+                if kind != "serves":
+                    return CapabilityError(text)
+                self.address = text
+        return None
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
+    """What a worker's process runs."""
+    import torch
+
+    die_with_parent()
+    torch.set_num_threads(1)
+    try:
+        worker = Worker(Delivery.from_text(text), options)
+    except RecdError as error:
+        pipe.send_bytes(f"error {error}".encode())
+        return
+    pipe.send_bytes(f"serves {worker.address}".encode())
+    worker.serve()

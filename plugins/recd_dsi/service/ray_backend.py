@@ -1,0 +1,253 @@
+"""`backend: ray`: workers as actors of Ray core, spread over the nodes of a cluster.
+
+Ray starts an actor again where it ended, or on another node where that one did. The backend asks
+each where it serves, over and over, for it is at another port then. Texts alone go through Ray: a
+worker in an actor is the worker of every other backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_dsi.service.calls import HOST, Credentials
+from recd_dsi.service.worker import Worker, WorkerOptions
+from recd_plugins.api import CapabilityError, RecdError
+from recd_plugins.api.reading import Delivery
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["RayBackend", "WorkerActor", "host_of"]
+
+LOOK = 0.25
+"""Seconds between two looks at whether all are there."""
+START = 180.0
+"""Seconds in which the first worker must serve: a cluster may have to make room for it."""
+
+
+class RayBackend:
+    """N workers of one registry; `changed` hears who is there, by slot."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        options: WorkerOptions,
+        workers: int,
+        changed: Callable[[dict[int, str]], None],
+        *,
+        address: str | None,
+    ) -> None:
+        """`address` is that of a running Ray; without one, this process starts a Ray."""
+        self._ray = joined(address)
+        self._changed = changed
+        here = self._ray.util.get_node_ip_address()
+        kind = self._ray.remote(max_restarts=-1, num_cpus=1, scheduling_strategy="SPREAD")(
+            WorkerActor
+        )
+        text = options_text(options)
+        self._actors = [kind.remote(delivery.text(), text, here) for _ in range(workers)]
+        self._found: list[dict[str, str]] = [{} for _ in self._actors]
+        self._closed = threading.Event()
+        self._error: RecdError | None = None
+        self._first = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="recd-backend")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return once a worker serves; an error if none can."""
+        if not self._first.wait(START):
+            self.close()
+            free = self._ray.available_resources().get("CPU", 0)
+            raise CapabilityError(
+                f"reader: none of {len(self._actors)} actors served within {START:g} s. Each takes "
+                f"one CPU of Ray's, of which {free:g} are free: lower reader.workers, or add nodes."
+            )
+        if self._error is not None:
+            self.close()
+            raise self._error
+
+    @property
+    def pids(self) -> list[int | None]:
+        """The processes, by slot; a node of another machine has numbers of its own."""
+        return [int(one["pid"]) if one else None for one in self._found]
+
+    @property
+    def nodes(self) -> list[str | None]:
+        """On which node of Ray each is, by slot."""
+        return [one.get("node") for one in self._found]
+
+    def close(self) -> None:
+        """End them all."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join(5 * LOOK)
+        for actor in self._actors:
+            with contextlib.suppress(Exception):  # Ray has ended already
+                self._ray.kill(actor)
+
+    def _keep(self) -> None:
+        asked: dict[Any, int] = {}
+        waiting = set(range(len(self._actors)))
+        while not self._closed.wait(LOOK):
+            try:
+                asked |= {self._actors[slot].where.remote(): slot for slot in waiting}
+                waiting.clear()
+                ready, _ = self._ray.wait([*asked], num_returns=len(asked), timeout=LOOK)
+                before = self._there()
+                for reference in ready:
+                    slot = asked.pop(reference)
+                    waiting.add(slot)
+                    self._found[slot] = self._answered(reference)
+            except Exception as error:  # nobody else would hear that Ray itself ended
+                if not self._closed.is_set():
+                    self._error = CapabilityError(f"reader: Ray does not answer: {error}")
+                    self._first.set()
+                return
+            if self._there() != before:
+                self._changed(self._there())
+            if self._there():
+                self._first.set()
+
+    def _there(self) -> dict[int, str]:
+        return {slot: one["address"] for slot, one in enumerate(self._found) if one}
+
+    def _answered(self, reference: Any) -> dict[str, str]:
+        """What an actor says of itself; nothing while it is away."""
+        try:
+            found: dict[str, str] = json.loads(self._ray.get(reference, timeout=0))
+        except self._ray.exceptions.RayError:
+            return {}
+        if "error" in found:
+            self._error = CapabilityError(found["error"])
+            self._first.set()
+            return {}
+        return found
+
+
+class WorkerActor:
+    """What runs in an actor: a worker, made when it is first asked where it serves."""
+
+    def __init__(self, delivery: str, options: str, trainer: str) -> None:
+        """Texts: an actor that is started again has the same."""
+        self._delivery, self._options, self._trainer = delivery, options, trainer
+        self._answer = ""
+
+    def where(self) -> str:
+        """The address, or why there is none."""
+        if not self._answer:
+            self._answer = json.dumps(self._served())
+        return self._answer
+
+    def _served(self) -> dict[str, str]:
+        import ray
+        import torch
+
+        torch.set_num_threads(1)
+        try:
+            options = options_of(self._options)
+            host = host_of(ray.util.get_node_ip_address(), self._trainer, options.credentials)
+            worker = Worker(Delivery.from_text(self._delivery), replace(options, host=host))
+        except RecdError as error:
+            return {"error": str(error)}
+        threading.Thread(target=worker.serve, daemon=True, name="recd-worker").start()
+        node = ray.get_runtime_context().get_node_id()
+        return {"address": worker.address, "pid": str(os.getpid()), "node": node}
+
+
+def host_of(node: str, trainer: str, credentials: Credentials) -> str:
+    """Where a worker of a node listens: on loopback where the trainer's machine is the same.
+
+    `CapabilityError` where it is not, and token or TLS is missing.
+    """
+    if node == trainer:
+        return HOST
+    credentials.check(node)
+    return node
+
+
+def options_text(options: WorkerOptions) -> str:
+    """Options as JSON; certificate and key as paths, which a node must have, too."""
+    credentials = options.credentials
+    return json.dumps(
+        {
+            "buffer_bytes": options.buffer_bytes,
+            "disk": None if options.disk is None else str(options.disk.resolve()),
+            "disk_bytes": options.disk_bytes,
+            "token": credentials.token,
+            "certificate": None
+            if credentials.certificate is None
+            else str(credentials.certificate.resolve()),
+            "key": None if credentials.key is None else str(credentials.key.resolve()),
+        }
+    )
+
+
+def options_of(text: str) -> WorkerOptions:
+    """What `options_text` was given."""
+    found = json.loads(text)
+    paths = {
+        name: None if found[name] is None else Path(found[name])
+        for name in ("disk", "certificate", "key")
+    }
+    return WorkerOptions(
+        buffer_bytes=found["buffer_bytes"],
+        disk=paths["disk"],
+        disk_bytes=found["disk_bytes"],
+        credentials=Credentials(
+            token=found["token"], certificate=paths["certificate"], key=paths["key"]
+        ),
+    )
+
+
+def joined(address: str | None) -> ModuleType:
+    """Ray, of which this process is a driver by now."""
+    # Ray reports each start to its makers unless this is set.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise CapabilityError(
+            "reader.backend: ray needs the package 'ray', which is not installed. Install it with "
+            "pip install 'recd-plugins[ray]', or choose `backend: local`."
+        ) from None
+    if address is not None and address != "auto":
+        _check_that_it_listens(address)
+    if ray.is_initialized():
+        return ray
+    alone: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": HOST}
+    try:
+        ray.init(
+            address or "local",
+            log_to_driver=False,
+            configure_logging=False,
+            **({} if address else alone),
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise _absent(address, error) from None
+    return ray
+
+
+def _check_that_it_listens(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise _absent(address, error) from None
+
+
+def _absent(address: str | None, error: Exception) -> CapabilityError:
+    return CapabilityError(
+        f"reader.ray_address: there is no Ray at {address} ({str(error).splitlines()[0]}). Start "
+        "one with `ray start --head` and name its HOST:PORT, or leave ray_address out to have one "
+        "started."
+    )

@@ -1,0 +1,236 @@
+"""The `service` reader: a rank's batches are made by workers, which it starts or finds."""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from recd_plugins.api import Config, Context, Loader, Range, RegistryError
+from recd_plugins.api.data import Split, Table
+from recd_plugins.api.reading import (
+    Delivery,
+    LocalReader,
+    LocalReaderConfig,
+    SessionOrder,
+    Shares,
+    Tail,
+    table_digest,
+)
+
+if TYPE_CHECKING:
+    from recd_dsi.service.fleet import Backend, Fleet
+    from recd_plugins.api.batch import Batch
+
+__all__ = ["ServiceReader", "ServiceReaderConfig", "build_service_reader"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceReaderConfig(Config):
+    """How workers read for a rank."""
+
+    workers: Annotated[int, Range(ge=1, le=256)] = 2
+    """Workers of a rank: so many are started; of those that are there, so many are asked."""
+    backend: Literal["local", "ray"] = "local"
+    """Who starts workers: each rank, as processes of its machine, which end with it (local), or as
+    actors of Ray, spread over its nodes (ray)."""
+    ray_address: str | None = None
+    """A running Ray that `backend: ray` joins, or `auto` for that of this machine; by default the
+    rank starts one."""
+    coordinator: str | None = None
+    """The host:port of a coordinator: its workers are asked, and none are started."""
+    token_file: Path | None = None
+    """The token of its workers, or of Ray's, beyond 127.0.0.1."""
+    certificate: Path | None = None
+    """PEM: the certificates that it trusts there; actors of Ray show it."""
+    key: Path | None = None
+    """PEM: the private key of that certificate, which actors of Ray read on their nodes."""
+    shuffle: bool = True
+    """As the local reader's."""
+    window: Annotated[int, Range(ge=0)] = 2
+    """As the local reader's."""
+    sessions: SessionOrder = "split"
+    """As the local reader's."""
+    tail: Tail = "drop"
+    """As the local reader's."""
+    streams: Annotated[int | None, Range(ge=1)] = None
+    """As the local reader's: equal streams are the same batches."""
+    pin_memory: bool | None = None
+    """Batches in pinned memory; by default on CUDA."""
+    prefetch_mib: Annotated[int, Range(ge=1)] = 64
+    """Batches that wait in the rank, in MiB."""
+    buffer_mib: Annotated[int, Range(ge=1)] = 256
+    """Batches that a started worker keeps, in MiB: those made ahead, then those it gave."""
+    cache: Path | None = None
+    """A folder where started workers keep batches that memory has no room for, and from where
+    jobs that ask for the same have them: another model over the same table and transforms."""
+    cache_mib: Annotated[int, Range(ge=1)] = 8192
+    """How large that folder may become, in MiB."""
+    hedge: Annotated[float, Range(gt=0)] = 1.0
+    """Seconds after which a worker must show that it is there, if a batch is wanted of it; after
+    twice as many another one is asked too."""
+    deadline: Annotated[float, Range(gt=0)] = 60.0
+    """Seconds after which a call to a worker has failed."""
+    patience: Annotated[float, Range(gt=0)] = 5.0
+    """Seconds without any worker after which the rank reads by itself, or fails."""
+    when_none_answers: Literal["read", "fail"] = "read"
+    """What a rank does then."""
+    damaged: Literal["raise", "skip"] = "raise"
+    """A stripe that two workers cannot read, each after some tries: it ends the epoch (raise), or
+    its rows come empty and weigh 0, in this epoch and all later ones, and a resumed run leaves
+    out the same (skip; 5% of the stripes at most, and `sessions: split` alone)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.damaged == "skip" and self.sessions != "split":
+            raise RegistryError(
+                f"skip leaves the order of rows as it is, which `sessions: {self.sessions}` makes "
+                "of what the rows hold. Choose split, or `damaged: raise`.",
+                "damaged",
+            )
+
+
+class ServiceReader:
+    """Opens loaders whose batches workers make; a `Reader`."""
+
+    def __init__(
+        self,
+        config: ServiceReaderConfig,
+        *,
+        local: LocalReader,
+        pin_memory: bool,
+        delivery: Callable[[], Delivery] | None,
+    ) -> None:
+        self._config, self._local = config, local
+        self._pin_memory, self._delivery = pin_memory, delivery
+
+    def loader(
+        self,
+        table: Table,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        split: Split,
+        transform: Callable[[Batch], Batch] | None = None,
+    ) -> Loader:
+        """The rank's; it reads in this process where its batches are not the registry's own."""
+        local = self._local.loader(
+            table,
+            rank=rank,
+            world_size=world_size,
+            batch_size=batch_size,
+            split=split,
+            transform=transform,
+        )
+        if self._delivery is None:
+            return local
+        from recd_dsi.service.fetching import FetchingOptions  # torch: seconds
+        from recd_dsi.service.job import BatchJob
+        from recd_dsi.service.loader import ServiceLoader
+
+        config, order, delivery = self._config, local.source.order, self._delivery()
+        shares = Shares(world_size=world_size, streams=order.streams)
+        return ServiceLoader(
+            local,
+            BatchJob.of(
+                order,
+                delivery=delivery.digest,
+                table=table_digest(table),
+                split=split,
+                consumers=world_size,
+            ),
+            rank,
+            first_stream=shares.streams_of(rank)[0],
+            fleet=lambda: started(config, delivery),
+            options=FetchingOptions(
+                prefetch_bytes=config.prefetch_mib * MIB,
+                hedge=config.hedge,
+                deadline=config.deadline,
+                patience=config.patience,
+                pin_memory=self._pin_memory,
+            ),
+            fall_back=config.when_none_answers == "read",
+            workers=config.workers,
+            leave_out=config.damaged == "skip",
+        )
+
+
+def build_service_reader(config: ServiceReaderConfig, context: Context) -> ServiceReader:
+    """The record's build."""
+    pin_memory = context.device == "cuda" if config.pin_memory is None else config.pin_memory
+    local = LocalReaderConfig(
+        shuffle=config.shuffle,
+        window=config.window,
+        sessions=config.sessions,
+        tail=config.tail,
+        streams=config.streams,
+        pin_memory=pin_memory,
+    )
+    return ServiceReader(
+        config,
+        local=LocalReader(local, seed=context.seed, pin_memory=pin_memory),
+        pin_memory=pin_memory,
+        delivery=context.delivery,
+    )
+
+
+_LOCK = Lock()
+_FLEETS: dict[tuple[str, ServiceReaderConfig], Fleet] = {}
+"""The workers that this process started, which all of its loaders share."""
+
+
+def started(config: ServiceReaderConfig, delivery: Delivery) -> Fleet:
+    """The workers of a registry, started where they are not yet."""
+    from recd_dsi.service.calls import credentials_of
+    from recd_dsi.service.coordinator import watch_members
+    from recd_dsi.service.fleet import Fleet
+    from recd_dsi.service.local_backend import LocalBackend
+    from recd_dsi.service.ray_backend import RayBackend
+    from recd_dsi.service.worker import WorkerOptions
+
+    with _LOCK:
+        place = (delivery.digest, config)
+        if place not in _FLEETS:
+            credentials = credentials_of(config.token_file, config.certificate, config.key)
+            if config.coordinator is not None:
+                _FLEETS[place] = fleet = Fleet(credentials, config.workers)
+                watch_members(
+                    fleet, config.coordinator, credentials, delivery.digest, config.workers
+                )
+                return fleet
+            if not credentials.token:  # others of this machine can call its loopback, too
+                credentials = replace(credentials, token=secrets.token_urlsafe(24))
+            fleet = Fleet(credentials, config.workers)
+            options = WorkerOptions(
+                buffer_bytes=config.buffer_mib * MIB,
+                disk=config.cache,
+                disk_bytes=config.cache_mib * MIB,
+                credentials=credentials,
+            )
+            backend: Backend
+            if config.backend == "ray":
+                backend = RayBackend(
+                    delivery, options, config.workers, fleet.now, address=config.ray_address
+                )
+            else:
+                backend = LocalBackend(delivery, options, config.workers, fleet.now)
+            backend.wait()
+            fleet.backend = backend
+            _FLEETS[place] = fleet
+        return _FLEETS[place]
+
+
+@atexit.register
+def end_workers() -> None:
+    """End the workers that this process started."""
+    with _LOCK:
+        for fleet in _FLEETS.values():
+            fleet.close()
+        _FLEETS.clear()

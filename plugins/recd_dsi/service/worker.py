@@ -1,0 +1,323 @@
+"""A worker: reads windows, transforms, and serves whole batches to whoever asks.
+
+One thread makes batches: those that somebody waits for first, then those that clients announced,
+until the buffer is full. A worker knows nothing of what it gave to whom: its end loses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from recd_dsi.service.buffer import Buffer, DiskCache, Key
+from recd_dsi.service.calls import (
+    HOST,
+    NO_CREDENTIALS,
+    Credentials,
+    Refused,
+    flight_error,
+    json_result,
+    listening,
+    server_options,
+)
+from recd_dsi.service.job import BatchJob, Request
+from recd_plugins.api import DataError, PluginError, RecdError
+from recd_plugins.api.batch import Batch, RankBatches, batch_to_record
+from recd_plugins.api.reading import Delivery, Shares, table_digest
+
+__all__ = ["TRIES", "Worker", "WorkerOptions"]
+
+WAIT = 600.0
+"""Seconds that a call waits for its batch at most; callers have deadlines of their own."""
+CURSORS = 3
+"""Places at which a worker reads at once: each has a window or two in memory."""
+STREAMS = 1024
+"""Clients whose announcements are remembered."""
+TRIES = 3
+"""How often a stripe is read until it counts as damaged."""
+SKIPPED = 8
+"""Batches that are made in passing, rather than a window read anew for one behind them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """How a worker serves."""
+
+    host: str = HOST
+    port: int = 0
+    """0: one that is free."""
+    buffer_bytes: int = 256 << 20
+    disk: Path | None = None
+    """A folder where batches are kept, which workers of a machine may share."""
+    disk_bytes: int = 8 << 30
+    credentials: Credentials = NO_CREDENTIALS
+
+
+class Worker(flight.FlightServerBase):
+    """Serves the batches of one registry's tables."""
+
+    def __init__(self, delivery: Delivery, options: WorkerOptions) -> None:
+        options.credentials.check(options.host)
+        self._opened = delivery.open()
+        self._digests = {
+            split: table_digest(self._opened.tables[split]) for split in ("train", "test")
+        }
+        self._transform = self._opened.transform
+        self._jobs: dict[str, _OpenJob] = {}
+        self._jobs_lock = threading.Lock()
+        self.id = uuid.uuid4().hex[:12]
+        self.began = time.time()
+        disk = None if options.disk is None else DiskCache(options.disk, options.disk_bytes)
+        self.buffer = Buffer(options.buffer_bytes, disk)
+        self._maker = Maker(self.buffer)
+        location = listening(options.host, options.port, options.credentials)
+        super().__init__(location, **server_options(options.credentials))
+        self.address = f"{options.host}:{self.port}"
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.RecordBatchStream:
+        """One batch, made now if it was not yet."""
+        try:
+            request = Request.from_bytes(ticket.ticket)
+            record = self._maker.batch(self._open(request), request)
+        except RecdError as error:
+            raise flight_error(error) from None
+        return flight.RecordBatchStream(pa.Table.from_batches([record]))
+
+    def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
+        """`ping`; `about`: what it makes batches of, and what it has done."""
+        if action.type == "ping":
+            return json_result({"id": self.id})
+        if action.type == "about":
+            return json_result(self.about() | {"decides": self._opened.delivery.decides})
+        raise flight_error(DataError(f"there is no action {action.type[:40]!r}: ping or about."))
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        """What may be asked beside batches."""
+        return [("ping", "Whether it answers."), ("about", "What it serves, and what it did.")]
+
+    def about(self) -> dict[str, Any]:
+        """Who it is and what it has done: what heartbeats carry."""
+        maker, buffer = self._maker, self.buffer
+        return {
+            "id": self.id,
+            "address": self.address,
+            "pid": os.getpid(),
+            "delivery": self._opened.delivery.digest,
+            "tables": self._digests,
+            "began": self.began,
+            "made": maker.made,
+            "rows": maker.rows,
+            "served": maker.served,
+            "hits": buffer.hits,
+            "windows": maker.openings,
+            "seconds_made": round(maker.seconds, 3),
+            "buffer_bytes": buffer.bytes,
+            "wanted_bytes": buffer.wanted_bytes,
+        }
+
+    def stop(self) -> None:
+        """Answer nothing any more."""
+        self._maker.close()
+        self.shutdown()
+
+    def _open(self, request: Request) -> _OpenJob:
+        """The job, checked against what this worker reads."""
+        job = request.job
+        found = self._jobs.get(job.digest)
+        if found is None:
+            ours = (self._opened.delivery.digest, self._digests[job.split])
+            if (job.delivery, job.table) != ours:
+                raise Refused(
+                    f"the worker at {self.address} makes batches of registry {ours[0]} and table "
+                    f"{ours[1]}, but was asked for registry {job.delivery} and table {job.table}."
+                )
+            found = _OpenJob(job, self._opened.tables[job.split], self._transform)
+            with self._jobs_lock:
+                if len(self._jobs) >= STREAMS:
+                    self._jobs.pop(next(iter(self._jobs)))
+                self._jobs[job.digest] = found
+        if request.batch >= found.length:
+            raise DataError(
+                f"batch {request.batch} was asked for, but an epoch has {found.length} batches."
+            )
+        return found
+
+
+class _OpenJob:
+    """A job over an open table."""
+
+    def __init__(
+        self, job: BatchJob, table: Any, transform: Callable[[Batch], Batch] | None
+    ) -> None:
+        self._job, self._table, self._transform = job, table, transform
+        if job.sessions != "split" and table.schema.session_id is None:
+            raise DataError(f"sessions: {job.sessions}, but the table has no sessions.")
+        self._order = job.order(tuple(stripe.num_rows for stripe in table.stripes))
+        self.length = self._order.num_batches
+
+    def batches(self, consumer: int, epoch: int, first: int, stop: int) -> Iterator[Any]:
+        """The consumer's batches, or an error in the place of one."""
+        shares = Shares(world_size=self._job.consumers, streams=self._job.streams)
+        rank = RankBatches(
+            self._table,
+            self._order,
+            shares,
+            rank=consumer,
+            prefetch=True,
+            transform=self._transform,
+        )
+        rank.left_out, rank.tries = self._job.left_out, TRIES
+        return rank.batches(epoch, first, stop)
+
+
+@dataclass
+class _Cursor:
+    """Where an epoch of a consumer is read, and what comes next there."""
+
+    batches: Iterator[Any]
+    next: int
+    stop: int
+
+
+Stream = tuple[str, int, int]
+
+
+class Maker:
+    """Makes batches in a thread of its own, in the order in which they are needed."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self._change = threading.Condition()
+        self._demands: OrderedDict[Key, tuple[_OpenJob, Request, Future[pa.RecordBatch]]] = (
+            OrderedDict()
+        )
+        self._announced: OrderedDict[tuple[str, Stream], tuple[_OpenJob, Request]] = OrderedDict()
+        """By client and stream, its latest request."""
+        self._cursors: OrderedDict[tuple[Stream, int], _Cursor] = OrderedDict()
+        self._closed = False
+        self.made = self.rows = self.served = self.openings = 0
+        self.seconds = 0.0
+        threading.Thread(target=self._run, daemon=True, name="recd-maker").start()
+
+    def batch(self, job: _OpenJob, request: Request) -> pa.RecordBatch:
+        """The batch that is asked for, from the buffer or made now."""
+        key = Key(*request.stream, request.batch)
+        found = self._buffer.get(key)
+        with self._change:
+            self._announced.pop((request.client, request.stream), None)
+            self._announced[request.client, request.stream] = (job, request)
+            if len(self._announced) > STREAMS:
+                self._announced.popitem(last=False)
+            self.served += 1
+            if found is None:
+                if key not in self._demands:
+                    self._demands[key] = (job, request, Future())
+                future = self._demands[key][2]
+            self._change.notify_all()
+        return future.result(WAIT) if found is None else found
+
+    def close(self) -> None:
+        """Make no more."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not (self._closed or self._demands or self._next_announced()):
+                    self._change.wait()
+                if self._closed:
+                    return
+                demanded = bool(self._demands)
+                if demanded:
+                    key, (job, request, _) = next(iter(self._demands.items()))
+                else:
+                    found = self._next_announced()
+                    assert found is not None
+                    key, job, request = found
+            record, wrong = None, None
+            try:
+                record = self._buffer.get(key) if demanded else None
+                if record is None:
+                    record = self._made(key, job, request, wanted=not demanded)
+            except RecdError as error:
+                wrong = error
+            except Exception as error:
+                wrong = PluginError(f"a batch raised {type(error).__name__} when made: {error}")
+            with self._change:
+                # Somebody may have asked while it was made ahead.
+                waiting = self._demands.pop(key, None)
+                if waiting is not None and wrong is None:
+                    waiting[2].set_result(record)
+                elif waiting is not None:
+                    waiting[2].set_exception(wrong)
+                if wrong is not None and not demanded:
+                    # Whoever asks for it hears of it; until then nothing is made ahead there.
+                    self._announced = OrderedDict(
+                        (who, what)
+                        for who, what in self._announced.items()
+                        if what[1].stream != request.stream
+                    )
+
+    def _next_announced(self) -> tuple[Key, _OpenJob, Request] | None:
+        """The next batch that a client will ask for and that is not made yet, if there is room."""
+        if not self._buffer.has_room():
+            return None
+        for job, request in self._announced.values():
+            for first, stop in request.ahead:
+                for batch in range(first, min(stop, job.length)):
+                    key = Key(*request.stream, batch)
+                    if key not in self._buffer:
+                        return key, job, request
+        return None
+
+    def _made(self, key: Key, job: _OpenJob, request: Request, *, wanted: bool) -> pa.RecordBatch:
+        """Make the batch where its epoch is read already, or begin to read there."""
+        began = time.perf_counter()
+        stop = next((end for first, end in request.ahead if first <= key.batch < end), 0)
+        if request.batch == key.batch:
+            stop = max(stop, next((e for f, e in request.ahead if f == key.batch + 1), 0))
+        place, cursor = self._cursor(key, job, max(stop, key.batch + 1))
+        while True:
+            handed = next(cursor.batches, None)
+            batch = None if handed is None else handed.batch
+            if batch is None or isinstance(batch, RecdError):
+                self._cursors.pop(place, None)
+                raise batch or PluginError(f"an epoch ended before batch {key.batch}.")
+            number, cursor.next = cursor.next, cursor.next + 1
+            record = batch_to_record(batch)
+            self.made, self.rows = self.made + 1, self.rows + len(batch)
+            if number == key.batch:
+                if cursor.next >= cursor.stop:
+                    self._cursors.pop(place, None)
+                self._buffer.put(key, record, wanted=wanted)
+                self.seconds += time.perf_counter() - began
+                return record
+            self._buffer.put(key._replace(batch=number), record, wanted=True)
+
+    def _cursor(self, key: Key, job: _OpenJob, stop: int) -> tuple[tuple[Stream, int], _Cursor]:
+        stream = (key.job, key.consumer, key.epoch)
+        for place, cursor in self._cursors.items():
+            near = cursor.next <= key.batch < min(cursor.stop, cursor.next + SKIPPED)
+            if place[0] == stream and near:
+                self._cursors.move_to_end(place)
+                return place, cursor
+        self.openings += 1
+        while len(self._cursors) >= CURSORS:
+            self._cursors.popitem(last=False)
+        batches = job.batches(key.consumer, key.epoch, key.batch, stop)
+        place = (stream, self.openings)
+        self._cursors[place] = _Cursor(batches, key.batch, stop)
+        return place, self._cursors[place]

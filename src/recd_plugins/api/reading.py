@@ -1,0 +1,26 @@
+"""What a reader of another kind is made of: order, local reader, what other processes need.
+
+The batches themselves are in `batch`, which needs torch.
+"""
+
+from recd_plugins.config import parse
+from recd_plugins.data.local_reader import LocalReader, LocalReaderConfig, table_digest
+from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
+from recd_plugins.data.stripes import DamagedStripe
+from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.registry.delivery import Delivery, OpenDelivery
+
+__all__ = [
+    "DamagedStripe",
+    "Delivery",
+    "LocalReader",
+    "LocalReaderConfig",
+    "OpenDelivery",
+    "Order",
+    "SessionOrder",
+    "Shares",
+    "Tail",
+    "die_with_parent",
+    "parse",
+    "table_digest",
+]

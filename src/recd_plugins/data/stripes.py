@@ -1,0 +1,57 @@
+"""A stripe: a Parquet row group, the unit of reading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location
+
+__all__ = ["DamagedStripe", "Stripe", "read_stripe"]
+
+
+class Stripe(NamedTuple):
+    """One row group of one file."""
+
+    file: Location
+    group: int
+    num_rows: int
+    """Those that the table has."""
+    stored: int | None = None
+    """Those that lie in the file, where the table has not all of them."""
+
+    def __str__(self) -> str:
+        return f"{self.file}, row group {self.group}"
+
+
+class DamagedStripe(DataError):
+    """A stripe that cannot be read, or whose rows break the schema."""
+
+    def __init__(self, message: str, stripe: int = -1) -> None:
+        super().__init__(message)
+        self.stripe = stripe
+        """Its number in the table."""
+
+
+def read_stripe(
+    file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str], *, threads: bool = True
+) -> pa.Table:
+    """Some columns of a stripe as they lie in its file; `DataError` where they do not decode."""
+    try:
+        rows = file.read_row_group(stripe.group, columns=list(columns), use_threads=threads)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{stripe}: cannot be read ({error}). The file was damaged or cut short: write "
+            "it again, or take it out of the table."
+        ) from error
+    stored = stripe.num_rows if stripe.stored is None else stripe.stored
+    if rows.num_rows != stored:
+        raise DataError(
+            f"{stripe}: has {rows.num_rows} rows, but had {stored} when the table "
+            "was opened. Do not write to a table while it is read."
+        )
+    return rows

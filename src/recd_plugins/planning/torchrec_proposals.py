@@ -1,0 +1,168 @@
+"""What TorchRec's planner compares, without the proposals that no placement can make the best.
+
+A proposal is an option for every table; TorchRec places its shards on ranks, which takes tens of
+milliseconds for a hundred tables, and rates it by the time of its busiest rank. That is no less
+than the mean over ranks. So a proposal whose mean is longer than the best rating so far is left
+out unplaced, and the plan that is found is the one that TorchRec finds without this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchrec.distributed.planner.proposers import GridSearchProposer, UniformProposer
+from torchrec.distributed.planner.types import Proposer, ShardingOption
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import Enumerator, Topology
+
+__all__ = ["Proposals"]
+
+Proposal = list[ShardingOption]
+ROUNDING = 1e-9
+"""What sums of floats in another order may be off by."""
+
+
+class Proposals:
+    """The proposals of TorchRec's own search, which share what is the best so far."""
+
+    def __init__(self, world_size: int, search: Literal["torchrec", "greedy"]) -> None:
+        self.world_size = world_size
+        self.best = float("inf")
+        """The least rating of those that were placed."""
+        self.compared: set[tuple[int, ...]] = set()
+        """Those that were met, each named by its options."""
+        self.placed: set[tuple[int, ...]] = set()
+        """Those of them that TorchRec placed on ranks."""
+        self._search = search
+
+    def proposers(self) -> list[Proposer]:
+        """In TorchRec's order: the first of those that are rated alike is taken."""
+        greedy = [_Promising(self, _greedy(_longest)), _Promising(self, _greedy(_total))]
+        if self._search == "greedy":
+            return list(greedy)
+        return [
+            _Promising(self, _as_proposed(GridSearchProposer())),
+            *greedy,
+            _Promising(self, _as_proposed(UniformProposer())),
+        ]
+
+
+class _Promising(Proposer):
+    """A TorchRec proposer of those that may be better than the best so far.
+
+    TorchRec asks for the next one after it has rated the last.
+    """
+
+    def __init__(
+        self, all_of: Proposals, ordered: Callable[[list[ShardingOption]], Iterator[Proposal]]
+    ) -> None:
+        self._all, self._ordered = all_of, ordered
+        self._left: Iterator[Proposal] = iter(())
+        self._now: Proposal | None = None
+
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
+        means = {id(option): _total(option) / self._all.world_size for option in search_space}
+        self._left = self._promising(self._ordered(search_space), means)
+        self._now = None
+
+    def propose(self) -> Proposal | None:
+        if self._now is None:
+            self._now = next(self._left, None)
+        return self._now
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        if partitionable and perf_rating is not None:
+            self._all.best = min(self._all.best, perf_rating)
+        self._now = None
+
+    def _promising(
+        self, proposals: Iterator[Proposal], means: dict[int, float]
+    ) -> Iterator[Proposal]:
+        for proposal in proposals:
+            options = tuple(map(id, proposal))
+            self._all.compared.add(options)
+            if sum(means[option] for option in options) < self._all.best * (1 + ROUNDING):
+                self._all.placed.add(options)
+                yield proposal
+
+
+def _greedy(
+    score: Callable[[ShardingOption], float],
+) -> Callable[[list[ShardingOption]], Iterator[Proposal]]:
+    """GreedyProposer's: the fastest option of each table; then, time and again, the next one of
+    the table that takes the most memory. TorchRec looks through all tables each time."""
+
+    def proposals(space: list[ShardingOption]) -> Iterator[Proposal]:
+        options: dict[str, list[ShardingOption]] = {}
+        for option in space:
+            options.setdefault(option.fqn, []).append(option)
+        of_tables = [sorted(own, key=score) for own in options.values()]
+        sizes = [[_size(option) for option in own] for own in of_tables]
+        at = [0] * len(of_tables)
+        # The first of those that are as large goes on, and none that takes no memory.
+        heap = [
+            (sizes[table][0], table)
+            for table, own in enumerate(of_tables)
+            if len(own) > 1 and any(sizes[table][0])
+        ]
+        heapify(heap)
+        while True:
+            yield [own[index] for own, index in zip(of_tables, at, strict=True)]
+            if not heap:
+                return
+            table = heap[0][1]
+            at[table] += 1
+            size = sizes[table][at[table]]
+            if at[table] + 1 < len(of_tables[table]) and any(size):
+                heapreplace(heap, (size, table))
+            else:
+                heappop(heap)
+
+    return proposals
+
+
+def _size(option: ShardingOption) -> tuple[float, ...]:
+    """What a table is the largest by, negative: the most of a rank, and of all, by memory."""
+    storages: Sequence[Any] = [shard.storage for shard in option.shards]
+    found: list[float] = []
+    for name in ("hbm", "ddr"):
+        each = [getattr(storage, name) for storage in storages]
+        found += [-max(each), -sum(each)]
+    return tuple(found)
+
+
+def _as_proposed(proposer: Proposer) -> Callable[[list[ShardingOption]], Iterator[Proposal]]:
+    """Those of a proposer which goes on alike however the last one was rated."""
+
+    def proposals(space: list[ShardingOption]) -> Iterator[Proposal]:
+        proposer.load(search_space=space)
+        while found := proposer.propose():
+            yield found
+            proposer.feedback(partitionable=True)
+
+    return proposals
+
+
+def _longest(option: ShardingOption) -> float:
+    """The score of GreedyProposer by default: of its longest shard."""
+    return max(_times(option))
+
+
+def _total(option: ShardingOption) -> float:
+    """Of all its shards, `use_depth=False`."""
+    return sum(_times(option))
+
+
+def _times(option: ShardingOption) -> list[float]:
+    return [float(shard.perf.total) for shard in option.shards if shard.perf is not None]

@@ -1,0 +1,140 @@
+"""What another process needs to make the batches of a registry: its values that decide on them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.data.dataset import Tables
+from recd_plugins.data.table import silent
+from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.contexts import Contexts
+from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.prepare import prepared
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.sparse.groups import Groups
+
+__all__ = ["Delivery", "OpenDelivery"]
+
+SLOTS_OF_BATCHES = ("log", "dataset", "etl", "dedup", "preprocess")
+"""The slots whose records make a batch of a table's rows, beside the reader."""
+FIELDS = {"values", "base", "providers"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """The part of a registry that decides what a row of its tables becomes in a batch.
+
+    It travels as JSON. Nothing in it is code: a process that opens it imports the plugins that it
+    names, as `recd train` does.
+    """
+
+    values: Mapping[str, Any]
+    """As registry.yaml has them; `dedup.groups` as they were chosen, never `auto`."""
+    base: str
+    """The folder that relative paths of plugins start from."""
+    providers: Mapping[str, str]
+    """By slot, which plugins of which versions fill it."""
+
+    @classmethod
+    def of(cls, registry: Registry, groups: Groups | None) -> Delivery:
+        """A registry's; `groups` are those that its converter takes, if it has one."""
+        source, train = registry.source.values, registry.train
+        values: dict[str, Any] = {
+            key: source[key] for key in ("plugins", *SLOTS_OF_BATCHES) if source.get(key)
+        }
+        if groups is not None and isinstance(values.get("dedup"), Mapping):
+            # Weighing them anew takes the model, and could end otherwise.
+            values["dedup"] = {**values["dedup"]}
+            if values["dedup"].get("groups") == "auto":
+                values["dedup"]["groups"] = [list(group) for group in groups]
+        values["folder"] = str(Path(registry.folder).resolve())
+        values["train"] = {
+            "seed": train.seed,
+            "batch_size": train.batch_size,
+            "device": "cpu",
+        }
+        providers = {
+            slot: ", ".join(str(choice.provider) for choice in registry.chosen(slot))
+            for slot in SLOTS_OF_BATCHES
+            if registry.chosen(slot)
+        }
+        plain = json.loads(json.dumps(values, default=str))
+        return cls(values=plain, base=str(registry.source.base.resolve()), providers=providers)
+
+    @classmethod
+    def from_text(cls, text: str) -> Delivery:
+        """What `text` made; `RegistryError` where it is none."""
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise RegistryError(f"a delivery is no JSON ({error}): send it again.") from None
+        if not isinstance(found, dict) or found.keys() != FIELDS:
+            raise RegistryError(
+                f"a delivery has {', '.join(sorted(FIELDS))}, but this has "
+                f"{', '.join(map(str, found)) if isinstance(found, dict) else found!r}."
+            )
+        return cls(**found)
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(
+            {"values": self.values, "base": self.base, "providers": self.providers}, sort_keys=True
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """Names what rows become, wherever tables and plugins lie."""
+        text = json.dumps(self.decides, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def decides(self) -> Mapping[str, Any]:
+        """What the digest is of: two deliveries that differ here make different batches."""
+        decides = {key: self.values[key] for key in SLOTS_OF_BATCHES if key in self.values}
+        train = {key: self.values["train"][key] for key in ("seed", "batch_size")}
+        return {**decides, "train": train, "providers": dict(self.providers)}
+
+    def open(self) -> OpenDelivery:
+        """Read and check it as a registry, and stand ready to make batches by it."""
+        registry = Registry.load(self.values, folder=Path(self.base))
+        for slot, theirs in self.providers.items():
+            ours = ", ".join(str(choice.provider) for choice in registry.chosen(slot))
+            if ours != theirs:
+                raise RegistryError(
+                    f"{slot}: the trainer has it of {theirs}, but here it is of {ours}; "
+                    f"{nearest(theirs, [ours])} Install the same versions."
+                )
+        return OpenDelivery(registry, self)
+
+
+class OpenDelivery:
+    """The tables and the transform of a delivery, each made when it is asked for."""
+
+    def __init__(self, registry: Registry, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self._registry = registry
+        self._contexts = Contexts(registry=registry, device="cpu", sharders=list)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The dataset, through every `etl` step."""
+        return prepared(self._registry, self._contexts.of, silent)
+
+    @cached_property
+    def transform(self) -> Callable[[Batch], Batch] | None:
+        """What `dedup` and `preprocess` do to a batch; none where it stays as it is."""
+
+        def found(notices: object) -> None:
+            """The trainer's own stack has given them."""
+
+        steps = FeatureSteps(self._registry, self._contexts, lambda: self.tables, found)
+        return steps.transform

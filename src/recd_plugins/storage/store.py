@@ -1,0 +1,222 @@
+"""How a store is reached, and what its faults become: tried again, or explained.
+
+The AWS library within Arrow retries by itself, request by request, with backoff and jitter, and
+ends a request that stalls. For any other store `tried` does so, for a whole operation.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+from recd_plugins.errors import DataError, RecdError, nearest
+
+if TYPE_CHECKING:
+    from recd_plugins.storage.uri import Uri
+
+__all__ = ["ATTEMPTS", "OpenStore", "explained", "store_of", "tried", "without"]
+
+R = TypeVar("R")
+
+ATTEMPTS = 5
+"""How often a request is made, unless the URI says `attempts`."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds before the second attempt; each pause is up to twice the one before."""
+CONNECT, REQUEST = 5.0, 10.0
+"""Seconds that connecting may take, and that may pass without a byte."""
+S3_OPTIONS = frozenset(
+    {
+        "access_key",
+        "allow_bucket_creation",
+        "anonymous",
+        "attempts",
+        "connect_timeout",
+        "endpoint_override",
+        "region",
+        "request_timeout",
+        "scheme",
+        "secret_key",
+        "session_token",
+    }
+)
+ARROWS = frozenset({"gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
+"""The other schemes that Arrow reads by itself."""
+
+
+@dataclass(frozen=True)
+class OpenStore:
+    """An open file system."""
+
+    system: Any
+    """A `pyarrow.fs.FileSystem`."""
+    keys: bool
+    """Whether it has no folders, only keys that begin alike."""
+    attempts: int
+    """How often `tried` tries."""
+    strip: str = ""
+    """What a URI's path begins with that this file system's do not."""
+    secrets: tuple[str, ...] = ()
+    """What no message may hold."""
+
+    def path(self, path: str) -> str:
+        return path.removeprefix(self.strip).lstrip("/") if self.strip else path
+
+
+@lru_cache(maxsize=64)
+def store_of(
+    process: int, scheme: str, container: str, access: tuple[tuple[str, str], ...]
+) -> OpenStore:
+    """The store of a URI; a process that was forked opens its own."""
+    options = dict(access)
+    secrets = tuple(v for k, v in access if v and ("key" in k or "token" in k or "secret" in k))
+    try:
+        if scheme in ("s3", "s3a"):
+            return _s3(options, secrets)
+        if scheme in ARROWS:
+            return _arrows(scheme, container, options, secrets)
+        return _fsspecs(scheme, container, options, secrets)
+    except RecdError:
+        raise
+    except (ImportError, OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{scheme}://{container}: this store cannot be opened: "
+            f"{without(str(error), secrets)}. See that its scheme is right, and that what reads it "
+            "is installed (libhdfs for hdfs; for others fsspec's package for the scheme)."
+        ) from None
+
+
+def _s3(options: dict[str, str], secrets: tuple[str, ...]) -> OpenStore:
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    for name in options:
+        if name not in S3_OPTIONS:
+            raise DataError(f"an S3 URI has no option {name!r}; {nearest(name, S3_OPTIONS)}")
+    endpoint = options.get("endpoint_override") or os.environ.get(
+        "AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")
+    )
+    parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
+    region = options.get("region") or os.environ.get(
+        "AWS_REGION", os.environ.get("AWS_DEFAULT_REGION")
+    )
+    system = S3FileSystem(
+        access_key=options.get("access_key"),
+        secret_key=options.get("secret_key"),
+        session_token=options.get("session_token"),
+        anonymous=options.get("anonymous", "").lower() in ("1", "true"),
+        # A store of one's own has no regions, and Amazon need not be asked for one.
+        region=region or ("us-east-1" if endpoint else None),
+        endpoint_override=parts.netloc or None,
+        scheme=options.get("scheme") or parts.scheme or "https",
+        connect_timeout=float(options.get("connect_timeout", CONNECT)),
+        request_timeout=float(options.get("request_timeout", REQUEST)),
+        retry_strategy=AwsStandardS3RetryStrategy(
+            max_attempts=int(options.get("attempts", ATTEMPTS))
+        ),
+        allow_bucket_creation=options.get("allow_bucket_creation", "").lower() in ("1", "true"),
+    )
+    return OpenStore(system, keys=True, attempts=1, secrets=secrets)
+
+
+def _arrows(
+    scheme: str, container: str, options: dict[str, str], secrets: tuple[str, ...]
+) -> OpenStore:
+    from pyarrow.fs import FileSystem
+
+    attempts = int(options.pop("attempts", ATTEMPTS))
+    query = f"?{urlencode(options)}" if options else ""
+    system, _ = FileSystem.from_uri(f"{scheme}://{container}/{query}")
+    hadoop = scheme in ("hdfs", "viewfs")
+    # Paths of HDFS begin at its root, the others' with the bucket.
+    return OpenStore(
+        system,
+        keys=not hadoop,
+        attempts=attempts,
+        strip=container if hadoop else "",
+        secrets=secrets,
+    )
+
+
+def _fsspecs(
+    scheme: str, container: str, options: dict[str, str], secrets: tuple[str, ...]
+) -> OpenStore:
+    try:
+        import fsspec
+    except ImportError:
+        raise DataError(
+            f"{scheme}://{container}: Arrow has no store of this scheme, and fsspec, which may "
+            "have it, is not installed: pip install fsspec."
+        ) from None
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    attempts = int(options.pop("attempts", ATTEMPTS))
+    system = fsspec.filesystem(scheme, **options)
+    return OpenStore(
+        PyFileSystem(FSSpecHandler(system)), keys=False, attempts=attempts, secrets=secrets
+    )
+
+
+def tried(work: Callable[[OpenStore], R], uri: Uri, store: OpenStore) -> R:
+    """What the work gives; it is done again after faults that may pass, and a fault that does not
+    is a `DataError`. `FileNotFoundError` is the caller's to explain."""
+    pause = FIRST_PAUSE
+    for attempt in range(1, store.attempts + 1):
+        try:
+            return work(store)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if attempt == store.attempts or not _may_pass(error):
+                raise explained(error, uri, store) from None
+        time.sleep(random.uniform(pause / 2, pause))
+        pause = min(2 * pause, LONGEST_PAUSE)
+    raise AssertionError("a store is tried once at least")
+
+
+MAY_PASS = re.compile(
+    r"status 5\d\d|\b50[0234]\b|\b429\b|curlCode|NETWORK_CONNECTION|SLOW_DOWN|THROTTL|timed? ?out"
+    r"|reset by peer|connection|temporar|unavailable|premature",
+    re.IGNORECASE,
+)
+REFUSED = re.compile(
+    r"ACCESS_DENIED|status 40[13]|\b40[13]\b|forbidden|INVALID_ACCESS_KEY|SIGNATURE|credential"
+    r"|permission|INVALID_CLIENT_TOKEN|EXPIRED_TOKEN",
+    re.IGNORECASE,
+)
+
+
+def _may_pass(error: OSError) -> bool:
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    return bool(MAY_PASS.search(str(error))) and not REFUSED.search(str(error))
+
+
+def explained(error: OSError, uri: Uri, store: OpenStore) -> DataError:
+    """A fault as a user reads it: which URI, what was wrong, what to do."""
+    why = without(str(error), store.secrets).strip().rstrip(".") or type(error).__name__
+    if REFUSED.search(why) or isinstance(error, PermissionError):
+        return DataError(
+            f"{uri}: the store refuses access ({why}). See that the credentials are right and may "
+            "read it: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile for s3, and "
+            "AWS_ENDPOINT_URL for a store of one's own."
+        )
+    if _may_pass(error):
+        return DataError(
+            f"{uri}: the store fails or is out of reach, time and again ({why}). See that the "
+            "endpoint is right (AWS_ENDPOINT_URL for s3) and up, and start again; the option "
+            "?attempts=N of the URI tries more often."
+        )
+    return DataError(f"{uri}: cannot be reached ({why}). Check the URI and the store.")
+
+
+def without(text: str, secrets: tuple[str, ...]) -> str:
+    """A text in which no secret stands."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text

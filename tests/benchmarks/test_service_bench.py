@@ -1,0 +1,44 @@
+"""Rung 3 (worker processes, small runs): the service's figures are of what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked import start_server
+
+from benchmarks.service.disturbed import stall, trials
+from benchmarks.service.rates import one_worker, second_job, wire
+from recd_dsi.service.reader import end_workers
+
+SIZES = {"samples": 1_500, "batch_size": 64}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    start_server()
+    yield tmp_path_factory.mktemp("service_bench")
+    end_workers()
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
+    rates = one_worker(folder, 1, **SIZES)
+    assert [one.target for one in rates] == [0.85, 0.25, 0.6, 0.25]
+    assert all(one.value > 0 and one.baseline == 1 for one in rates)
+    bytes_ = wire(folder, **SIZES)
+    assert bytes_.target is not None
+    assert 1 < bytes_.value < bytes_.target / 0.9 + 1
+    again = second_job(folder, 1, **SIZES)
+    assert again.target == 5
+    assert again.value > 0
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_killed_worker_changes_no_batch(folder: Path) -> None:
+    same = trials(folder, 1, **SIZES)
+    assert (same.value, same.target, same.met) == (1, 1, True)
+    assert 0 < stall(folder, 1, **SIZES).value < 60

@@ -1,0 +1,72 @@
+"""Value tests: batches bring along what reading them took, part by part."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from known_rows import open_loader
+
+from recd_plugins.data.preprocessing import ChosenTransform, steps_of
+from recd_plugins.data.read_seconds import PARTS, TimesReading
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.transform import BatchTransform, batch_steps
+
+NAP = 0.004
+
+
+class Naps:
+    """A transform that takes its time."""
+
+    def schema(self, schema: Schema) -> Schema:
+        return schema
+
+    def __call__(self, features: Any) -> Any:
+        time.sleep(NAP)
+        return features
+
+
+def naps(table: Any, *labels: str) -> BatchTransform:
+    chosen = [
+        ChosenTransform(who=label, where="", features=("*",), transform=Naps(), label=label)
+        for label in labels
+    ]
+    return BatchTransform(batch_steps(steps_of(chosen, table.schema)))
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": False}])
+def test_every_part_is_there_and_they_add_up(table: Any, options: Any) -> None:
+    loader = open_loader(table, transform=naps(table, "nap", "doze", "nap"), **options)
+    assert isinstance(loader, TimesReading)
+    names = ["I/O", "decode", "gather", "nap 1", "doze", "nap 2", "hand over"]
+    assert list(loader.read_seconds) == names
+    assert set(loader.read_seconds.values()) == {0.0}
+    began = time.perf_counter()
+    count = sum(1 for _ in loader)
+    took = time.perf_counter() - began
+    found = dict(loader.read_seconds)
+    assert list(found) == names
+    for name in ("nap 1", "doze", "nap 2"):
+        assert NAP <= found[name] / count < 20 * NAP
+    assert found["decode"] > 0
+    assert found["gather"] > 0
+    assert 0 <= found["hand over"] < took
+    if options:  # nothing goes on beside anything else
+        assert 0.5 * took < sum(found.values()) < took
+    list(loader)
+    assert all(loader.read_seconds[name] > found[name] for name in ("nap 1", "decode", "gather"))
+
+
+@pytest.mark.ranks
+def test_workers_send_theirs_along(table: Any) -> None:
+    loader = open_loader(table, transform=naps(table, "nap"), workers=2)
+    count = sum(1 for _ in loader)
+    assert NAP <= loader.read_seconds["nap"] / count < 20 * NAP
+    assert loader.read_seconds["decode"] > 0
+    assert loader.read_seconds["hand over"] >= 0
+    loader.close()
+
+
+def test_each_part_says_what_it_holds(table: Any) -> None:
+    assert {*open_loader(table).read_seconds} <= {*PARTS}

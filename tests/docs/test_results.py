@@ -1,0 +1,88 @@
+"""RESULTS.md and README's table are what the kept results say; compared commits, what got worse."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import compare
+from benchmarks.kept import KeptResult, kept_results
+from benchmarks.pages import BEGIN, END, PAGE, README, headline_rows, results_page
+
+CONDITIONS = {
+    "machine": {"cpu": "one", "cores": 2, "load_average_before": 0.1},
+    "versions": {"torch": "2", "torchrec": "1"},
+    "settings": {"quick": False},
+}
+
+
+def figure(name: str, value: float, **more: Any) -> dict[str, Any]:
+    known = {"unit": "x faster", "target": None, "at_most": False, "spread": 0.05, "met": None}
+    return {"name": name, "value": value, **known, **more}
+
+
+def result(commit: str, *figures: dict[str, Any], date: str = "2026-01-01") -> KeptResult:
+    return KeptResult(
+        suite="combined", date=date, commit=commit, conditions=CONDITIONS, figures=figures
+    )
+
+
+def test_the_pages_are_drawn_from_what_is_kept() -> None:
+    results = kept_results()
+    assert PAGE.read_text() == results_page(results), "python -m benchmarks --draw"
+    _, _, rest = README.read_text().partition(f"{BEGIN}\n")
+    table, _, _ = rest.partition(END)
+    assert table == "\n".join(headline_rows(results)) + "\n", "python -m benchmarks --draw"
+
+
+def test_a_result_is_kept_beside_those_before(tmp_path: Path) -> None:
+    one = result("abc", figure("a step", 2.0))
+    paths = [one.write(tmp_path), one.write(tmp_path)]
+    assert [path.name for path in paths] == [
+        "combined-2026-01-01-abc.json",
+        "combined-2026-01-01-abc-2.json",
+    ]
+    assert kept_results(tmp_path) == [dataclasses.replace(one, figures=[*one.figures])] * 2
+
+
+def test_a_page_has_misses_and_the_trend() -> None:
+    before = result("abc", figure("a step", 4.0), figure("bytes", 9.0, target=8.0, met=True))
+    after = result(
+        "def",
+        figure("a step", 4.1),
+        figure("bytes", 7.0, target=8.0, met=False),
+        date="2026-02-01",
+    )
+    page = results_page([before, after])
+    assert "Of 1 figures with a target, 0 meet it." in page
+    assert "| a step | 4.1x faster |  |  | 5% | as before |" in page
+    assert "| bytes | 7x faster | ≥ 8 | **missed** | 5% | -22% since abc |" in page
+
+
+def test_what_a_run_left_out_stays_as_it_was() -> None:
+    before = result("abc", figure("a step", 4.0), figure("another", 1.0))
+    page = results_page([before, result("def", figure("a step", 4.0), date="2026-02-01")])
+    assert "| another | 1x faster |  |  | 5% | of 2026-01-01, abc |" in page
+
+
+@pytest.mark.parametrize(
+    ("unit", "after", "worse"),
+    [
+        ("x faster", 3.0, True),
+        ("x faster", 3.9, False),
+        ("ms", 3.0, False),
+        ("ms", 4.3, True),
+        ("NE", 4.3, True),
+    ],
+)
+def test_two_commits(unit: str, after: float, worse: bool) -> None:
+    results = [
+        result("abc", figure("a step", 4.0, unit=unit)),
+        result("def", figure("a step", after, unit=unit)),
+    ]
+    (change,) = compare.changes(results, "abc", "def", quick=False)
+    assert change.worse is worse
+    assert not [*compare.changes(results, "abc", "def", quick=True)]

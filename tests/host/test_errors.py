@@ -1,0 +1,17 @@
+"""Value tests: what a message says of what a user wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from recd_plugins.errors import DataError, RecdError, RegistryError
+
+
+@pytest.mark.parametrize("kind", [RecdError, DataError, RegistryError])
+def test_no_word_of_a_message_is_shown_whole_that_is_too_long(kind: type[RecdError]) -> None:
+    message = str(kind(f"feature {'x' * 5_000} is not there; Known: item."))
+    assert message == f"feature {'x' * 100}[4,800 characters]{'x' * 100} is not there; Known: item."
+
+
+def test_where_something_lies_in_a_registry_opens_its_message() -> None:
+    assert str(RegistryError("is negative.", "train.steps")) == "train.steps: is negative."

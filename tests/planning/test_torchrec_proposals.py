@@ -1,0 +1,104 @@
+"""Ladder: the plan of the proposals that are placed on ranks is that of TorchRec's whole search."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.proposers import GreedyProposer
+from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recd_plugins.planning.sharders import default_sharders
+from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_search import OrderedEnumerator, torchrec_topology
+from recd_plugins.registry.settings import OptimizerSettings
+
+BATCH_SIZE = 512
+
+
+def model(tables: int, rows: int) -> nn.Module:
+    """Tables of several sizes and widths, which TorchRec has several ways to shard."""
+    meta = torch.device("meta")
+    return EmbeddingBagCollection(
+        device=meta,
+        tables=[
+            EmbeddingBagConfig(
+                name=f"t{number}",
+                num_embeddings=rows // (1 + number % 7),
+                embedding_dim=64 * (1 + number % 3),
+                feature_names=[f"f{number}"],
+            )
+            for number in range(tables)
+        ],
+    )
+
+
+def sharders() -> Any:
+    return default_sharders(OptimizerSettings().fused_params())
+
+
+def as_torchrec_searches(
+    tables: nn.Module, topology: Topology, ranks: int, search: str
+) -> EmbeddingShardingPlanner:
+    on = torchrec_topology(topology, ranks, topology.device or "cpu")
+    return EmbeddingShardingPlanner(
+        topology=on,
+        batch_size=BATCH_SIZE,
+        enumerator=OrderedEnumerator(topology=on, batch_size=BATCH_SIZE),
+        proposer=[GreedyProposer(), GreedyProposer(use_depth=False)]
+        if search == "greedy"
+        else None,
+        storage_reservation=HeuristicalStorageReservation(percentage=0.15),
+        debug=False,
+    )
+
+
+NODES = Topology(ranks_per_node=4, inter_node_gbps=12.5, intra_node_gbps=300)
+CASES = {
+    "a grid of two tables": (2, 10**6, 8, NODES, "torchrec"),
+    "greedy, alone": (4, 10**6, 8, NODES, "greedy"),
+    "thirty tables": (30, 10**6, 8, NODES, "torchrec"),
+    "one node": (12, 10**5, 4, Topology(), "torchrec"),
+    "hardly any memory": (
+        12,
+        10**6,
+        8,
+        Topology(ranks_per_node=4, device="cuda", device_memory_gb=0.75),
+        "torchrec",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_is_the_one_that_torchrec_finds_by_placing_all(case: str) -> None:
+    tables, rows, ranks, topology, search = CASES[case]
+    every = as_torchrec_searches(model(tables, rows), topology, ranks, search)
+    expected = every.plan(model(tables, rows), sharders())
+    planner = TorchRecPlanner(
+        TorchRecPlannerConfig(search="greedy" if search == "greedy" else "torchrec"),
+        device="cpu",
+        batch_size=BATCH_SIZE,
+        sharders=sharders,
+    )
+    found = planner.propose(model(tables, rows), topology, ranks)
+    assert str(found) == str(expected)
+
+
+def test_a_hundred_tables_take_few_placements() -> None:
+    planner = TorchRecPlanner(
+        TorchRecPlannerConfig(), device="cpu", batch_size=BATCH_SIZE, sharders=sharders
+    )
+    on = dataclasses.replace(NODES, device="cuda", device_memory_gb=80)
+    planner.propose(model(100, 10**7), on, 16)
+    head = planner.explain().splitlines()[0]
+    compared = int(head.split()[3].replace(",", ""))
+    placed = int(head.split("; ")[1].split()[0].replace(",", ""))
+    assert compared > 1_000
+    assert placed < 100

@@ -1,0 +1,24 @@
+"""Tables that these tests only read; workers are forked from the server of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked import start_server
+from service_jobs import write_tables
+
+from recd_dsi.service.reader import end_workers
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("service"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers() -> Iterator[None]:
+    start_server()
+    yield
+    end_workers()

@@ -1,0 +1,216 @@
+"""Rung 1 to 3: the cache on disk, who may call, and a coordinator that was away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from service_jobs import stack_of
+
+from recd_dsi.service.buffer import Buffer, DiskCache, Key
+from recd_dsi.service.calls import NO_CREDENTIALS, Caller, Credentials
+from recd_dsi.service.coordinator import Coordinator, join, watch_members
+from recd_dsi.service.fleet import Fleet
+from recd_dsi.service.loader import ServiceLoader
+from recd_dsi.service.reader import end_workers
+from recd_dsi.service.worker import Worker, WorkerOptions
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import CapabilityError
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.testing.resume import assert_same_batch
+
+
+@pytest.fixture(autouse=True)
+def _workers_of_each_test_alone() -> Iterator[None]:
+    yield
+    end_workers()
+
+
+def record(number: int, values: int = 1000) -> pa.RecordBatch:
+    return pa.record_batch({"values": pa.array([[number] * values], pa.list_(pa.int64()))})
+
+
+def key(number: int) -> Key:
+    return Key("job", 0, 0, number)
+
+
+def test_what_memory_has_no_room_for_is_on_disk_within_its_bound(tmp_path: Path) -> None:
+    size, most = record(0).nbytes, 10 * record(0).nbytes
+    buffer = Buffer(2 * size, DiskCache(tmp_path, most))
+    for number in range(40):
+        buffer.put(key(number), record(number), wanted=False)
+        assert buffer.bytes <= 2 * size
+        # It looks at the folder each eighth of the bound, so it may be that much over.
+        held = sum(file.stat().st_size for file in tmp_path.iterdir())
+        assert held <= 1.5 * most
+    assert buffer.get(key(37)) == record(37)
+    assert buffer.get(key(0)) is None  # removed from the folder, too
+
+
+@pytest.mark.parametrize("damage", [b"", b"no batch", "half"])
+def test_a_damaged_file_of_the_cache_is_none(tmp_path: Path, damage: bytes | str) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.put(key(1), record(1))
+    file = tmp_path / key(1).name
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if isinstance(damage, str) else damage)
+    assert cache.get(key(1)) is None
+
+
+def batches_by(worker: Worker, tables: Path) -> list[Batch]:
+    """An epoch of a trainer that asks this worker alone."""
+    Thread(target=worker.serve, daemon=True).start()
+    reader = {"use": "service", "workers": 1, "when_none_answers": "fail"}
+    loader = stack_of(tables, reader).loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    fleet = Fleet(NO_CREDENTIALS, 1)
+    fleet.now({0: worker.address})
+    loader.fleet = lambda: fleet
+    found = list(loader)
+    fleet.close()
+    worker.stop()
+    return found
+
+
+def test_a_second_job_has_batches_from_disk_and_damaged_ones_are_made_anew(
+    tables: Path, tmp_path: Path
+) -> None:
+    stack = stack_of(tables, {"use": "local"})
+    theirs = list(stack.loader(0, 1))
+    options = WorkerOptions(buffer_bytes=1, disk=tmp_path)  # memory keeps one batch
+    made = []
+    for _ in range(3):
+        worker = Worker(stack.delivery(), options)
+        found = batches_by(worker, tables)
+        made.append(worker.about()["made"])
+        assert len(found) == len(theirs)
+        for left, right in zip(theirs, found, strict=True):
+            assert_same_batch(left, right)
+        if len(made) == 2:
+            for file in sorted(tmp_path.iterdir())[:3]:
+                file.write_bytes(file.read_bytes()[:100])
+    assert made[0] >= len(theirs)
+    assert made[1] <= 2
+    assert 3 <= made[2] < len(theirs)
+
+
+@pytest.mark.parametrize("credentials", [Credentials(), Credentials(token="only a token")])
+def test_beyond_this_machine_nothing_starts_without_token_and_tls(
+    tables: Path, credentials: Credentials
+) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with pytest.raises(CapabilityError, match=r"both a token .* and TLS"):
+            Coordinator(host, 0, credentials)
+        with pytest.raises(CapabilityError, match=r"both a token .* and TLS"):
+            Caller(f"{host}:1", credentials)
+    delivery = stack_of(tables, {"use": "local"}).delivery()
+    with pytest.raises(CapabilityError, match=r"both a token .* and TLS"):
+        Worker(delivery, WorkerOptions(host="0.0.0.0", credentials=credentials))
+
+
+def test_a_wrong_token_is_refused() -> None:
+    server = Coordinator(credentials=Credentials(token="right"))
+    try:
+        assert Caller(server.address, Credentials(token="right")).act("workers", {}, 2.0)
+        for token in ("wrong", "", "right "):
+            with pytest.raises(flight.FlightUnauthenticatedError, match="a token is needed"):
+                Caller(server.address, Credentials(token=token)).act("workers", {}, 2.0)
+    finally:
+        server.shutdown()
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """One of this machine's address, and its key."""
+    found, key_file = folder / f"{name}.pem", folder / f"{name}.key"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    made += ["-nodes", "-days", "1", "-keyout", str(key_file), "-out", str(found), *subject]
+    subprocess.run(made, check=True, capture_output=True)
+    return found, key_file
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_server_of_another_certificate_is_not_called(tmp_path: Path) -> None:
+    ours, key_file = certificate(tmp_path, "ours")
+    other, _ = certificate(tmp_path, "other")
+    with pytest.raises(CapabilityError, match="needs the key of its certificate"):
+        Coordinator(credentials=Credentials(token="one", certificate=ours))
+    server = Coordinator(credentials=Credentials(token="one", certificate=ours, key=key_file))
+    try:
+        trusted = Credentials(token="one", certificate=ours)
+        assert Caller(server.address, trusted).act("workers", {}, 5.0) is not None
+        for stranger in (Credentials(token="one", certificate=other), Credentials(token="one")):
+            with pytest.raises(flight.FlightUnavailableError):
+                Caller(server.address, stranger).act("workers", {}, 5.0)
+    finally:
+        server.shutdown()
+
+
+class Known:
+    """A worker that is there, as `join` asks it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def about(self) -> dict[str, Any]:
+        return {"id": f"w{self.number}", "address": f"127.0.0.1:{self.number}", "delivery": "ab"}
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_coordinator_started_again_knows_its_workers_again_and_clients_keep_them() -> None:
+    first = Coordinator()
+    address, port = first.address, first.port
+    for number in (1, 2, 3):
+        join(Known(number), address, NO_CREDENTIALS)  # type: ignore[arg-type]
+    fleet = Fleet(NO_CREDENTIALS, 3)
+    watch_members(fleet, address, NO_CREDENTIALS, "ab", 3)
+    until(lambda: len(fleet.remotes()) == 3)
+    before = [(remote.slot, remote.address) for remote in fleet.remotes()]
+    first.shutdown()
+    time.sleep(1.2)
+    assert [(remote.slot, remote.address) for remote in fleet.remotes()] == before
+    again = Coordinator(port=port)
+    try:
+        until(lambda: len(again.members) == 3)
+        there = [(one["slot"], one["address"]) for one in again.members.there()]
+        assert there == before
+        until(lambda: [(one.slot, one.address) for one in fleet.remotes()] == before)
+    finally:
+        fleet.close()
+        again.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_rank_reads_itself_where_all_workers_hang(tables: Path) -> None:
+    reader = {"use": "service", "workers": 2, "hedge": 0.2, "patience": 2.5, "prefetch_mib": 1}
+    theirs = stack_of(tables, {"use": "local"}, batch_size=256).loader(0, 1)
+    loader = stack_of(tables, reader, batch_size=256).loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    backend = loader.fleet().backend
+    assert backend is not None
+    until(lambda: None not in backend.pids and len(loader.fleet().remotes()) == 2)
+    for pid in backend.pids:
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.warns(NoticeWarning, match="rank 0 reads by itself"):
+        there = list(loader)
+    for left, right in zip(theirs, there, strict=True):
+        assert_same_batch(left, right)
+    assert loader.read_here > 0

@@ -1,0 +1,109 @@
+"""Rung 3 (worker processes): a stripe that cannot be read ends the epoch, or is left out."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from itertools import islice
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from service_jobs import stack_of
+
+from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.testing.resume import assert_same_batch
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.filterwarnings("ignore:reader. rank:recd_plugins.notices.NoticeWarning"),
+]
+SERVICE = {"use": "service", "workers": 2}
+DAMAGED, ROWS = 3, range(300, 400)
+"""The stripe, and what `item` is in its rows."""
+
+
+@pytest.fixture
+def damaged(tables: Path, tmp_path: Path) -> Path:
+    """The tables, one stripe of which does not decode."""
+    shutil.copytree(tables, tmp_path / "tables")
+    (file,) = (tmp_path / "tables" / "train").glob("*.parquet")
+    group = pq.read_metadata(file).row_group(DAMAGED)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    column = next(one for one in columns if one.path_in_schema == "label")
+    with file.open("r+b") as bytes_of_file:
+        bytes_of_file.seek(column.data_page_offset + column.total_compressed_size // 2)
+        bytes_of_file.write(b"\xff" * 16)
+    return tmp_path / "tables"
+
+
+def test_a_stripe_that_is_left_out_weighs_nothing_and_all_else_stays(
+    tables: Path, damaged: Path
+) -> None:
+    skip, left_out = stack_of(damaged, {**SERVICE, "damaged": "skip"}, "partial"), []
+    notices: list[str] = []
+    whole = stack_of(tables, {"use": "local"}, "partial")
+    for rank in (0, 1):
+        theirs, ours = whole.loader(rank, 2), skip.loader(rank, 2)
+        for _ in range(2):  # epochs
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                there = list(ours)
+            notices += [str(one.message) for one in found if one.category is NoticeWarning]
+            assert len(there) == len(theirs)
+            for batch, clean in zip(there, theirs, strict=True):
+                gone, items = batch.weights == 0, clean.features["item"].values()
+                stripe = torch.tensor([int(item) in ROWS for item in items])
+                assert torch.equal(gone & (clean.weights > 0), stripe & (clean.weights > 0))
+                assert torch.equal(batch.dense[~gone], clean.dense[~gone])
+                assert torch.equal(batch.features["item"].values(), items[~gone])
+                assert not batch.features["item"].lengths()[gone].any()
+                left_out.append(int(gone.sum()))
+        assert ours.state_dict()["left_out"] == [DAMAGED]
+        assert ours.read_here == 0
+    assert [f"leaves out stripe {DAMAGED} from" in one for one in notices] == [True, True]
+    assert sum(left_out) > 150  # of 200 in two epochs, less what fills no batch
+
+
+def test_a_resumed_run_leaves_out_the_same_though_the_file_is_whole_again(
+    tables: Path, damaged: Path
+) -> None:
+    skip = {**SERVICE, "damaged": "skip"}
+    loader = stack_of(damaged, skip, "partial").loader(0, 1)
+    batches = iter(loader)
+    while "left_out" not in loader.state_dict():
+        next(batches)
+    state, rest = loader.state_dict(), list(islice(batches, 8))
+    assert any((batch.weights == 0).any() for batch in rest)
+    for reader in (skip, {"use": "local"}):
+        resumed = stack_of(tables, reader, "partial").loader(0, 1)
+        resumed.load_state_dict(state)
+        for batch, same in zip(rest, resumed, strict=False):
+            assert_same_batch(batch, same)
+        assert resumed.state_dict()["left_out"] == [DAMAGED]
+
+
+def test_an_epoch_ends_with_one_message_where_damage_is_an_error(damaged: Path) -> None:
+    loader = stack_of(damaged, SERVICE).loader(0, 1)
+    with pytest.raises(DataError, match=rf"row group {DAMAGED}: cannot be read"):
+        list(loader)
+
+
+def test_more_than_a_twentieth_is_not_left_out(tables: Path, tmp_path: Path) -> None:
+    shutil.copytree(tables, tmp_path / "tables")
+    (file,) = (tmp_path / "tables" / "train").glob("*.parquet")
+    stack = stack_of(tmp_path / "tables", {**SERVICE, "damaged": "skip"})
+    loader = stack.loader(0, 1)
+    batches = iter(loader)
+    next(batches)
+    whole = file.read_bytes()
+    file.write_bytes(b"\x00" * (len(whole) - 4) + whole[-4:])  # the same file: it stays open
+    with pytest.raises(DataError, match=r"of 15 stripes cannot be read.* 5% at most"):
+        list(batches)
+
+
+def test_sessions_that_stay_together_allow_no_skip(tables: Path) -> None:
+    with pytest.raises(RegistryError, match=r"sessions: whole.*damaged: raise"):
+        stack_of(tables, {**SERVICE, "damaged": "skip", "sessions": "whole"})

@@ -1,0 +1,68 @@
+"""Rung 1 to 3 (values, worker processes): the service's batches are the local reader's."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from service_jobs import KINDS, stack_of
+
+from recd_plugins.errors import DataError
+from recd_plugins.testing.resume import assert_same_batch, check_resume
+
+pytestmark = pytest.mark.ranks
+SERVICE = {"use": "service", "workers": 2}
+
+
+def assert_same(theirs, ours) -> None:
+    theirs, ours = list(theirs), list(ours)
+    assert len(theirs) == len(ours) > 0
+    for left, right in zip(theirs, ours, strict=True):
+        assert_same_batch(left, right)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_make_the_local_readers_batches(tables, kind):
+    local, service = stack_of(tables, {"use": "local"}, kind), stack_of(tables, SERVICE, kind)
+    for rank, world_size, split in (
+        (0, 1, "train"),
+        (0, 2, "train"),
+        (1, 2, "train"),
+        (0, 1, "test"),
+    ):
+        theirs = local.loader(rank, world_size, split)
+        ours = service.loader(rank, world_size, split)
+        assert len(theirs) == len(ours)
+        for _ in range(2):  # epochs
+            assert_same(theirs, ours)
+        assert ours.read_here == 0
+
+
+@pytest.mark.parametrize("order", [{"sessions": "whole"}, {"tail": "pad", "streams": 4}])
+def test_any_order_of_rows_is_kept(tables, order):
+    theirs = stack_of(tables, {"use": "local", **order}).loader(0, 1)
+    assert_same(theirs, stack_of(tables, {**SERVICE, **order}).loader(0, 1))
+
+
+def test_a_state_is_resumed_anywhere_in_the_epoch(tables):
+    stack = stack_of(tables, SERVICE)
+    check_resume(lambda: stack.loader(0, 1), positions=[0, 1, 20, len(stack.loader(0, 1))])
+
+
+def test_states_go_from_one_reader_to_the_other(tables):
+    stacks = [stack_of(tables, {"use": "local"}), stack_of(tables, SERVICE)]
+    for first, second in (stacks, stacks[::-1]):
+        loader = first.loader(0, 1)
+        batches = iter(loader)
+        list(islice(batches, 17))
+        state = loader.state_dict()
+        resumed = second.loader(0, 1)
+        resumed.load_state_dict(state)
+        assert_same(batches, resumed)
+        assert_same(loader, resumed)
+
+
+def test_a_state_of_other_streams_is_refused(tables):
+    state = stack_of(tables, SERVICE).loader(0, 2).state_dict()
+    with pytest.raises(DataError, match="made for streams 2"):
+        stack_of(tables, SERVICE).loader(0, 1).load_state_dict(state)

@@ -1,0 +1,160 @@
+"""Tables of Delta Lake and Iceberg that their own libraries wrote, read as snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pyarrow as pa
+import pytest
+from stored import rows
+
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.parquet import ParquetConfig, ParquetTables
+from recd_plugins.data.pins import check_pins, write_pins
+from recd_plugins.errors import DataError
+
+FOREIGN = ForeignSchema(
+    session_id=None,
+    timestamp=None,
+    dense=("d0", "d1"),
+    sparse=tuple(ForeignFeature(name=f"f{n}", num_ids=100) for n in range(6)),
+)
+
+
+def opened(tmp_path, kind, **options):
+    config = ParquetConfig(
+        train=tmp_path / "t", test=tmp_path / "t", format=kind, schema=FOREIGN, **options
+    )
+    return ParquetTables(config).prepare(tmp_path / "out")
+
+
+def labels(table):
+    return [x for one in table.stripes for x in table.read(one, ["d0"])["d0"].to_pylist()]
+
+
+class TestDelta:
+    @pytest.fixture
+    def table(self, tmp_path):
+        deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+        made = rows(60).append_column("country", pa.array(["DE", "FR", "IT"] * 20))
+        deltalake.write_deltalake(tmp_path / "t", made, partition_by=["country"])
+        deltalake.write_deltalake(tmp_path / "t", made.slice(0, 30), mode="append")
+        return deltalake.DeltaTable(tmp_path / "t")
+
+    def test_a_version_is_pinned(self, table, tmp_path):
+        tables = opened(tmp_path, "delta", snapshot=0)
+        assert (tables.train.num_rows, tables.test.num_rows) == (60, 90)
+        assert (tables.train.snapshot, tables.test.snapshot) == ("version 0", "version 1")
+        assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
+
+    def test_partitions_are_columns_by_the_log(self, table, tmp_path):
+        tables = opened(tmp_path, "delta")
+        found = []
+        for stripe in tables.train.stripes:
+            with tables.train.opened(stripe.file) as file:
+                found += file.read_row_group(stripe.group, ["country"])["country"].to_pylist()
+        assert {one: found.count(one) for one in found} == {"DE": 30, "FR": 30, "IT": 30}
+
+    def test_a_newer_version_is_not_what_the_run_read(self, table, tmp_path):
+        import deltalake
+
+        write_pins(tmp_path, opened(tmp_path, "delta"))
+        check_pins(tmp_path, opened(tmp_path, "delta"))
+        deltalake.write_deltalake(
+            tmp_path / "t",
+            rows(5).append_column("country", pa.array(["DE"] * 5)),
+            mode="append",
+        )
+        with pytest.raises(DataError, match="was not there when the run began"):
+            check_pins(tmp_path, opened(tmp_path, "delta"))
+        check_pins(tmp_path, opened(tmp_path, "delta", snapshot=1, snapshot_test=1))
+
+    def test_what_is_no_table_is_explained(self, tmp_path):
+        pytest.importorskip("deltalake", reason="needs the extra delta")
+        (tmp_path / "t").mkdir()
+        with pytest.raises(DataError, match=r"deltalake finds no files.*Check the path"):
+            opened(tmp_path, "delta")
+
+
+def iceberg(folder):
+    """A table and what commits to it: a catalog that keeps nothing but the latest table."""
+    from pyiceberg.catalog import MetastoreCatalog
+    from pyiceberg.catalog.noop import NoopCatalog
+    from pyiceberg.table import CommitTableResponse, Table
+
+    class Only(NoopCatalog):
+        _update_and_stage_table = MetastoreCatalog._update_and_stage_table
+        _create_staged_table = MetastoreCatalog._create_staged_table
+        _resolve_table_location = lambda self, location, *name: location  # noqa: E731
+        _get_default_warehouse_location = MetastoreCatalog._get_default_warehouse_location
+        _write_metadata = staticmethod(MetastoreCatalog._write_metadata)
+        _parse_metadata_version = staticmethod(MetastoreCatalog._parse_metadata_version)
+        latest = None
+
+        def create(self, schema):
+            staged = self._create_staged_table(("n", "t"), schema, f"file://{folder}")
+            self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
+            self.latest = Table(
+                ("n", "t"), staged.metadata, staged.metadata_location, staged.io, self
+            )
+            return self.latest
+
+        def kept(self, staged):
+            self.latest = Table(
+                ("n", "t"), staged.metadata, staged.metadata_location, staged.io, self
+            )
+            return self.latest
+
+        def load_table(self, identifier):
+            return self.latest
+
+        def commit_table(self, table, requirements, updates):
+            staged = self._update_and_stage_table(table, table.name(), requirements, updates)
+            self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
+            self.kept(staged)
+            return CommitTableResponse(
+                metadata=staged.metadata, metadata_location=staged.metadata_location
+            )
+
+    return Only("only")
+
+
+class TestIceberg:
+    @pytest.fixture
+    def catalog(self, tmp_path):
+        pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            catalog = iceberg(tmp_path / "t")
+            table = catalog.create(_plain(rows(1)).schema)
+            table.append(_plain(rows(60)))
+            table.append(_plain(rows(30)))
+            yield catalog
+
+    def test_a_snapshot_is_pinned(self, catalog, tmp_path):
+        first, second = catalog.latest.metadata.snapshots
+        tables = opened(tmp_path, "iceberg", snapshot=first.snapshot_id)
+        assert (tables.train.num_rows, tables.test.num_rows) == (60, 90)
+        assert tables.test.snapshot == f"snapshot {second.snapshot_id}"
+        assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
+
+    def test_an_unknown_snapshot(self, catalog, tmp_path):
+        with pytest.raises(DataError, match=r"has no snapshot 7\. Known: \d+, \d+"):
+            opened(tmp_path, "iceberg", snapshot=7)
+
+    def test_a_column_renamed_since_is_refused(self, catalog, tmp_path):
+        with catalog.latest.update_schema() as update:
+            update.rename_column("d0", "price")
+        with pytest.raises(DataError, match="has column 'price' under its name of before, 'd0'"):
+            opened(tmp_path, "iceberg")
+
+
+def _plain(table):
+    return table.replace_schema_metadata(None)
+
+
+def test_one_table_a_split(tmp_path):
+    config = ParquetConfig(train=(tmp_path, tmp_path / "b"), test=tmp_path, format="delta")
+    with pytest.raises(ValueError, match=r"dataset\.train: names 2 tables"):
+        _ = ParquetTables(dataclasses.replace(config)).schema
