@@ -1,6 +1,6 @@
 # Two commands: `make demo` sets up and runs the main job, `make test` sets up and tests.
-# On a CUDA machine: make demo TARGET=cuda.
-PYTHON ?= python3.11
+# On a CUDA machine: make demo TARGET=cuda, and make gpu.
+PYTHON ?= $(shell requirements/python.sh)
 TARGET ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,10 +27,16 @@ PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of|row_wise_of" test
 # Hundreds of processes of the tests import the same modules: they are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly lint clean
+.PHONY: demo gpu test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly lint test-cuda-lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
+	$(if $(filter cuda,$(TARGET)),@echo "make gpu tells whether each path of CUDA is right and how fast it is")
+
+# All that a GPU can show, in ten minutes: kept in a dated file of benchmarks/results.
+gpu:
+	$(MAKE) TARGET=cuda $(VENV)/ready
+	$(BIN)/python -m benchmarks.gpu $(if $(PART),--part $(PART))
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest $(WORKERS)
@@ -64,12 +70,19 @@ lint: $(VENV)/ready
 	$(BIN)/lint-imports
 
 $(VENV)/ready: $(LOCK) pyproject.toml
+	@test -n "$(PYTHON)" || { echo "There is no python3.13, python3.12 or python3.11 with venv and \
+	pip here. Debian has them as python3.11, python3-venv and python3-pip; make PYTHON=PATH \
+	names another Python." >&2; exit 1; }
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(TORCH_$(TARGET))
 	$(PIP) install --quiet --no-deps --require-hashes -r $(LOCK)
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m recd_plugins.compat.build $(TARGET)
 	touch $@
+
+# The tests under the CUDA lock, on a machine without a GPU: 8 GB of downloads.
+test-cuda-lock:
+	PYTHON=$(PYTHON) requirements/cuda_on_cpu.sh $(WORKERS)
 
 # Which small changes of a file its tests do not notice: make mutants FILE=src/... MOST=100.
 mutants: $(VENV)/mutants

@@ -11,13 +11,14 @@ suite's settings renews their figures alone.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
 import time
 
-from benchmarks.kept import KeptResult
+import torch
+
+from benchmarks.kept import keep
 from benchmarks.pages import draw
 from benchmarks.suites import SUITES, Suite
 
@@ -45,6 +46,9 @@ def measured(suites: list[Suite], quick: bool, arguments: list[str]) -> list[str
     """Run and keep them; the names of those that failed."""
     failed = []
     for number, suite in enumerate(suites, 1):
+        if suite.needs_cuda and not torch.cuda.is_available():
+            print(f"{number} of {len(suites)}: {suite.name} is left out, for there is no GPU here")
+            continue
         print(f"{number} of {len(suites)}: {suite.name}, {suite.about}", flush=True)
         began = time.monotonic()
         command = [sys.executable, "-m", f"benchmarks.{suite.module}", *suite.arguments, "--json"]
@@ -53,7 +57,8 @@ def measured(suites: list[Suite], quick: bool, arguments: list[str]) -> list[str
         if run.returncode:
             failed.append(suite.name)
             continue
-        path = _result(suite, json.loads(run.stdout.splitlines()[-1])).write()
+        printed = json.loads(run.stdout.splitlines()[-1])
+        path = keep(suite.name, printed["conditions"], printed["figures"])
         print(f"  {time.monotonic() - began:,.0f} s; kept as {path.name}", flush=True)
     return failed
 
@@ -63,33 +68,6 @@ def _chosen(names: list[str] | None) -> list[Suite]:
         have = ", ".join(suite.name for suite in SUITES)
         raise SystemExit(f"error: no suite is named {', '.join(unknown)}: there are {have}.")
     return [suite for suite in SUITES if names is None or suite.name in names]
-
-
-def _result(suite: Suite, printed: dict[str, object]) -> KeptResult:
-    now = datetime.datetime.now(datetime.UTC)
-    conditions = printed["conditions"]
-    assert isinstance(conditions, dict)
-    figures = printed["figures"]
-    assert isinstance(figures, list)
-    return KeptResult(
-        suite=suite.name,
-        date=f"{now:%Y-%m-%d}",
-        commit=_commit(),
-        conditions={"time": f"{now:%H:%M}", **conditions},
-        figures=figures,
-    )
-
-
-def _commit() -> str:
-    head = _git("rev-parse", "--short=9", "HEAD")
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "src", "plugins")
-    return head + "+" * bool(changed)
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
 
 
 if __name__ == "__main__":

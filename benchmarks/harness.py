@@ -34,6 +34,8 @@ __all__ = [
     "dropped",
     "main",
     "print_json",
+    "print_table",
+    "shown",
     "spread",
 ]
 
@@ -156,7 +158,7 @@ def main(
     if options.json:
         print_json(suite, conditions, report.figures)
     else:
-        _print(suite, conditions, report.figures)
+        print_table(suite, conditions, report.figures)
 
 
 def conditions_of(
@@ -174,11 +176,16 @@ def conditions_of(
 
 def print_json(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
     """The one object that every suite prints for `--json`."""
-    shown = [dataclasses.asdict(one) | {"met": one.met} for one in figures]
-    print(json.dumps({"suite": suite, "conditions": conditions, "figures": shown}))
+    print(json.dumps({"suite": suite, "conditions": conditions, "figures": shown(figures)}))
 
 
-def _print(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
+def shown(figures: Sequence[Figure]) -> list[dict[str, Any]]:
+    """Figures as JSON has them."""
+    return [dataclasses.asdict(one) | {"met": one.met} for one in figures]
+
+
+def print_table(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
+    """The table that a suite prints by default, and its conditions."""
     table = Table("figure", "value", "baseline", "target", "met", "spread", "note", title=suite)
     for one in figures:
         table.add_row(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "KeptFigure", "KeptResult", "histories", "kept_results", "noise"]
+__all__ = ["RESULTS", "KeptFigure", "KeptResult", "histories", "keep", "kept_results", "noise"]
 
 RESULTS = Path(__file__).parent / "results"
 UNKNOWN_NOISE = 0.1
@@ -58,6 +60,30 @@ class KeptResult:
             + "\n"
         )
         return path
+
+
+def keep(suite: str, conditions: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Path:
+    """Keep what a suite has measured just now, and with which commit."""
+    now = datetime.datetime.now(datetime.UTC)
+    return KeptResult(
+        suite=suite,
+        date=f"{now:%Y-%m-%d}",
+        commit=_commit(),
+        conditions={"time": f"{now:%H:%M}", **conditions},
+        figures=figures,
+    ).write()
+
+
+def _commit() -> str:
+    head = _git("rev-parse", "--short=9", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "src", "plugins")
+    return head + "+" * bool(changed)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
 
 
 def kept_results(folder: Path = RESULTS) -> list[KeptResult]:

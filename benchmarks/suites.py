@@ -21,6 +21,8 @@ class Suite:
     """What a quick run is given beside; nothing where every run is quick."""
     minutes: float
     """How long a full run takes on two cores."""
+    needs_cuda: bool = False
+    """Whether it is left out where there is no GPU."""
 
     @property
     def name(self) -> str:
@@ -123,5 +125,11 @@ SUITES = (
         module="service",
         about="The reader service, beside the local reader, and with workers that are killed.",
         minutes=4,
+    ),
+    Suite(
+        module="gpu",
+        about="Everything on a GPU: parity of each path, steps, UVM kernels, conversion, kernels.",
+        minutes=10,
+        needs_cuda=True,
     ),
 )

@@ -25,7 +25,16 @@ __all__ = ["NAVIGATION", "pages", "stage"]
 ROOT = Path(__file__).parents[1]
 NAVIGATION: dict[str, list[str]] = {
     "Tutorials": ["own-data", "tutorial", "own-trainer", "install"],
-    "How to": ["training", "plugins", "tier_planners", "advise", "schema", "storage", "service"],
+    "How to": [
+        "training",
+        "cuda",
+        "plugins",
+        "tier_planners",
+        "advise",
+        "schema",
+        "storage",
+        "service",
+    ],
     "Papers": ["recd", "flexshard", "scars", "dsi", "together"],
     "Reference": ["slots", "train", "api", "glossary", "compatibility", "reliability"],
     "Explanation": ["architecture", "scale", "compared"],

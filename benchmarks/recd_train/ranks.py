@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.types import ModuleSharder
 
 from benchmarks.recd_train.memory import give_back, tensor_memory
 from benchmarks.recd_train.workload import TrainSide, TrainWorkload
@@ -74,6 +76,7 @@ def take_turns(
     weighed: int = 0,
     reading: bool = False,
     sent: Callable[[], int] | None = None,
+    device: torch.device = CPU,
 ) -> dict[str, TrainSteps]:
     """A step of each side, again and again, each round the other way about.
 
@@ -82,7 +85,7 @@ def take_turns(
     the memory.
     """
     trainings = {
-        name: _Training(workload, side, None if reading else batches)
+        name: _Training(workload, side, None if reading else batches, device)
         for name, side in sides.items()
     }
     names = list(trainings)
@@ -95,7 +98,7 @@ def take_turns(
 
 def resident_memory(workload: TrainWorkload, side: TrainSide, *, steps: int, batches: int) -> int:
     """Bytes by which this process grows within steps; for one that has done nothing else."""
-    training = _Training(workload, side, batches)
+    training = _Training(workload, side, batches, CPU)
     for _ in range(WARM_UP):
         training.step(counts=False)
     give_back()  # what building and warming up left
@@ -108,13 +111,18 @@ def resident_memory(workload: TrainWorkload, side: TrainSide, *, steps: int, bat
 class _Training:
     """A side's job and its batches."""
 
-    def __init__(self, workload: TrainWorkload, side: TrainSide, batches: int | None) -> None:
-        stack = load(workload.registry(side))
-        if side.dedup and not side.pool_unique:
-            stack = _LookupsAlone(stack.registry)
+    def __init__(
+        self,
+        workload: TrainWorkload,
+        side: TrainSide,
+        batches: int | None,
+        device: torch.device,
+    ) -> None:
+        stack = _SideStack(load(workload.registry(side)).registry)
+        stack.side, self._device = side, device
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
         self._samples = stack.registry.train.batch_size * dist.get_world_size()
-        self._job = assemble(stack, CPU)  # before batches come, which may be ordered by the plan
+        self._job = assemble(stack, device)  # before batches come, which may be ordered by the plan
         self._held: list[Batch] = []
         if batches is None:
             self._batches = _endless(loader)
@@ -130,6 +138,8 @@ class _Training:
         dist.barrier()
         wall, cpu = time.perf_counter(), time.process_time()
         self._progress()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         dist.barrier()
         if counts:
             self._seconds.append(time.perf_counter() - wall)
@@ -170,11 +180,26 @@ class _Training:
         self._loss, *_ = self._job.pipeline.progress(self._batches)
 
 
-class _LookupsAlone(Stack):
-    """A stack whose poolings run on all samples."""
+class _SideStack(Stack):
+    """A stack whose model and sharders are those of a side."""
+
+    side: TrainSide
 
     def adapt(self, model: nn.Module, poolings: Sequence[str] = (), **options: Any) -> nn.Module:
-        return super().adapt(model, poolings, **{**options, "pool_unique": False})
+        given = {**options, "pool_unique": self.side.pool_unique, "route": self.side.route}
+        return super().adapt(model, poolings, **given)
+
+    def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
+        sharders: list[ModuleSharder[nn.Module]] = super().default_sharders()
+        if self.side.index_dedup:
+            sharders = [_index_dedup(sharder) for sharder in sharders]
+        return sharders
+
+
+def _index_dedup(sharder: Any) -> Any:
+    if type(sharder) is not EmbeddingCollectionSharder:
+        return sharder
+    return EmbeddingCollectionSharder(fused_params=sharder.fused_params, use_index_dedup=True)
 
 
 def _endless(loader: Loader) -> Iterator[Batch]:

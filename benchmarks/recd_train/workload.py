@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 
@@ -28,6 +28,10 @@ class TrainSide:
     """O7: poolings on unique samples too."""
     batch: int = 1
     """Times the model's batch size."""
+    route: Literal["padded", "vbe"] = "padded"
+    """How lookups take unique samples: as ours do, or in TorchRec's variable-batch form (CUDA)."""
+    index_dedup: bool = False
+    """Whether TorchRec looks different ids of sequences up once (CUDA)."""
 
 
 RECD = TrainSide()
@@ -50,6 +54,8 @@ class TrainWorkload:
     items: bool = True
     """Whether it has item features: without, all its features are deduplicated."""
     seed: int = 0
+    ranks: int = RANKS
+    device: str = "cpu"
 
     def registry(self, side: TrainSide) -> dict[str, Any]:
         values = models.registry(self.model, self.scale)
@@ -65,7 +71,8 @@ class TrainWorkload:
             del values["dedup"]
         if not side.clustered:
             del values["etl"], values["reader"]
-        train |= {"ranks": RANKS, "batch_size": side.batch * train["batch_size"]}
+        train |= {"ranks": self.ranks, "batch_size": side.batch * train["batch_size"]}
+        train["device"] = self.device
         return values
 
     @property

@@ -46,6 +46,10 @@ SHOWN = 20_000
 PRELOADED = ["torchrec", __name__]
 """What the server process imports before it forks the first rank; one server forks all."""
 
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""By this torch asks the driver how many devices there are without beginning to use one. fbgemm's
+CUDA build asks on import, and what is forked from a process that uses CUDA cannot use it."""
+
 Reference = dict[str, tuple[str, str]]
 """Module as pickled to (module to import, its file): where a rank finds what it is sent."""
 
@@ -174,6 +178,7 @@ class _Process:
     """One rank's process, as its parent sees it."""
 
     def __init__(self, place: Place, preload: Sequence[str]) -> None:
+        os.environ.setdefault(NVML_CHECK, "1")  # for the server, which inherits it
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(preload))
         self.connection, theirs = context.Pipe()

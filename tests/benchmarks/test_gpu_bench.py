@@ -1,0 +1,52 @@
+"""Rung 4 (a run): the program for a GPU, tried on the CPU; what fails costs its rows alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.gpu.__main__ import PARTS, main
+from benchmarks.gpu.parts import Part, Setting, ran
+from benchmarks.harness import Figure
+from benchmarks.kept import RESULTS
+from recd_plugins.testing.gloo import RanksFailed
+
+
+def test_parts_run_on_the_cpu() -> None:
+    before = set(RESULTS.iterdir())
+    figures = main(["--device", "cpu", "--quick", "--part", "vbe", "hot-batches", "kernels"])
+    assert len(figures) == 5  # the CPU has no variable-batch form to run
+    assert not [one.name for one in figures if one.met is False]
+    assert all(math.isfinite(one.value) for one in figures)
+    assert figures[0].name == "hot-batches: parity"
+    assert set(RESULTS.iterdir()) == before, "what the CPU does is no result"
+
+
+def test_one_failure_costs_one_row() -> None:
+    def fails(setting: Setting) -> Iterator[Figure]:
+        yield Figure(name="before", value=1, unit="")
+        raise RanksFailed("f failed on 1 of 1 ranks", {0: "Traceback\nValueError: a reason\n"})
+
+    part = Part(name="one", about="", run=fails)
+    before, row = ran(part, Setting(device="cpu", quick=True, seconds=1))
+    assert (before.name, row.name, row.met) == ("before", "one: runs", False)
+    assert row.note == "ValueError: a reason"
+
+
+def test_without_a_gpu_nothing_runs_unasked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        main([])
+    assert "recd doctor" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", "--part", "nothing"])
+    assert "there is no part nothing" in capsys.readouterr().err
+
+
+def test_parts_fit_ten_minutes_and_have_names_of_their_own() -> None:
+    assert len({part.name for part in PARTS}) == len(PARTS)
+    assert all(0 < part.seconds <= 120 for part in PARTS)
