@@ -1,6 +1,7 @@
 """Faults of every kind, drawn from a seed: what is promised of each must hold.
 
-    python -m benchmarks.faults [--quick] [--json] [--seed N] [--kind NAME]... [--sample N]
+    python -m benchmarks.faults [--quick] [--json] [--seed N] [--kind NAME]...
+        [--sample N | --cases N] [--jobs N]
 
 What fails is printed with the line that does it again (`--case NAME:NUMBER`).
 """
@@ -8,6 +9,7 @@ What fails is printed with the line that does it again (`--case NAME:NUMBER`).
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import shutil
@@ -15,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -62,15 +64,21 @@ def measure(
     kinds: Sequence[str] = (),
     only: str = "",
     sample: int | None = None,
+    most: int | None = None,
     jobs: int = 1,
 ) -> Report:
     chosen = [kind for kind in KINDS if kind.name in kinds] if kinds else KINDS
     begun = time.monotonic()
+    share = most / sum(kind.full for kind in chosen) if most else 0.0
+    counts = {
+        kind.name: sample or math.ceil(share * kind.full) or (kind.quick if quick else kind.full)
+        for kind in chosen
+    }
     lacks = {kind.name: why for kind in chosen if (why := kind.lacks())}
     able = [kind for kind in chosen if kind.name not in lacks]
     tried: list[Tried] = []
     with programs() as started, ThreadPoolExecutor(jobs) as pool:
-        cases = _cases(able, sample, quick, seed, only)
+        cases = _cases(able, counts, seed, only)
         trying = [pool.submit(_try, started, seed, case) for case in cases]
         try:
             for one in as_completed(trying):
@@ -104,7 +112,7 @@ def _broken(tried: Sequence[Tried], kind: Kind, promise: Promise) -> Figure:
 
 
 def _cases(
-    kinds: Sequence[Kind], sample: int | None, quick: bool, seed: int, only: str
+    kinds: Sequence[Kind], counts: Mapping[str, int], seed: int, only: str
 ) -> list[tuple[str, int, Case]]:
     """The cases to try, with their kinds and numbers; wherever a run is interrupted, it has tried
     as large a part of each kind."""
@@ -113,9 +121,8 @@ def _cases(
     for kind in kinds:
         if only and kind.name != wanted:
             continue
-        count = kind.quick if quick else kind.full
         drawn = kind.draw(random.Random(f"{seed} {kind.name}"))
-        first, last = (int(number), int(number) + 1) if number else (0, sample or count)
+        first, last = (int(number), int(number) + 1) if number else (0, counts[kind.name])
         some = list(islice(enumerate(drawn), first, last))
         found += [(place / len(some), kind.name, *one) for place, one in enumerate(some)]
     return [(kind, number, case) for _, kind, number, case in sorted(found, key=itemgetter(0))]
@@ -155,6 +162,7 @@ if __name__ == "__main__":
     parser.add_argument("--kind", action="append", choices=[kind.name for kind in KINDS])
     parser.add_argument("--case", default="")
     parser.add_argument("--sample", type=int, help="so many cases of each kind")
+    parser.add_argument("--cases", type=int, help="so many, of each kind its part of a full run")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     chosen, rest = parser.parse_known_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -167,6 +175,7 @@ if __name__ == "__main__":
             kinds=chosen.kind or (),
             only=chosen.case,
             sample=chosen.sample,
+            most=chosen.cases,
             jobs=chosen.jobs,
         ),
         rest,

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.faults.programs import Place
+from recd_plugins.data.read_log import with_digest
 
 __all__ = ["JOB", "RUN", "furnish", "written"]
 
@@ -45,7 +46,7 @@ ROWS = "session,time,click,user,item\n" + "".join(
     f"{row // 4},{1_700_000_000 + row},{row % 2},{row // 4 % 9},{row % 17}\n" for row in range(256)
 )
 """A log of clicks, of which a table is made."""
-READ = '{"time": 1700000000.0, "table": "table/train", "columns": ["click", "item"]}\n'
+READ = with_digest({"time": 1.7e9, "table": "table/train", "columns": ["click", "item"]})
 """A read log: a job that read two columns of it."""
 
 

@@ -1,8 +1,8 @@
 """Texts of JSON that other programs write, or a hand mends: programs of transforms, read logs.
 
 Each value of one is made odd, or its text is cut or altered. It is then read in this process: as
-what it says, or with an error that names it. A program that was altered is never taken, unless
-whoever did it wrote the digest anew; then its transforms are made, or refused.
+what it says, or with an error that names it. What was altered is never taken, unless whoever did it
+wrote the digest anew; then a program's transforms are made, or refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.faults.cases import LONGEST, Breach, Case, Kind
 from benchmarks.faults.jobs import READ
 from benchmarks.faults.programs import Place
-from recd_plugins.data.read_log import popularity
+from recd_plugins.data.read_log import popularity, with_digest
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import RecdError
 from recd_plugins.registry import Registry
@@ -108,20 +108,26 @@ def _digest_of(content: dict[str, Any]) -> str:
 def _odd_line(draw: random.Random) -> Case:
     line = json.loads(READ)
     path = draw.choice([*_paths(line), ()])
-    odd, last = draw.choice(ODD), draw.random() < 0.5
+    odd, last, anew = draw.choice(ODD), draw.random() < 0.5, draw.random() < 0.5
     changed = _with(line, path, odd)
     where = ".".join(map(str, path)) or "all of it"
     what = f"a read log with {where}: {json.dumps(odd)[:100]}{', in its last line' if last else ''}"
-    return Case(what=what, run=partial(_try_line, changed, last))
+    how = ", its digest written anew" if anew else ""
+    same = changed == line
+    return Case(what=what + how, run=partial(_try_line, changed, last, anew, same))
 
 
-def _try_line(changed: Any, last: bool, place: Place) -> Iterator[Breach]:
+def _try_line(changed: Any, last: bool, anew: bool, same: bool, place: Place) -> Iterator[Breach]:
     odd = json.dumps(changed) + "\n"
+    if anew and isinstance(changed, dict):
+        odd = with_digest({key: value for key, value in changed.items() if key != "digest"})
     file = place.write("read.log", READ + odd if last else odd + READ)
     read, breaches = _read(file, _read_log)
     yield from breaches
     if read is None:
         return
+    if not anew and not same:
+        yield Breach("silent change", "an altered line is taken")
     columns = changed.get("columns") if isinstance(changed, dict) else None
     known = ["click", "item", *(columns if isinstance(columns, list) else ())]
     strange = [name for name, _ in json.loads(read) if name not in known]

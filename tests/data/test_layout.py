@@ -21,6 +21,7 @@ from recd_plugins.data.layout import coalesced, layout_of
 from recd_plugins.data.read_log import note_reading, popularity
 from recd_plugins.data.rewrite import RewriteConfig, flattened, rewrite
 from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.probe import SCHEMA
 
@@ -41,6 +42,7 @@ def wide(folder: Path, rows: int = 50, columns: int = 12, group: int = 20) -> Pa
     each = [{key: [row, key] for key in (1, 7, 12) if row % key == 0} for row in range(rows)]
     made["m"] = maps(each, pa.int64(), LISTS)
     table = pa.table(made)
+    table = table.cast(table.schema.set(3, pa.field("c3", LISTS, nullable=False)))
     for number in range(2):
         part = table.slice(number * rows // 2, rows // 2)
         pq.write_table(
@@ -97,6 +99,7 @@ def test_a_rewrite_keeps_rows_and_footers_and_lays_columns_out_anew(tmp_path: Pa
     before, after = pq.read_table(source), pq.read_table(tmp_path / "r")
     names = ["c9", "m_7", "c3", *(f"c{n}" for n in range(12) if n not in (3, 9)), "m_1", "m_12"]
     assert after.column_names == names
+    assert [one.name for one in after.schema if not one.nullable] == ["c3"]
     for n in range(12):
         assert after[f"c{n}"].to_pylist() == before[f"c{n}"].to_pylist()
     for key in (1, 7, 12):
@@ -181,12 +184,14 @@ def test_popularity_counts_jobs_of_the_latest_days(tmp_path: Path) -> None:
     note_reading(log, tmp_path, ["c"], now=1e9 - 30 * 86_400)
     assert popularity(log, now=1e9 + 86_400) == {"b": 2, "a": 1}
     assert popularity(log, days=0.5, now=1e9 + 86_400) == {"b": 1}
-    with log.open("a") as file:
-        file.write('{"time": 1')  # a job writes it now
-    assert popularity(log, now=1e9 + 86_400) == {"b": 2, "a": 1}
-    log.write_text("odd\n{}\n")
-    with pytest.raises(DataError, match=r"reads\.jsonl:1: is no line of a read log"):
-        popularity(log)
+    whole = log.read_text()
+    log.write_text(whole + '{"time": 1')  # a job writes it now
+    with pytest.warns(NoticeWarning, match=r"reads\.jsonl:4: has no end, and does not count"):
+        assert popularity(log, now=1e9 + 86_400) == {"b": 2, "a": 1}
+    for altered in (whole.replace('"a"', '"c"'), whole.replace('"c"', '"a"'), whole + "{}\n"):
+        log.write_text(altered)
+        with pytest.raises(DataError, match=r"reads\.jsonl:\d: is no line of a read log, or was"):
+            popularity(log)
 
 
 @pytest.mark.parametrize(

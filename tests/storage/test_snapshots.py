@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 import warnings
 
 import pyarrow as pa
 import pytest
-from stored import rows
+from stored import put, rows
 
+from benchmarks.s3_endpoint import seeded
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.parquet import ParquetConfig, ParquetTables
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import location_of
 
 FOREIGN = ForeignSchema(
     session_id=None,
@@ -22,10 +25,9 @@ FOREIGN = ForeignSchema(
 )
 
 
-def opened(tmp_path, kind, **options):
-    config = ParquetConfig(
-        train=tmp_path / "t", test=tmp_path / "t", format=kind, schema=FOREIGN, **options
-    )
+def opened(tmp_path, kind, table=None, **options):
+    table = table or tmp_path / "t"
+    config = ParquetConfig(train=table, test=table, format=kind, schema=FOREIGN, **options)
     return ParquetTables(config).prepare(tmp_path / "out")
 
 
@@ -70,6 +72,14 @@ class TestDelta:
             check_pins(tmp_path, opened(tmp_path, "delta"))
         check_pins(tmp_path, opened(tmp_path, "delta", snapshot=1, snapshot_test=1))
 
+    def test_a_table_on_a_store(self, table, tmp_path, store):
+        target = location_of(f"s3://tables/{uuid.uuid4().hex}")
+        put(tmp_path / "t", target)
+        store.faults = seeded(3, 0.1, ("503", "cut"), most=3)
+        tables = opened(tmp_path, "delta", target, snapshot=0)
+        assert (tables.train.num_rows, tables.test.snapshot) == (60, "version 1")
+        assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
+
     def test_what_is_no_table_is_explained(self, tmp_path):
         pytest.importorskip("deltalake", reason="needs the extra delta")
         (tmp_path / "t").mkdir()
@@ -77,7 +87,7 @@ class TestDelta:
             opened(tmp_path, "delta")
 
 
-def iceberg(folder):
+def iceberg(place, **properties):
     """A table and what commits to it: a catalog that keeps nothing but the latest table."""
     from pyiceberg.catalog import MetastoreCatalog
     from pyiceberg.catalog.noop import NoopCatalog
@@ -93,7 +103,7 @@ def iceberg(folder):
         latest = None
 
         def create(self, schema):
-            staged = self._create_staged_table(("n", "t"), schema, f"file://{folder}")
+            staged = self._create_staged_table(("n", "t"), schema, place)
             self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
             self.latest = Table(
                 ("n", "t"), staged.metadata, staged.metadata_location, staged.io, self
@@ -117,7 +127,7 @@ def iceberg(folder):
                 metadata=staged.metadata, metadata_location=staged.metadata_location
             )
 
-    return Only("only")
+    return Only("only", **properties)
 
 
 class TestIceberg:
@@ -126,7 +136,7 @@ class TestIceberg:
         pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            catalog = iceberg(tmp_path / "t")
+            catalog = iceberg(f"file://{tmp_path}/t")
             table = catalog.create(_plain(rows(1)).schema)
             table.append(_plain(rows(60)))
             table.append(_plain(rows(30)))
@@ -137,6 +147,16 @@ class TestIceberg:
         tables = opened(tmp_path, "iceberg", snapshot=first.snapshot_id)
         assert (tables.train.num_rows, tables.test.num_rows) == (60, 90)
         assert tables.test.snapshot == f"snapshot {second.snapshot_id}"
+        assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
+
+    def test_a_table_on_a_store(self, tmp_path, store):
+        pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
+        target = f"s3://tables/{uuid.uuid4().hex}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            access = {"s3.endpoint": store.url, "s3.region": "us-east-1"}
+            iceberg(target, **access).create(_plain(rows(1)).schema).append(_plain(rows(60)))
+            tables = opened(tmp_path, "iceberg", location_of(target))
         assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
 
     def test_an_unknown_snapshot(self, catalog, tmp_path):

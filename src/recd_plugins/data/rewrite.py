@@ -325,9 +325,11 @@ def _write(
 
 def _laid_out(rows: pa.Table, keys: Mapping[str, Sequence[str]], config: RewriteConfig) -> pa.Table:
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    fields: dict[str, pa.Field] = {}
     for name in rows.column_names:
         if name not in keys:
             columns[name] = rows[name]
+            fields[name] = rows.schema.field(name)  # says whether it may hold nulls
             continue
         (chunk,) = rows[name].chunks or [pa.array([], rows[name].type)]
         parts = zip(keys[name], flattened(chunk, keys[name]), strict=True)
@@ -336,8 +338,11 @@ def _laid_out(rows: pa.Table, keys: Mapping[str, Sequence[str]], config: Rewrite
             if made in columns or made in rows.column_names:
                 raise DataError(f"column {name!r} has a key {key!r}, but there is a {made!r} too.")
             columns[made] = column
+            fields[made] = pa.field(made, column.type)
     for name in config.first:
         if name not in columns:
             raise DataError(f"no column {name!r} to come first; {nearest(name, columns)}")
     order = dict.fromkeys([*config.first, *columns])
-    return pa.table({name: columns[name] for name in order})
+    return pa.table(
+        [columns[name] for name in order], schema=pa.schema([fields[name] for name in order])
+    )

@@ -6,15 +6,15 @@ deleted within a file, and columns renamed since it was written, are refused, no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from recd_plugins.data.files import FileFacts, arrow_schema, read_footer
 from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.storage.store import s3_endpoint_and_region
 from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = ["TableFormat", "snapshot_files"]
@@ -49,10 +49,10 @@ def snapshot_files(table: Location, kind: TableFormat, snapshot: int | None) -> 
 def _delta(table: Location, version: int | None) -> Found:
     from deltalake import DeltaTable
 
-    if isinstance(table, Uri):
-        found = DeltaTable(str(table), version=version, storage_options=_delta_access(table))
-    else:
-        found = DeltaTable(table, version=version)
+    access = _access(table, DELTA_NAMES)
+    if access.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        access["AWS_ALLOW_HTTP"] = "true"
+    found = DeltaTable(str(table), version=version, storage_options=access)
     if found.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         raise DataError(
             f"{table}: maps its columns to other names in its files, which is not read. Rewrite it "
@@ -85,8 +85,7 @@ def _iceberg(table: Location, snapshot: int | None) -> Found:
     from pyiceberg.table import StaticTable
 
     described = _iceberg_metadata(table)
-    properties = _iceberg_access(table) if isinstance(table, Uri) else {}
-    found = StaticTable.from_metadata(str(described), properties)
+    found = StaticTable.from_metadata(str(described), _access(table, ICEBERG_NAMES))
     chosen = found.current_snapshot() if snapshot is None else found.snapshot_by_id(snapshot)
     if chosen is None:
         known = ", ".join(str(one.snapshot_id) for one in found.metadata.snapshots) or "none"
@@ -143,37 +142,26 @@ def _any(files: dict[Location, FileFacts], table: Location) -> dict[Location, Fi
     return files
 
 
-def _delta_access(table: Uri) -> dict[str, str]:
-    names = {
-        "access_key": "AWS_ACCESS_KEY_ID",
-        "secret_key": "AWS_SECRET_ACCESS_KEY",
-        "session_token": "AWS_SESSION_TOKEN",
-        "region": "AWS_REGION",
-        "endpoint_override": "AWS_ENDPOINT_URL",
-    }
-    options = table.access
-    given = {named: options[name] for name, named in names.items() if options.get(name)}
-    endpoint = given.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT_URL", ""))
-    if endpoint and "://" not in endpoint:
-        endpoint = given["AWS_ENDPOINT_URL"] = f"{options.get('scheme', 'https')}://{endpoint}"
-    if endpoint.startswith("http://"):
-        given["AWS_ALLOW_HTTP"] = "true"
-    return given
+DELTA_NAMES = {
+    "access_key": "AWS_ACCESS_KEY_ID",
+    "secret_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN",
+    "region": "AWS_REGION",
+    "endpoint_override": "AWS_ENDPOINT_URL",
+}
+ICEBERG_NAMES = {
+    "access_key": "s3.access-key-id",
+    "secret_key": "s3.secret-access-key",
+    "session_token": "s3.session-token",
+    "region": "s3.region",
+    "endpoint_override": "s3.endpoint",
+}
 
 
-def _iceberg_access(table: Uri) -> dict[str, Any]:
-    names = {
-        "access_key": "s3.access-key-id",
-        "secret_key": "s3.secret-access-key",
-        "session_token": "s3.session-token",
-        "region": "s3.region",
-        "endpoint_override": "s3.endpoint",
-    }
-    options = table.access
-    given = {named: options[name] for name, named in names.items() if options.get(name)}
-    endpoint = given.get("s3.endpoint", os.environ.get("AWS_ENDPOINT_URL", ""))
-    if endpoint and "://" not in endpoint:
-        endpoint = f"{options.get('scheme', 'https')}://{endpoint}"
-    if endpoint:
-        given |= {"s3.endpoint": endpoint, "s3.region": given.get("s3.region", "us-east-1")}
-    return given
+def _access(table: Location, names: Mapping[str, str]) -> dict[str, str]:
+    """How a table's store is reached, under a library's own names."""
+    if not isinstance(table, Uri):
+        return {}
+    endpoint, region = s3_endpoint_and_region(table.access)
+    options = {**table.access, "endpoint_override": endpoint, "region": region}
+    return {named: options[name] for name, named in names.items() if options.get(name)}

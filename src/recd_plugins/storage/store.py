@@ -10,7 +10,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,15 @@ from recd_plugins.errors import DataError, RecdError, nearest
 if TYPE_CHECKING:
     from recd_plugins.storage.uri import Uri
 
-__all__ = ["ATTEMPTS", "OpenStore", "explained", "store_of", "tried", "without"]
+__all__ = [
+    "ATTEMPTS",
+    "OpenStore",
+    "explained",
+    "s3_endpoint_and_region",
+    "store_of",
+    "tried",
+    "without",
+]
 
 R = TypeVar("R")
 
@@ -98,22 +106,16 @@ def _s3(options: dict[str, str], secrets: tuple[str, ...]) -> OpenStore:
     for name in options:
         if name not in S3_OPTIONS:
             raise DataError(f"an S3 URI has no option {name!r}; {nearest(name, S3_OPTIONS)}")
-    endpoint = options.get("endpoint_override") or os.environ.get(
-        "AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")
-    )
-    parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
-    region = options.get("region") or os.environ.get(
-        "AWS_REGION", os.environ.get("AWS_DEFAULT_REGION")
-    )
+    endpoint, region = s3_endpoint_and_region(options)
+    parts = urlsplit(endpoint)
     system = S3FileSystem(
         access_key=options.get("access_key"),
         secret_key=options.get("secret_key"),
         session_token=options.get("session_token"),
         anonymous=options.get("anonymous", "").lower() in ("1", "true"),
-        # A store of one's own has no regions, and Amazon need not be asked for one.
-        region=region or ("us-east-1" if endpoint else None),
+        region=region or None,
         endpoint_override=parts.netloc or None,
-        scheme=options.get("scheme") or parts.scheme or "https",
+        scheme=parts.scheme or options.get("scheme") or "https",
         connect_timeout=float(options.get("connect_timeout", CONNECT)),
         request_timeout=float(options.get("request_timeout", REQUEST)),
         retry_strategy=AwsStandardS3RetryStrategy(
@@ -122,6 +124,22 @@ def _s3(options: dict[str, str], secrets: tuple[str, ...]) -> OpenStore:
         allow_bucket_creation=options.get("allow_bucket_creation", "").lower() in ("1", "true"),
     )
     return OpenStore(system, keys=True, attempts=1, secrets=secrets)
+
+
+def s3_endpoint_and_region(options: Mapping[str, str]) -> tuple[str, str]:
+    """The URL of a store of one's own, or nothing for Amazon's; and the region. Both are the
+    URI's to say, or the environment's."""
+    endpoint = options.get("endpoint_override") or os.environ.get(
+        "AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")
+    )
+    region = options.get("region") or os.environ.get(
+        "AWS_REGION", os.environ.get("AWS_DEFAULT_REGION", "")
+    )
+    if not endpoint:
+        return "", region
+    named, _, host = endpoint.rpartition("://")
+    # A store of one's own has no regions, and Amazon need not be asked for one.
+    return f"{options.get('scheme') or named or 'https'}://{host}", region or "us-east-1"
 
 
 def _arrows(

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from recd_plugins.compat.pytorch import own_store
+from recd_plugins.config.whole_file import write_whole
 from recd_plugins.launch.command import EXPLAINED
 
 __all__ = ["Standing", "Watchdog", "main_frames", "verdict"]
@@ -405,7 +406,7 @@ def _titled(one: Standing) -> str:
 def _write(standings: Sequence[Standing], folder: Path) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     for one in standings:
-        (folder / f"rank-{one.rank}.txt").write_text(_titled(one))
+        write_whole(folder / f"rank-{one.rank}.txt", _titled(one))
     return True
 
 

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.notices import hide_warnings
@@ -156,7 +157,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     if os.environ["RANK"] == "0":
-        (arguments.into / "trial.json").write_text(json.dumps(found))
+        write_whole(arguments.into / "trial.json", json.dumps(found))
 
 
 if __name__ == "__main__":
