@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from recd_dedup.log.shard_file import Damaged, Sealed, sync_folder
 from recd_plugins.api import DataError
+from recd_plugins.api.data import Location
 
 __all__ = ["SealedFiles", "Unsealed", "write_sealed"]
 
@@ -46,15 +47,16 @@ class Unsealed(NamedTuple):
 class SealedFiles:
     """The sealed files of a log's folder, as far as its writers have closed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self._folder = folder
         self._lists: dict[str, dict[str, Sealed]] = {}
         """By the writer's list, which never changes."""
 
-    def of(self, shard: str, damaged: Damaged) -> dict[Path, Sealed]:
+    def of(self, shard: str, damaged: Damaged) -> dict[Location, Sealed]:
         """The sealed files of a shard's folder; `DataError` where one is gone or cut short."""
         found = {}
-        for file in sorted((self._folder / "sealed").glob("*.json")):
+        lists: list[Location] = [*(self._folder / "sealed").glob("*.json")]
+        for file in sorted(lists, key=str):
             if file.name not in self._lists:
                 self._lists[file.name] = _listed(file, damaged)
             for name, sealed in self._lists[file.name].items():
@@ -80,7 +82,7 @@ def write_sealed(folder: Path, writer: str, files: Mapping[Path, Sealed], *, syn
         sync_folder(target.parent)
 
 
-def _listed(file: Path, damaged: Damaged) -> dict[str, Sealed]:
+def _listed(file: Location, damaged: Damaged) -> dict[str, Sealed]:
     try:
         held = json.loads(file.read_text("utf-8"))
         if held["digest"] == _digest(held["files"]):
@@ -92,7 +94,7 @@ def _listed(file: Path, damaged: Damaged) -> dict[str, Sealed]:
     return {}
 
 
-def _is_as_sealed(path: Path, sealed: Sealed, damaged: Damaged) -> bool:
+def _is_as_sealed(path: Location, sealed: Sealed, damaged: Damaged) -> bool:
     there = f"it was sealed with {sealed.messages:,} messages in {sealed.bytes:,} bytes"
     if not path.exists():
         _report(path, f"is not there; {there}", damaged)
@@ -104,7 +106,7 @@ def _is_as_sealed(path: Path, sealed: Sealed, damaged: Damaged) -> bool:
     return True
 
 
-def _report(path: Path, what: str, damaged: Damaged) -> None:
+def _report(path: Location, what: str, damaged: Damaged) -> None:
     if damaged == "raise":
         raise DataError(
             f"{path}: {what}. Take it from a copy, or read with `damaged: skip` to go without what "

@@ -29,7 +29,7 @@ import struct
 from collections.abc import Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import IO, Literal, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -38,7 +38,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from recd_plugins.api import DataError
-from recd_plugins.api.data import MESSAGES
+from recd_plugins.api.data import MESSAGES, Location
 
 __all__ = [
     "Damaged",
@@ -81,7 +81,7 @@ class Sealed(NamedTuple):
 class Frame(NamedTuple):
     """Where a block lies, as its header says."""
 
-    file: Path
+    file: Location
     offset: int
     messages: int
     raw: int
@@ -110,7 +110,7 @@ def frame_bytes(payload: bytes, *, messages: int, raw: int, first: int) -> bytes
     return _checked(header) + payload
 
 
-def frames(file: Path, shard: int, damaged: Damaged = "raise") -> Iterator[Frame]:
+def frames(file: Location, shard: int, damaged: Damaged = "raise") -> Iterator[Frame]:
     """The frames of a file from their headers alone, the seal included, a torn tail left out."""
     with file.open("rb") as opened:
         head = opened.read(FILE_BYTES)
@@ -158,7 +158,7 @@ def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
     return None
 
 
-def _check_trailer(seal: Frame, opened: BinaryIO, found: bytes, damaged: Damaged) -> None:
+def _check_trailer(seal: Frame, opened: IO[bytes], found: bytes, damaged: Damaged) -> None:
     """Hold the blocks of a file to what its writer sealed; older writers sealed without saying."""
     trailer = _at(opened, seal.offset + FRAME_BYTES, seal.stored)
     if trailer in (b"", found):
@@ -180,9 +180,9 @@ def _check_trailer(seal: Frame, opened: BinaryIO, found: bytes, damaged: Damaged
     LOG.warning("%s: %s", seal, what)
 
 
-def _after_damage(file: Path, offset: int, damaged: Damaged) -> int | None:
+def _after_damage(file: Location, offset: int, damaged: Damaged) -> int | None:
     """Where the next whole frame begins; None if the damage is a torn tail."""
-    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
+    with _content(file) as data:
         found = data.find(MAGIC, offset + 1)
         while found >= 0:
             frame = _parsed(file, found, data[found : found + FRAME_BYTES])
@@ -203,7 +203,7 @@ def _after_damage(file: Path, offset: int, damaged: Damaged) -> int | None:
     return found
 
 
-def _parsed(file: Path, offset: int, header: bytes) -> Frame | None:
+def _parsed(file: Location, offset: int, header: bytes) -> Frame | None:
     if len(header) < FRAME_BYTES or header != _checked(header[: FRAME.size]):
         return None
     magic, messages, raw, stored, first, checksum = FRAME.unpack(header[: FRAME.size])
@@ -214,13 +214,23 @@ def _checked(data: bytes) -> bytes:
     return data + CRC.pack(crc32(data))
 
 
-def _at(opened: BinaryIO, offset: int, size: int) -> bytes:
+def _at(opened: IO[bytes], offset: int, size: int) -> bytes:
     opened.seek(offset)
     return opened.read(size)
 
 
-def _size(opened: BinaryIO) -> int:
-    return os.fstat(opened.fileno()).st_size
+def _size(opened: IO[bytes]) -> int:
+    return opened.seek(0, os.SEEK_END)
+
+
+@contextlib.contextmanager
+def _content(file: Location) -> Iterator[mmap | bytes]:
+    """All bytes of a file: mapped, or fetched from a store."""
+    if isinstance(file, Path):
+        with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
+            yield data
+    else:
+        yield file.read_bytes()
 
 
 Fsync = Literal["block", "flush", "never"]

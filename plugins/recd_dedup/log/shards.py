@@ -1,4 +1,4 @@
-"""The `zstd_shards` log: a folder of shard files on disk, one per writer and log shard.
+"""The `zstd_shards` log: a folder of shard files, one per writer and log shard.
 
 A message's log shard is decided by its session (O1), or by the message itself (the baseline).
 Writers share no file, so any number of processes may write at once, and one that is killed
@@ -6,6 +6,8 @@ hurts nobody: the next one begins files of its own. A reader merges the files of
 the time of their blocks, and sees whole blocks only. What is in the log is the folder's to say
 (`shard-00007/<writer>.log`), and what must be there is in its writers' lists of sealed files
 (`sealed.py`); its manifest holds only what must never change under the messages that are there.
+
+A log is written on a disk, for its files grow; copied to a store, it is read there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, TypeVar, get_args
 from zlib import crc32
 
 import numpy as np
@@ -41,7 +43,7 @@ from recd_dedup.log.shard_file import (
     read_block,
 )
 from recd_plugins.api import Config, Context, DataError, Range
-from recd_plugins.api.data import MESSAGES, LogRoute
+from recd_plugins.api.data import MESSAGES, Location, LogRoute
 
 __all__ = [
     "Manifest",
@@ -57,6 +59,7 @@ __all__ = [
 
 LOG = logging.getLogger(__name__)
 NAME = "manifest.json"
+L = TypeVar("L", Path, Location)
 FORMAT = 1
 
 
@@ -69,7 +72,7 @@ class Manifest:
     format: int = FORMAT
 
     @classmethod
-    def of(cls, folder: Path) -> Manifest | None:
+    def of(cls, folder: Location) -> Manifest | None:
         """The manifest of a folder; None where no log has begun."""
         file = folder / NAME
         if not file.exists():
@@ -102,7 +105,7 @@ class Manifest:
         finally:
             draft.unlink()
 
-    def check(self, folder: Path) -> None:
+    def check(self, folder: Location) -> None:
         """`DataError` where the folder's log is another than this."""
         there = Manifest.of(folder)
         if there is None and (lost := next(folder.glob("shard-*/*.log"), None)):
@@ -161,8 +164,9 @@ def routed(
 class ZstdShardsConfig(Config):
     """Raw logs as zstd-packed shard files."""
 
-    folder: Path | None = None
-    """Where the log lies; by default `log` in the registry's folder."""
+    folder: Location | None = None
+    """Where the log lies; by default `log` in the registry's folder. One on a store is read, not
+    written."""
     shards: Annotated[int, Range(ge=1, le=65_536)] = 64
     """Log shards. A writer holds up to `block_bytes` of each in memory."""
     route: LogRoute = "session"
@@ -180,13 +184,13 @@ class ZstdShardsConfig(Config):
 class ZstdShards:
     """Opened for writing and reading; to be used by one thread."""
 
-    def __init__(self, config: ZstdShardsConfig, folder: Path) -> None:
+    def __init__(self, config: ZstdShardsConfig, folder: Location) -> None:
         self.config = config
         self.folder = folder
         self._manifest = Manifest(shards=config.shards, route=config.route)
         self._manifest.check(folder)
         self._sealed = SealedFiles(folder)
-        self.unsealed: dict[Path, Unsealed] = {}
+        self.unsealed: dict[Location, Unsealed] = {}
         """What was read so far of files that their writers have not sealed."""
         self._start_writing()
 
@@ -201,6 +205,12 @@ class ZstdShards:
     def append(self, messages: pa.RecordBatch) -> None:
         """Add messages; a block of a shard is written when it is full, the rest by `flush`."""
         check_messages(messages)
+        if not isinstance(self.folder, Path):
+            raise DataError(
+                f"{self.folder}: is on a store, where files cannot grow, so a log is read there and "
+                "written on a disk. Set `log.folder` to a folder of this machine, and copy it once "
+                "its writers have closed."
+            )
         self._leave_to_parent()
         for shard, part in routed(messages, self.route, self.shards):
             self._append(shard, part)
@@ -220,7 +230,7 @@ class ZstdShards:
                 file = self._files.popitem()[1]
                 sealed[file.path] = file.close()
         finally:
-            if sealed:
+            if sealed and isinstance(self.folder, Path):
                 sync = self.config.fsync != "never"
                 write_sealed(self.folder, self._writer, sealed, sync=sync)
         self._start_writing()
@@ -247,7 +257,7 @@ class ZstdShards:
                 messages_left = left.messages - frame.messages
                 self._tell(frame.file, Unsealed(left.blocks - 1, messages_left, lost))
 
-    def _frames(self, file: Path, shard: int, sealed: Sealed | None) -> list[Frame]:
+    def _frames(self, file: Location, shard: int, sealed: Sealed | None) -> list[Frame]:
         """The blocks of a file, its seal left out; without one, what is read of it is counted."""
         damaged = self.config.damaged
         found = list(frames(file, shard, damaged))
@@ -270,7 +280,7 @@ class ZstdShards:
         self._tell(file, Unsealed(len(found), sum(frame.messages for frame in found), tail))
         return found
 
-    def _tell(self, file: Path, left: Unsealed) -> None:
+    def _tell(self, file: Location, left: Unsealed) -> None:
         if left.tail and self.unsealed.get(file) != left:
             LOG.warning("%s: %s", file, left)
         self.unsealed[file] = left
@@ -317,6 +327,7 @@ class ZstdShards:
     def _write(self, shard: int, block: LogBlock) -> None:
         if not block.count:
             return
+        assert isinstance(self.folder, Path)  # as `append` saw
         if shard not in self._files:
             if not self._files:
                 self._manifest.settle(self.folder)
@@ -326,12 +337,12 @@ class ZstdShards:
         block.clear()
 
 
-def shard_files(folder: Path, shard: int) -> list[Path]:
+def shard_files(folder: L, shard: int) -> list[L]:
     """The files of a shard, one per writer."""
     return sorted(_folder_of(folder, shard).glob("*.log"))
 
 
-def _folder_of(folder: Path, shard: int) -> Path:
+def _folder_of(folder: L, shard: int) -> L:
     return folder / f"shard-{shard:05}"
 
 

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Delimiter, Header, progress, reported
-from recd_plugins.errors import DataError
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Delimiter,
+    Header,
+    location_argument,
+    progress,
+    reported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +34,7 @@ Checkables = Annotated[
     typer.Argument(
         help="Tables, foreign files or folders of them; or a registry.yaml, for its dataset.",
         metavar="PATH...",
+        parser=location_argument,
     ),
 ]
 SchemaFile = Annotated[
@@ -37,6 +45,7 @@ SchemaFile = Annotated[
         "footers say.",
         metavar="FILE",
         show_default=False,
+        parser=location_argument,
     ),
 ]
 
@@ -100,29 +109,17 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
     for split in SPLITS:
         if isinstance(config, ParquetConfig):
             named = config.train if split == "train" else config.test
-            files = _on_disk(table_files(named))
+            files = table_files(named)
             schema = given or config.schema or _of_footer(files[0])
         else:
             table = stack.prepare(show)[split]
-            files, schema = _on_disk(table.files), as_foreign(table.schema)
+            files, schema = table.files, as_foreign(table.schema)
         found[split] = check_files(files, schema, progress=show)
     return found
 
 
-def _on_disk(files: Sequence[Location]) -> list[Path]:
-    from recd_plugins.storage.uri import Uri
-
-    for file in files:
-        if isinstance(file, Uri):
-            raise DataError(
-                f"{file}: is on a store, and every value is checked of files on disk alone. Copy "
-                "some of the table's files, and check these."
-            )
-    return [file for file in files if isinstance(file, Path)]
-
-
 def _tables(
-    paths: list[Path],
+    paths: Sequence[Location],
     given: ForeignSchema | None,
     delimiter: str | None,
     header: bool | None,
@@ -133,7 +130,7 @@ def _tables(
     from recd_plugins.data.importing.checking import check_files
     from recd_plugins.data.importing.formats import files_of
 
-    def checked(named: list[Path]) -> Checked:
+    def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)
         schema = given or _of_footer(files[0])
         return check_files(files, schema, delimiter=delimiter, header=header, progress=show)
@@ -143,7 +140,7 @@ def _tables(
     return {", ".join(map(str, paths)): checked(paths)}
 
 
-def _of_footer(file: Path) -> ForeignSchema | None:
+def _of_footer(file: Location) -> ForeignSchema | None:
     from recd_plugins.data.importing.checking import as_foreign, schema_in_footer
 
     own = schema_in_footer(file)

@@ -15,7 +15,7 @@ from recd_plugins.cli.options import (
     Delimiter,
     ForeignPaths,
     Header,
-    path_argument,
+    location_argument,
     progress,
     reported,
 )
@@ -28,9 +28,9 @@ __all__ = ["import_"]
 Destination = Annotated[
     Path,
     typer.Argument(
-        help="The folder to make; it must not be there yet.",
+        help="The folder to make, or its URI on a store; it must not be there yet.",
         metavar="TABLE",
-        parser=path_argument,
+        parser=location_argument,
     ),
 ]
 SchemaFile = Annotated[
@@ -41,6 +41,7 @@ SchemaFile = Annotated[
         "suggest, doubts and all.",
         metavar="FILE",
         show_default=False,
+        parser=location_argument,
     ),
 ]
 By = Annotated[

@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Delimiter, ForeignPaths, Header, reported
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Delimiter,
+    ForeignPaths,
+    Header,
+    location_argument,
+    reported,
+)
 from recd_plugins.cli.written import check_writable
 from recd_plugins.config.whole_file import write_whole
 
@@ -17,7 +25,13 @@ __all__ = ["schema"]
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="The file to write; by default the console.", metavar="FILE"),
+    typer.Option(
+        "--out",
+        "-o",
+        help="The file to write, or its URI; by default the console.",
+        metavar="FILE",
+        parser=location_argument,
+    ),
 ]
 
 

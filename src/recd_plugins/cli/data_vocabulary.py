@@ -16,6 +16,7 @@ from recd_plugins.cli.options import (
     Delimiter,
     ForeignPaths,
     Header,
+    location_argument,
     progress,
     reported,
 )
@@ -35,7 +36,13 @@ Columns = Annotated[
 ]
 To = Annotated[
     Path,
-    typer.Option("--save", help="The Parquet file to write.", metavar="FILE", show_default=False),
+    typer.Option(
+        "--save",
+        help="The Parquet file to write, or its URI.",
+        metavar="FILE",
+        show_default=False,
+        parser=location_argument,
+    ),
 ]
 Most = Annotated[
     int, typer.Option("--most", help="Ids in all, at most: the most frequent values get them.")
@@ -72,7 +79,7 @@ def vocabulary(
             made = write_vocabulary(
                 found,
                 column,
-                save.resolve(),  # what a link leads to is replaced, not the link
+                save,
                 most=most,
                 least_count=least_count,
                 others=others,

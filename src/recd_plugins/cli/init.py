@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.options import AsJson, Debug, location_argument, reported
 from recd_plugins.cli.written import check_writable
 from recd_plugins.config.whole_file import write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.schema import Schema, SparseFeature
+    from recd_plugins.storage.uri import Location
 
 __all__ = ["SchemaFile", "Test", "init", "registry_of_table"]
 
@@ -24,16 +25,22 @@ TableFolder = Annotated[
     typer.Argument(
         help="What `recd data import` made: a folder with train/ and test/, or one table.",
         metavar="TABLE",
+        parser=location_argument,
     ),
 ]
 Test = Annotated[
     Path | None,
-    typer.Option("--test", help="The table to test on, where TABLE has no test/.", metavar="TABLE"),
+    typer.Option(
+        "--test",
+        help="The table to test on, where TABLE has no test/.",
+        metavar="TABLE",
+        parser=location_argument,
+    ),
 ]
 SchemaFile = Annotated[
     Path | None,
     typer.Option("--schema", help="What the columns mean, for Parquet files that somebody else "
-                 "wrote, to be read where they are.", metavar="FILE"),
+                 "wrote, to be read where they are.", metavar="FILE", parser=location_argument),
 ]  # fmt: skip
 Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write.", metavar="FILE")]
 Replace = Annotated[bool, typer.Option("--force", help="Replace the file where it is there.")]
@@ -72,7 +79,9 @@ def init(
         print(f"{out}: {model} on {rows:,} rows; next: recd train -r {out}")
 
 
-def registry_of_table(table: Path, test: Path | None, schema: Path | None) -> tuple[str, int]:
+def registry_of_table(
+    table: Location, test: Location | None, schema: Location | None
+) -> tuple[str, int]:
     """The registry for a table, and how many rows that has."""
     from recd_plugins.data.importing.schema_file import load_schema
     from recd_plugins.data.table import Table
@@ -93,7 +102,7 @@ def registry_of_table(table: Path, test: Path | None, schema: Path | None) -> tu
 
 
 def registry_text(
-    train: Path, test: Path, schema: Schema, rows: int, foreign: ForeignSchema | None = None
+    train: Location, test: Location, schema: Schema, rows: int, foreign: ForeignSchema | None = None
 ) -> str:
     """The registry, with a word to each choice."""
     import yaml

@@ -73,9 +73,10 @@ TableFolder = Annotated[
 ForeignPaths = Annotated[
     list[Path],
     typer.Argument(
-        help="Files of Parquet, CSV, TSV or lines of JSON, packed or not, or folders of them.",
+        help="Files of Parquet, CSV, TSV or lines of JSON, packed or not, or folders of them; on a "
+        "store, their URIs.",
         metavar="PATH...",
-        parser=path_argument,
+        parser=location_argument,
     ),
 ]
 Delimiter = Annotated[

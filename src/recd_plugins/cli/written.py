@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import RegistryError
+from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.trainer.run_folder import check_makes_files
 
 __all__ = ["PICTURES", "check_writable"]
@@ -14,9 +13,13 @@ PICTURES = (".png", ".pdf", ".svg")
 """How a picture's file may end."""
 
 
-def check_writable(path: Path | None, option: str, suffixes: tuple[str, ...] = ()) -> None:
+def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...] = ()) -> None:
     """`RegistryError` where no such file can be made; what is there already may be replaced."""
     if path is None:
+        return
+    if isinstance(path, Uri):
+        if suffixes and path.suffix not in suffixes:
+            raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")
         return
     if path.is_dir():
         raise RegistryError(f"{option}: {path} is a folder. Name a file.")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from recd_plugins.storage.uri import Location, Uri
+
 __all__ = ["whole_file", "write_whole"]
 
 
@@ -34,7 +36,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Location, text: str) -> None:
     """Write a text file that is there whole, or as it was before."""
+    if isinstance(path, Uri):
+        path.write_text(text)  # stores have it so
+        return
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")

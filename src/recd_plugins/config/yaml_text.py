@@ -11,6 +11,7 @@ import yaml
 
 from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import RegistryError, shown
+from recd_plugins.storage.uri import Location
 
 __all__ = ["read_yaml", "text_of"]
 
@@ -55,10 +56,10 @@ for _name, (_form, _first) in FORMS.items():
     PlainLoader.add_implicit_resolver(f"{TAG}{_name}", re.compile(f"(?:{_form})$"), _first)
 
 
-def text_of(path: Path) -> str:
+def text_of(path: Location) -> str:
     """The text of a file that a person wrote; `RegistryError` where it is not one, or cannot be
     read."""
-    if what := no_file(path):
+    if isinstance(path, Path) and (what := no_file(path)):
         raise RegistryError(f"{path}: is {what}, not a file. Name one.")
     try:
         with path.open("rb") as file:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range, parse
@@ -26,6 +25,7 @@ from recd_plugins.data.schema import (
     first_label,
 )
 from recd_plugins.errors import DataError, RecdError, RegistryError, nearest
+from recd_plugins.storage.uri import Location
 
 __all__ = ["DenseColumn", "ForeignFeature", "ForeignSchema", "TimeUnit"]
 
@@ -40,7 +40,7 @@ class ForeignFeature(SparseFeature):
     """as_is: integers in [0, num_ids). hash: any integers or texts, spread over [0, num_ids) by
     XXH64. vocabulary: those that a file lists, by their place in it; the others share what it
     keeps for them."""
-    vocabulary: Path | None = None
+    vocabulary: Location | None = None
     """The file, for `ids: vocabulary`: `recd data vocabulary` writes one, and `recd data import`
     where none is named."""
     hash_seed: Annotated[int, Range(ge=0, le=2**32)] = 0

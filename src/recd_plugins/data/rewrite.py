@@ -150,11 +150,7 @@ def _note_keys(
     try:
         part.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"plan": _plan(files, footers, config), "keys": dict(keys)})
-        plan = _plan_file(part)
-        if isinstance(plan, Uri):
-            plan.write_text(text)
-        else:
-            write_whole(plan, text)
+        write_whole(_plan_file(part), text)
     except OSError as error:
         raise DataError(f"{part}: cannot be written ({error.strerror}).") from error
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from recd_plugins.errors import DataError
 from recd_plugins.storage.store import OpenStore, explained, store_of, tried, without
 
-__all__ = ["GLOB", "Location", "Stat", "Uri", "is_uri", "location_of"]
+__all__ = ["GLOB", "Location", "Stat", "Uri", "input_file", "is_uri", "location_of"]
 
 R = TypeVar("R")
 GLOB = frozenset("*?[")
@@ -270,6 +270,15 @@ def location_of(text: str | Location) -> Location:
     if text.lower().startswith("file://"):
         return Path(unquote(urlsplit(text).path))
     return Uri(text)
+
+
+def input_file(location: Location) -> Any:
+    """Arrow's file, to read from any place of it, on a disk or on a store."""
+    if isinstance(location, Uri):
+        return location.opened()
+    import pyarrow
+
+    return pyarrow.OSFile(str(location))
 
 
 def _again(scheme: str, path: str, access: tuple[tuple[str, str], ...]) -> Uri:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -18,10 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recd_plugins.config.whole_file import whole_file
 from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import are_texts, hashes, integers, plain
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location, Uri, input_file
 
 __all__ = ["Counted", "VocabularyCounts", "VocabularyIds", "load_vocabulary"]
 
@@ -89,7 +90,7 @@ class VocabularyCounts:
                 "takes too much memory to count. Say `ids: hash` in its entry of the schema."
             )
 
-    def save(self, path: Path, *, most: int, least_count: int = 1, others: int = 1) -> int:
+    def save(self, path: Location, *, most: int, least_count: int = 1, others: int = 1) -> int:
         """Write the vocabulary of at most so many ids, `others` among them; how many it has.
 
         Values that occur less often than `least_count` have none of their own. Ties go by hash.
@@ -100,10 +101,13 @@ class VocabularyCounts:
         table = pa.table(
             {"value": found.values.take(pa.array(kept)), "count": found.counts[kept]}
         ).replace_schema_metadata({METADATA_KEY: json.dumps({"others": others}).encode()})
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(path.name + ".new")
-        pq.write_table(table, aside, compression="zstd")
-        aside.rename(path)
+        if isinstance(path, Uri):
+            with pa.BufferOutputStream() as sink:
+                pq.write_table(table, sink, compression="zstd")
+                path.write_bytes(sink.getvalue())
+        else:
+            with whole_file(path) as part:
+                pq.write_table(table, part, compression="zstd")
         return others + len(kept)
 
     @property
@@ -113,7 +117,7 @@ class VocabularyCounts:
         return values
 
 
-def load_vocabulary(path: Path) -> VocabularyIds:
+def load_vocabulary(path: Location) -> VocabularyIds:
     """The vocabulary in a file, read once for as long as the file stays as it is."""
     try:
         stat = path.stat()
@@ -126,9 +130,10 @@ def load_vocabulary(path: Path) -> VocabularyIds:
 
 
 @lru_cache(maxsize=64)
-def _loaded(path: Path, mtime: int, size: int) -> VocabularyIds:
+def _loaded(path: Location, mtime: int, size: int) -> VocabularyIds:
     try:
-        table = pq.read_table(path)
+        with input_file(path) as file:
+            table = pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: no whole Parquet file, so no vocabulary ({error}).") from error
     if "value" not in table.column_names:

@@ -7,7 +7,6 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +22,7 @@ from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location, input_file
 
 __all__ = ["Checked", "TableProblem", "as_foreign", "check_files", "schema_in_footer"]
 
@@ -61,12 +61,13 @@ class Checked:
         self.problems.append(TableProblem(where=str(where), column=column, what=what, cure=cure))
 
 
-def schema_in_footer(path: Path) -> Schema | None:
+def schema_in_footer(path: Location) -> Schema | None:
     """The schema that a table carries; none where somebody else wrote it."""
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    for file in files[:1]:
+    files: list[Location] = [*path.glob("*.parquet")] if path.is_dir() else [path]
+    for file in sorted(files, key=str)[:1]:
         try:
-            text = (pq.read_metadata(file).metadata or {}).get(METADATA_KEY)
+            with input_file(file) as opened:
+                text = (pq.read_metadata(opened).metadata or {}).get(METADATA_KEY)
         except (pa.ArrowException, OSError):
             return None
         return None if text is None else Schema.from_json(text, str(file))
@@ -127,7 +128,7 @@ def _dropping(schema: ForeignSchema) -> ForeignSchema:
 
 
 def check_files(
-    paths: Sequence[Path],
+    paths: Sequence[Location],
     schema: ForeignSchema | None,
     *,
     delimiter: str | None = None,
@@ -224,7 +225,8 @@ def _check_types_alike(files: Sequence[ForeignFile], found: Checked) -> None:
 
 
 def _types(file: ForeignFile) -> dict[str, pa.DataType]:
-    return dict(zip(file.names, pq.read_schema(file.path).types, strict=True))
+    with input_file(file.path) as opened:
+        return dict(zip(file.names, pq.read_schema(opened).types, strict=True))
 
 
 def _read_as(files: Sequence[ForeignFile], found: Checked) -> ColumnTypes:
@@ -385,7 +387,7 @@ class _Reading:
                 where, _, what = str(misfit).partition(": ")
                 self._found.add(where, None, what.removesuffix("."), "")
 
-    def conclude(self, where: Path) -> None:
+    def conclude(self, where: Location) -> None:
         """What all of the rows show together."""
         if not self._found.rows and not self._found.problems:
             self._found.add(where, None, "holds no rows", "Take it out, or write it again.")
@@ -399,7 +401,7 @@ class _Reading:
                 "One of them says nothing more: take it out of the schema.",
             )
 
-    def _conclude_column(self, name: str, one: _Column, where: Path) -> None:
+    def _conclude_column(self, name: str, one: _Column, where: Location) -> None:
         assert self._schema is not None
         whole = self._schema.conformed
         if one.nulls:
@@ -433,7 +435,7 @@ class _Reading:
                 "Is it of other data, or of texts for integers? Have `recd data import` make one.",
             )
 
-    def _check_times(self, name: str, one: _Column, where: Path) -> None:
+    def _check_times(self, name: str, one: _Column, where: Location) -> None:
         assert self._schema is not None
         latest = (datetime.datetime.now(datetime.UTC) + AHEAD).timestamp() * 1e3
         earliest = EARLIEST.timestamp() * 1e3

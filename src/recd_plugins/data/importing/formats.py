@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import DataError, shown
+from recd_plugins.storage.uri import Location, Uri, input_file
 
 __all__ = ["ForeignFile", "Format", "foreign_files"]
 
@@ -53,7 +54,7 @@ WORD = re.compile(r"[^\W\d][\w .:/\-()\[\]]*")
 class ForeignFile:
     """A file that somebody else wrote, and how it is read."""
 
-    path: Path
+    path: Location
     format: Format
     compression: str | None = None
     names: tuple[str, ...] = ()
@@ -87,12 +88,12 @@ class ForeignFile:
 
     def open(self) -> pa.NativeFile:
         """The bytes, unpacked."""
-        file = pa.OSFile(str(self.path))
+        file = input_file(self.path)
         return pa.CompressedInputStream(file, self.compression) if self.compression else file
 
 
 def foreign_files(
-    paths: Sequence[Path], *, delimiter: str | None = None, header: bool | None = None
+    paths: Sequence[Location], *, delimiter: str | None = None, header: bool | None = None
 ) -> tuple[ForeignFile, ...]:
     """The files of one table, in order: those named, and all of a folder that is named.
 
@@ -114,19 +115,15 @@ def foreign_files(
     return tuple(files)
 
 
-def files_of(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
+def files_of(paths: Sequence[Location]) -> list[Location]:
+    found: list[Location] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(
-                file
-                for file in path.rglob("*")
-                if file.is_file() and not file.name.startswith((".", "_"))
-            )
+            inside = [file for file in _inside(path) if not file.name.startswith((".", "_"))]
             if not inside:
                 raise DataError(f"{path}: is an empty folder. Name a file, or a folder of files.")
             found += inside
-        elif what := no_file(path):
+        elif isinstance(path, Path) and (what := no_file(path)):
             raise DataError(f"{path}: is {what}, not a file. Name a file, or a folder of files.")
         elif path.exists():
             found.append(path)
@@ -135,8 +132,15 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def _inside(folder: Location) -> list[Location]:
+    """All files of a folder and its folders, in order."""
+    if isinstance(folder, Uri):
+        return [*folder.listed(deep=True)]
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
 def foreign_file(
-    path: Path, delimiter: str | None = None, header: bool | None = None
+    path: Location, delimiter: str | None = None, header: bool | None = None
 ) -> ForeignFile:
     """What one file is."""
     if delimiter is not None:
@@ -166,20 +170,23 @@ def foreign_file(
     return _text(path, text, compression, bom, delimiter, header)
 
 
-def _head(path: Path) -> tuple[bytes, str | None]:
+def _head(path: Location) -> tuple[bytes, str | None]:
     try:
-        with path.open("rb") as file:
-            magic = file.read(16)
-        compression = next((c for m, c in COMPRESSIONS.items() if magic.startswith(m)), None)
-        with pa.input_stream(str(path), compression=compression) as stream:
-            return stream.read(HEAD_BYTES), compression
+        with input_file(path) as file:
+            head = file.read(HEAD_BYTES)
+            compression = next((c for m, c in COMPRESSIONS.items() if head.startswith(m)), None)
+            if compression is None:
+                return head, None
+            file.seek(0)
+            with pa.CompressedInputStream(file, compression) as stream:
+                return stream.read(HEAD_BYTES), compression
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{path}: cannot be read ({error}). Check its rights, and that it is whole."
         ) from error
 
 
-def _decoded(head: bytes, path: Path) -> str:
+def _decoded(head: bytes, path: Location) -> str:
     """Whole lines of the head as text."""
     cut = head.rfind(b"\n") + 1 if len(head) >= HEAD_BYTES // 2 else len(head)
     try:
@@ -193,9 +200,10 @@ def _decoded(head: bytes, path: Path) -> str:
         ) from None
 
 
-def _parquet(path: Path) -> ForeignFile:
+def _parquet(path: Location) -> ForeignFile:
     try:
-        schema = pq.read_schema(path)
+        with input_file(path) as file:
+            schema = pq.read_schema(file)
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{path}: not a whole Parquet file ({error}). It was cut short or damaged: write it "
@@ -205,7 +213,7 @@ def _parquet(path: Path) -> ForeignFile:
     return ForeignFile(path=path, format="parquet", names=names, renamed=renamed)
 
 
-def _jsonl(path: Path, text: str, compression: str | None) -> ForeignFile:
+def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
     names: dict[str, None] = {}
     for number, line in enumerate(text.splitlines()[:HEAD_LINES], 1):
         if not line.strip():
@@ -224,7 +232,7 @@ def _jsonl(path: Path, text: str, compression: str | None) -> ForeignFile:
 
 
 def _text(
-    path: Path,
+    path: Location,
     text: str,
     compression: str | None,
     bom: int,
@@ -280,7 +288,7 @@ def _check_delimiter(delimiter: str) -> None:
         )
 
 
-def _delimiter(path: Path, text: str) -> str:
+def _delimiter(path: Location, text: str) -> str:
     """What parts the lines into the same number of fields, the most of them."""
     best, fields = "", 1
     for candidate in DELIMITERS:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.importing.formats import ForeignFile
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import input_file
 
 __all__ = [
     "Block",
@@ -181,7 +182,7 @@ def _parquet_blocks(
 ) -> Iterator[Block]:
     size = file.path.stat().st_size
     indices = [file.names.index(name) for name in columns]
-    with pq.ParquetFile(file.path, memory_map=False) as opened:
+    with input_file(file.path) as source, pq.ParquetFile(source) as opened:
         groups, row = opened.num_row_groups, start.row
         paths = opened.schema_arrow.names
         # Of columns that share a name Arrow reads all, or none: each is found by its place.
@@ -231,7 +232,7 @@ def _line_blocks(
     quotes = file.format == "text" and file.quotes
     rest: bytes | bytearray = b""
     try:
-        with pa.OSFile(str(file.path)) as packed:
+        with input_file(file.path) as packed:
             stream = (
                 pa.CompressedInputStream(packed, file.compression) if file.compression else packed
             )

@@ -12,11 +12,12 @@ from recd_plugins.config import parse
 from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["as_yaml", "load_schema", "options_of_schema"]
 
 
-def load_schema(path: Path) -> ForeignSchema:
+def load_schema(path: Location) -> ForeignSchema:
     """What a person or `recd data schema` wrote."""
     try:
         options, _ = read_yaml(text_of(path), str(path))
@@ -33,10 +34,11 @@ def load_schema(path: Path) -> ForeignSchema:
     )
 
 
-def _located(feature: ForeignFeature, folder: Path) -> ForeignFeature:
-    if feature.vocabulary is None:
+def _located(feature: ForeignFeature, folder: Location) -> ForeignFeature:
+    own = feature.vocabulary
+    if own is None or isinstance(own, Uri) or own.is_absolute():
         return feature
-    return dataclasses.replace(feature, vocabulary=folder / feature.vocabulary)
+    return dataclasses.replace(feature, vocabulary=folder / str(own))
 
 
 def as_yaml(schema: ForeignSchema) -> str:
@@ -70,7 +72,7 @@ def _plain(value: Any) -> Any:
             if one != default:
                 found[field.name] = _plain(one)
         return found
-    if isinstance(value, Path):
+    if isinstance(value, Path | Uri):
         return str(value)
     if isinstance(value, tuple):
         return [_plain(one) for one in value]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from recd_plugins.data.importing.formats import ForeignFile
 from recd_plugins.data.importing.reading import NULLS, Block, ColumnTypes, split_texts
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import input_file
 
 __all__ = ["ColumnSurvey", "Seems", "Survey", "survey"]
 
@@ -153,7 +154,7 @@ def _spread(count: int, most: int) -> list[int]:
 
 
 def _parquet_sample(file: ForeignFile) -> tuple[pa.Table, float]:
-    with pq.ParquetFile(file.path) as opened:
+    with input_file(file.path) as source, pq.ParquetFile(source) as opened:
         parts = []
         for group in _spread(opened.num_row_groups, SPOTS):
             batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
@@ -170,7 +171,7 @@ def _line_sample(file: ForeignFile) -> tuple[pa.Table, float]:
     parts: list[pa.Table] = []
     seen = 0
     packed_share = 1.0
-    with pa.OSFile(str(file.path)) as packed:
+    with input_file(file.path) as packed:
         if file.compression:
             with pa.CompressedInputStream(packed, file.compression) as stream:
                 head = stream.read(PACKED_BYTES)[file.start :]

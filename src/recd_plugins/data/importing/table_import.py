@@ -1,7 +1,9 @@
 """A table of foreign files: streamed, in segments that are whole or not there.
 
 While it works, `<destination>.part` holds the segments that are done, with which an import that was
-killed goes on; the destination appears whole, at its end.
+killed goes on; the destination appears whole, at its end. For a table on a store that folder is of
+this machine, `<its name>.part` where the import runs; at the end its files are copied, in which
+time the table says that it is not whole.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import VocabularyCounts, counted
 from recd_plugins.data.dataset import SPLITS, Split
+from recd_plugins.data.files import UNFINISHED
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.formats import ForeignFile
 from recd_plugins.data.importing.negatives import (
@@ -46,6 +49,7 @@ from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, TableWriter, silent
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["Imported", "TableImport"]
 
@@ -55,6 +59,8 @@ SEGMENT_ROWS = 1 << 21
 """Rows after which what is done is kept for good."""
 JOURNAL = "done.json"
 VOCABULARIES = "vocabularies"
+COPIED = 16 << 20
+"""Bytes that are copied to a store at a time."""
 VERSION = 1
 """Of how a table is made: an import that another version began starts anew."""
 
@@ -63,7 +69,7 @@ VERSION = 1
 class Imported:
     """What an import made."""
 
-    tables: Mapping[str, Path]
+    tables: Mapping[str, Location]
     """The table, or its splits."""
     rows: Mapping[str, int]
     """Their rows."""
@@ -80,7 +86,7 @@ class TableImport:
     def __init__(
         self,
         files: Sequence[ForeignFile],
-        destination: Path,
+        destination: Location,
         schema: ForeignSchema,
         read_as: ColumnTypes,
         *,
@@ -95,7 +101,8 @@ class TableImport:
         that gets an id of its own, and how many ids all other values share."""
         self._files = files
         self._to = destination
-        self._part = destination.with_name(destination.name + ".part")
+        part = f"{destination.name}.part"
+        self._part = Path(part) if isinstance(destination, Uri) else destination.with_name(part)
         self._asked = schema
         self._schema = schema
         self._least_count = least_count
@@ -122,7 +129,11 @@ class TableImport:
                 self._notes.append(f"{error.column}: read as text, for {error}")
 
     def _check(self) -> None:
-        if self._to.exists() and (not self._to.is_dir() or any(self._to.iterdir())):
+        if isinstance(self._to, Uri):
+            there = self._to.exists() and not any(self._to.rglob(UNFINISHED))
+        else:
+            there = self._to.exists() and (not self._to.is_dir() or any(self._to.iterdir()))
+        if there:
             raise DataError(f"{self._to}: is there already. Name another folder, or remove it.")
         if self._split is not None and self._split.column is None and not self._schema.timestamp:
             raise DataError(
@@ -190,7 +201,7 @@ class TableImport:
                 raise self._no_rows(split, dropped)
         self._note_share(rows)
         self._publish(len(done))
-        folders: dict[str, Path] = {split: self._to / split for split in rows}
+        folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
         return Imported(
             tables=tables,
@@ -227,7 +238,7 @@ class TableImport:
 
     def _fingerprint(self) -> str:
         files = [
-            (str(file.path.absolute()), file.path.stat().st_size, file.path.stat().st_mtime_ns)
+            (str(_named(file.path)), file.path.stat().st_size, file.path.stat().st_mtime_ns)
             for file in self._files
         ]
         options = [
@@ -508,10 +519,28 @@ class TableImport:
                 (whole / VOCABULARIES).mkdir(exist_ok=True)
                 _link(file, whole / VOCABULARIES / file.name)
         (whole / "schema.yaml").write_text(self._schema_text(), encoding="utf-8")
-        if self._to.exists():
-            self._to.rmdir()  # empty, as `_check` saw
-        whole.rename(self._to)
+        if isinstance(self._to, Uri):
+            self._copy(whole, self._to)
+        else:
+            if self._to.exists():
+                self._to.rmdir()  # empty, as `_check` saw
+            whole.rename(self._to)
         shutil.rmtree(self._part)
+
+    def _copy(self, whole: Path, to: Uri) -> None:
+        """To a store: tables say that they are not whole until all is there."""
+        marks = [to / split / UNFINISHED if self._split else to / UNFINISHED
+                 for split in self._splits]  # fmt: skip
+        for mark in marks:
+            mark.write_text("")
+        files = sorted(file for file in whole.rglob("*") if file.is_file())
+        for number, file in enumerate(files, 1):
+            target = to / file.relative_to(whole).as_posix()
+            with file.open("rb") as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink, COPIED)
+            self._progress(f"copying to {to}", number, len(files))
+        for mark in marks:
+            mark.unlink()
 
     def _schema_text(self) -> str:
         """The schema by which the files became rows: for more of them, and for serving."""
@@ -521,7 +550,7 @@ class TableImport:
                 one,
                 vocabulary=Path(VOCABULARIES) / one.vocabulary.name
                 if one.vocabulary.parent == own
-                else one.vocabulary.absolute(),
+                else _named(one.vocabulary),
             )
             if one.vocabulary is not None
             else one
@@ -570,6 +599,11 @@ class _Segment:
     def abort(self) -> None:
         for writer in self._writers.values():
             writer.abort()
+
+
+def _named(location: Location) -> Location:
+    """What it is called from anywhere."""
+    return location if isinstance(location, Uri) else location.absolute()
 
 
 def _write_json(file: Path, values: Mapping[str, Any]) -> None:

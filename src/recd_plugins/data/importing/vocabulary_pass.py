@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
@@ -12,6 +11,7 @@ from recd_plugins.data.importing.reading import Block, mapped
 from recd_plugins.data.importing.survey import Survey
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.storage.uri import Location
 
 __all__ = ["Written", "write_vocabulary"]
 
@@ -31,7 +31,7 @@ class Written:
 def write_vocabulary(
     found: Survey,
     columns: Sequence[str],
-    to: Path,
+    to: Location,
     *,
     most: int,
     least_count: int = 1,
