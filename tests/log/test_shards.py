@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from recd_dedup.hashing import mix
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, build_zstd_shards, shard_files
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context
+from recd_plugins.storage.uri import location_of
 
 
 def opened(folder, **options) -> ZstdShards:
@@ -102,6 +104,30 @@ def test_what_is_appended_is_read(tmp_path_factory, rows, block_bytes, flushes):
     assert sorted(sorted(rows_of(log.read(shard))) for shard in range(4)) == sorted(
         map(sorted, held)
     )
+
+
+def test_a_log_that_was_copied_to_a_store_is_read_there(tmp_path):
+    rows = numbered(400, sessions=9)
+    log = written(tmp_path, rows, block_bytes=1000)
+    there = location_of(f"memory://logs/{uuid.uuid4().hex}")
+    for file in filter(Path.is_file, tmp_path.rglob("*")):
+        (there / file.relative_to(tmp_path).as_posix()).write_bytes(file.read_bytes())
+    copied = opened(there)
+    assert everything(copied) == everything(log)
+    assert not copied.unsealed
+    with pytest.raises(DataError, match="is on a store, where no file grows"):
+        copied.append(messages_of(rows))
+    copied.close()
+
+    file = max(there.rglob("*.log"), key=lambda one: one.stat().st_size)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
+    with pytest.raises(DataError, match=r"memory://logs/.*the block there is damaged"):
+        everything(opened(there))
+    assert 0 < len(everything(opened(there, damaged="skip"))) < len(rows)
+    file.unlink()
+    with pytest.raises(DataError, match=r"is not there; it was sealed with"):
+        everything(opened(there))
 
 
 def test_readable_while_written(tmp_path):

@@ -207,7 +207,7 @@ class ZstdShards:
         check_messages(messages)
         if not isinstance(self.folder, Path):
             raise DataError(
-                f"{self.folder}: is on a store, where files cannot grow, so a log is read there and "
+                f"{self.folder}: is on a store, where no file grows, so a log is read there and "
                 "written on a disk. Set `log.folder` to a folder of this machine, and copy it once "
                 "its writers have closed."
             )
