@@ -20,6 +20,7 @@ from recd_plugins.planning.access.forecast import (
     FoldCounts,
     Forecast,
     _classes,
+    _Folds,
     forecast,
 )
 from recd_plugins.planning.access.sample import sample, sample_of
@@ -70,6 +71,40 @@ def test_how_far_folds_are_apart_by_hand() -> None:
     assert found.uncertainty.tolist() == pytest.approx([expected, 0, 0])
     assert first.uncertainty.tolist() == pytest.approx([1, 0, 0])  # no share is further off
     assert found.unseen == 0
+
+
+def test_rows_of_a_class_take_alike_shares_of_what_it_had_held_out() -> None:
+    # Rows 0 and 1 are of one class by either fold, [19, 20]; row 2 is of it by fold 0 alone.
+    pairs = [(0, 0, 19), (0, 1, 20), (1, 0, 20), (1, 1, 20), (2, 0, 19), (2, 1, 5)]
+    found = of_pairs(pairs, 2, 3)
+    assert found is not None
+    # Of 58 lookups in fold 0 the class has 39 by two rows; in fold 1 all 45, by three.
+    shares = [(39 / 58 / 2, 1 / 3), (39 / 58, 2 / 3)]
+    wide = [12.7 * np.std(each, ddof=1) / np.sqrt(2) for each in shares]
+    assert found.uncertainty.tolist() == pytest.approx([*np.hypot(wide, 0.005), 0, 0])
+
+
+def test_classes_are_joined_until_they_have_had_enough() -> None:
+    unused = np.zeros(0, np.int64)
+    folds = _Folds(
+        pairs=FoldCounts(rows=unused, folds=unused, lookups=unused, holding=unused, samples=unused),
+        num_rows=6,
+        runs=unused,
+        counts=unused,
+        run=unused,
+        starts=unused,
+        size=unused,
+        fold=unused,
+        weight=np.zeros(0),
+        classes=6,
+        whole=np.arange(6),
+        others=np.arange(6),
+    )
+    had, promised = np.array([9, 60, 30, 25, 60, 20]), np.array([9.0, 30, 10, 12, 50, 30])
+    # 60 are enough, 30 and 25 together; 20 are not, and no class is behind them.
+    expected = [0, 60 / 30, 55 / 22, 55 / 22, 80 / 80, 80 / 80]
+    assert folds._ratios(had, np.zeros(6), promised).tolist() == pytest.approx(expected)
+    assert folds._ratios(np.zeros(6, np.int64), np.zeros(6), np.zeros(6)).tolist() == [0] * 6
 
 
 def test_one_fold_that_was_looked_up_says_nothing_of_others() -> None:
