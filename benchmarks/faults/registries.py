@@ -96,7 +96,7 @@ def _trained(place: Place, option: str, overrides: list[str]) -> Iterator[Breach
 def at_work(ended: Ended, place: Place) -> bool:
     """Whether what ran past its limit was doing what it was asked to, and showed it: a million
     steps take long, and so do a billion rows, of which the first are in a file by then; and a
-    server serves until it is told to end."""
+    server serves until it is ended."""
     shown = "train step" in ended.output or ended.output.startswith("serves ")
     return ended.late and (shown or any(place.folder.rglob("*.part/*")))
 
