@@ -4,58 +4,115 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks.harness import Figure, alternate, spread
+from benchmarks.service.plain import copied, plain_flight
 from benchmarks.service.registries import KINDS, LOCAL, service, stack_of
+from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.wired_batch import batch_to_record
 
 __all__ = ["one_worker", "second_job", "wire"]
 
-ROWS_TARGETS = {"IKJT": 0.85, "KJT": 0.6}
 ONE = {**LOCAL, "use": "service", "workers": 1, "when_none_answers": "fail"}
+WAYS = {"shared memory": {}, "the wire": {"shared_memory_mib": 0}}
+"""How batches come from a worker of the same machine."""
+ROWS_TARGETS = {
+    ("IKJT", "shared memory"): 0.85,
+    ("IKJT", "the wire"): 0.85,
+    ("KJT", "shared memory"): 0.8,
+    ("KJT", "the wire"): 0.6,
+}
+
+
+class Taken(NamedTuple):
+    """An epoch of a loader."""
+
+    rows: int
+    worker: float
+    """Seconds of the worker's processor time."""
 
 
 def one_worker(folder: Path, rounds: int, *, samples: int, batch_size: int) -> list[Figure]:
     """Each round is an epoch of its own, so no batch comes from a cache."""
-    figures = []
-    for kind, target in ROWS_TARGETS.items():
-        sizes = {"samples": samples, "batch_size": batch_size}
-        local = stack_of(folder, kind, LOCAL, **sizes).loader(0, 1)
-        ours = service(stack_of(folder, kind, ONE, **sizes))
-        measured = alternate({"local": _epoch(local), "service": _epoch(ours)}, rounds)
-        end_workers()
-        pairs = list(zip(measured["local"], measured["service"], strict=True))
-        shares = [theirs.wall / one.wall for theirs, one in pairs]
-        cpu = [one.cpu / theirs.cpu for theirs, one in pairs]
-        rows = {
-            name: statistics.median(r.result / r.wall for r in measured[name]) for name in measured
+    return [
+        figure
+        for kind in KINDS
+        for figure in _one_worker(
+            folder, rounds, kind, {"samples": samples, "batch_size": batch_size}
+        )
+    ]
+
+
+def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) -> Iterator[Figure]:
+    local = stack_of(folder, kind, LOCAL, **sizes).loader(0, 1)
+    ours = {
+        way: service(stack_of(folder, kind, {**ONE, **more}, **sizes)) for way, more in WAYS.items()
+    }
+    bodies = [batch_to_record(batch).nbytes for batch in local]
+    body, count = statistics.mean(bodies), len(bodies)
+    with plain_flight(int(body), count) as plain:
+        sides: dict[str, Callable[[], Any]] = {
+            "local": lambda: Taken(_rows(local), 0.0),
+            **{way: partial(_taken, loader) for way, loader in ours.items()},
+            "plain Flight": plain,
+            "a copy": copied(int(body), count),
         }
-        figures += [
-            Figure(
-                name=f"one worker, {kind} batches: rows/s of the local reader's",
-                value=statistics.median(shares),
+        measured = alternate(sides, rounds)
+    end_workers()
+
+    def cpu(side: str) -> float:
+        """Milliseconds of the trainer's processor a batch."""
+        return 1e3 * statistics.median(one.cpu for one in measured[side]) / count
+
+    bounds = ", ".join(f"{side} {cpu(side):.3g} ms" for side in ("plain Flight", "a copy"))
+    theirs = measured["local"]
+    for way in WAYS:
+        pairs = list(zip(theirs, measured[way], strict=True))
+        rows = {
+            side: statistics.median(r.result.rows / r.wall for r in measured[side])
+            for side in ("local", way)
+        }
+        asked: list[tuple[str, list[float], float | None, bool, str]] = [
+            (
+                "rows/s",
+                [one.wall / mine.wall for one, mine in pairs],
+                ROWS_TARGETS[kind, way],
+                False,
+                f"{rows[way]:,.0f} and {rows['local']:,.0f} rows/s",
+            ),
+            (
+                "processor time of the trainer",
+                [mine.cpu / one.cpu for one, mine in pairs],
+                0.25,
+                True,
+                f"{cpu(way):.3g} and {cpu('local'):.3g} ms a batch of {body / 1e3:,.0f} kB, over "
+                f"all threads; the same bytes by {bounds}",
+            ),
+            (
+                "processor time of the worker",
+                [mine.result.worker / one.cpu for one, mine in pairs],
+                None,
+                True,
+                "what bounds rows/s where both have processors of their own",
+            ),
+        ]
+        for what, values, target, at_most, note in asked:
+            yield Figure(
+                name=f"one worker, {kind} batches by {way}: {what}, of the local reader's",
+                value=statistics.median(values),
                 unit="of 1",
                 baseline=1.0,
                 target=target,
-                spread=spread(shares),
-                note=f"{rows['service']:,.0f} and {rows['local']:,.0f} rows/s, over loopback",
-            ),
-            Figure(
-                name=f"{kind} batches: processor time of the trainer, of the local reader's",
-                value=statistics.median(cpu),
-                unit="of 1",
-                baseline=1.0,
-                target=0.25,
-                at_most=True,
-                spread=spread(cpu),
-                note="the whole process of the rank, over all of its threads",
-            ),
-        ]
-    return figures
+                at_most=at_most,
+                spread=spread(values),
+                note=note,
+            )
 
 
 def second_job(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Figure:
@@ -84,15 +141,17 @@ def second_job(folder: Path, rounds: int, *, samples: int, batch_size: int) -> F
 
 def wire(folder: Path, *, samples: int, batch_size: int) -> Figure:
     """An epoch's record batches, as they travel."""
-    sizes, factors = {}, []
+    sizes, factors, ids = {}, [], 0
     for kind in KINDS:
         loader = stack_of(folder, kind, LOCAL, samples=samples, batch_size=batch_size).loader(0, 1)
         sizes[kind] = 0
         for batch in loader:
-            sizes[kind] += batch_to_record(batch).get_total_buffer_size()
+            sizes[kind] += batch_to_record(batch).nbytes
             if kind == "IKJT":
                 factors.append(batch.dedup.dedupe_factor())
+                ids += 8 * batch.dedup.id_counts()[0]
     factor = statistics.mean(factors)
+    bound = sizes["KJT"] / (sizes["KJT"] - ids + ids / factor)
     return Figure(
         name="KJT batches over the wire, bytes of IKJT batches'",
         value=sizes["KJT"] / sizes["IKJT"],
@@ -100,12 +159,35 @@ def wire(folder: Path, *, samples: int, batch_size: int) -> Figure:
         baseline=1.0,
         target=0.9 * factor,
         note=f"{sizes['KJT'] / 1e6:,.1f} and {sizes['IKJT'] / 1e6:,.1f} MB an epoch; DedupeFactor "
-        f"{factor:.2f} of the sequences; dense columns, labels and item ids are in both",
+        f"{factor:.2f} of the sequences; as dense columns, labels and item ids are in both, unique "
+        f"ids alone would make it {bound:.2f}",
     )
 
 
 def _epoch(loader: Iterable[Batch]) -> Callable[[], int]:
-    return lambda: sum(len(batch) for batch in loader)
+    return lambda: _rows(loader)
+
+
+def _rows(loader: Iterable[Batch]) -> int:
+    """An epoch's, every id of which is read, as a trainer would."""
+    rows = 0
+    for batch in loader:
+        rows += len(batch)
+        for features in (batch.features, getattr(batch.dedup, "kjt", None)):
+            if features is not None:
+                features.values().sum()
+    return rows
+
+
+def _taken(loader: ServiceLoader) -> Taken:
+    backend = loader.fleet().backend
+    assert backend is not None
+    (pid,) = backend.pids
+    assert pid is not None
+    clock = ~pid << 3 | 2  # clock_getcpuclockid: all threads of another process, on Linux
+    began = time.clock_gettime(clock)
+    rows = _rows(loader)
+    return Taken(rows, time.clock_gettime(clock) - began)
 
 
 def _in_turn(first: Callable[[], int], second: Callable[[], int]) -> float:

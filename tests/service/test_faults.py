@@ -24,7 +24,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.resume import assert_same_batch
 
 pytestmark = pytest.mark.ranks
-SERVICE = {"use": "service", "workers": 2, "hedge": 0.3, "patience": 1.0, "prefetch_mib": 1}
+SERVICE = {"use": "service", "workers": 2, "hedge": 0.3, "patience": 60.0, "prefetch_mib": 1}
 
 
 @pytest.fixture(autouse=True)

@@ -39,9 +39,10 @@ def test_workers_make_the_local_readers_batches(tables, kind):
 
 
 @pytest.mark.parametrize("order", [{"sessions": "whole"}, {"tail": "pad", "streams": 4}])
-def test_any_order_of_rows_is_kept(tables, order):
+def test_any_order_of_rows_is_kept_over_the_wire(tables, order):
     theirs = stack_of(tables, {"use": "local", **order}).loader(0, 1)
-    assert_same(theirs, stack_of(tables, {**SERVICE, **order}).loader(0, 1))
+    reader = {**SERVICE, **order, "shared_memory_mib": 0}
+    assert_same(theirs, stack_of(tables, reader).loader(0, 1))
 
 
 def test_a_state_is_resumed_anywhere_in_the_epoch(tables):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -219,5 +220,5 @@ def test_numbers_take_as_few_bytes_as_they_need():
 
 def test_lengths_widen_where_values_need_it():
     """More than 2^31 - 1 values would take 16 GB, so only the rule that decides is tried."""
-    assert _padded(pa.array([1, 2]), (("a",),), (2,), many=False).dtype == torch.int32
-    assert _padded(pa.array([1, 2]), (("a",),), (2,), many=True).dtype == torch.int64
+    assert _padded(np.array([1, 2]), (("a",),), (2,), many=False).dtype == torch.int32
+    assert _padded(np.array([1, 2]), (("a",),), (2,), many=True).dtype == torch.int64

@@ -15,6 +15,9 @@ import pyarrow as pa
 
 __all__ = ["Buffer", "DiskCache", "Key"]
 
+FORM = "head and body"
+"""How a record has its batch; records of another form are others' files."""
+
 
 class Key(NamedTuple):
     """Which batch: the same bytes wherever it is made."""
@@ -27,7 +30,7 @@ class Key(NamedTuple):
     @property
     def name(self) -> str:
         """A file name."""
-        text = "-".join(map(str, self))
+        text = "-".join(map(str, (FORM, *self)))
         return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 

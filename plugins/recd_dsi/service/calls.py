@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from recd_plugins.api.reading import DamagedStripe
 
 __all__ = [
     "HOST",
+    "LARGEST_ANSWER",
     "NO_CREDENTIALS",
     "Caller",
     "Credentials",
@@ -179,10 +180,21 @@ class Caller:
         found = json.loads(result.body.to_pybytes())
         return found if isinstance(found, dict) else {}
 
-    def get(self, ticket: bytes, timeout: float) -> pa.RecordBatch:
-        """The record batch of a ticket."""
+    def get(
+        self, ticket: bytes, timeout: float
+    ) -> Generator[tuple[pa.RecordBatch, bytes | None], None, None]:
+        """The record batches of a ticket, each with what the server says beside it."""
         reader = self._client.do_get(flight.Ticket(ticket), self._options(timeout))
-        return reader.read_chunk().data
+        try:
+            while True:
+                try:
+                    found = reader.read_chunk()
+                except StopIteration:
+                    return
+                beside = found.app_metadata
+                yield found.data, None if beside is None else beside.to_pybytes()
+        finally:
+            reader.cancel()
 
     def close(self) -> None:
         """No call is made any more."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,13 +16,17 @@ import pyarrow.flight as flight
 from recd_dsi.service.calls import Refused, answered
 from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import MOST_RANGES, BatchJob, Request, Turns
+from recd_dsi.service.shared_memory import NotShared, SharedReader
 from recd_plugins.api import PluginError, RecdError
 from recd_plugins.api.batch import Batch, batch_from_record
 
 __all__ = ["Fetching", "FetchingOptions", "NobodyAnswers"]
 
-LANES = 3
+LANES = 2
 """Calls to one worker at a time."""
+RUN, RUN_BYTES = 16, 8 << 20
+"""Batches that one call asks for at most, and how large they may be together, if they are more than
+one."""
 TICK = 0.1
 """Seconds between two looks at what is late."""
 MOST_AHEAD = 512
@@ -46,6 +52,8 @@ class FetchingOptions:
     patience: float = 5.0
     """Seconds without any worker after which `NobodyAnswers`."""
     pin_memory: bool = False
+    shared: bool = True
+    """Whether workers of this machine may hand batches over by shared memory."""
 
 
 class Fetching:
@@ -67,16 +75,26 @@ class Fetching:
         self._ranges = turns.ranges()
         self._length = self._ranges[-1][1] if self._ranges else 0
         self._client = uuid.uuid4().hex
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        """What the trainer waits for is there, or will not be."""
+        self._room = threading.Condition(self._lock)
+        """There may be something to ask for."""
         self._next = first
         """What the trainer takes next."""
         self._ready: dict[int, Batch] = {}
         self._bytes: dict[int, int] = {}
+        self._begun: dict[int, int] = {}
+        """By turn, the first position of it that was never asked for."""
+        self._again: set[int] = set()
+        """Positions that were asked for, and must be again."""
         self._asked: dict[int, dict[str, float]] = {}
         """By position, who was asked for it, and when."""
         self._errors: dict[int, dict[str, RecdError]] = {}
         """By position, what workers answered on purpose."""
         self._lanes: dict[str, int] = {}
+        self._apart: set[str] = set()
+        """Workers with whom this process shares no memory."""
         self._recent: deque[int] = deque([1 << 20], maxlen=16)
         """Bytes of the latest batches."""
         self._closed = False
@@ -95,25 +113,25 @@ class Fetching:
         """The next batch; `NobodyAnswers`, or what is wrong with it."""
         began = time.monotonic()
         position = self._next
-        with self._change:
-            self._open_lanes()
+        with self._lock:
             while position not in self._ready:
                 self._raise_what_is_wrong(position, began)
-                self._change.wait(TICK)
+                self._arrived.wait(TICK)
             batch = self._ready.pop(position)
             self._bytes.pop(position)
             self._errors.pop(position, None)
             self._next = position + 1
-            self._change.notify_all()
+            if self._next % self._run == 0:
+                self._room.notify_all()
         self.stalled += time.monotonic() - began
         return batch
 
     def close(self) -> None:
         """Ask for nothing any more."""
-        with self._change:
+        with self._lock:
             self._closed = True
             self._ready.clear()
-            self._change.notify_all()
+            self._room.notify_all()
 
     def _raise_what_is_wrong(self, position: int, began: float) -> None:
         remotes = self._fleet.remotes()
@@ -133,12 +151,11 @@ class Fetching:
     def _watch(self) -> None:
         """Open lanes to workers that came, and find out who hangs."""
         while True:
-            with self._change:
+            with self._lock:
                 if self._closed:
                     return
                 self._open_lanes()
                 late = self._late()
-                self._change.notify_all()
             for remote in late:
                 if not remote.answers():
                     self._forget(remote)
@@ -165,74 +182,121 @@ class Fetching:
 
     def _forget(self, remote: Remote) -> None:
         """Whatever was asked of a worker that hangs is asked of others."""
-        with self._change:
-            for position in [*self._asked]:
-                self._asked[position].pop(remote.address, None)
-                if not self._asked[position]:
-                    del self._asked[position]
+        with self._lock:
+            self._not_asked([*self._asked], remote)
             # Its lanes may hang until their deadline: others are opened once it is back.
             self._lanes.pop(remote.address, None)
-            self._change.notify_all()
+
+    def _not_asked(self, positions: Iterable[int], remote: Remote) -> None:
+        """What nobody else was asked for is asked again."""
+        for position in positions:
+            asked = self._asked.get(position, {})
+            if asked.pop(remote.address, None) is not None and not asked:
+                del self._asked[position]
+                self._again.add(position)
+        self._room.notify_all()
 
     def _lane(self, remote: Remote) -> None:
-        """Ask one worker for one batch after another."""
-        while True:
-            position = self._take(remote)
-            if position is None:
-                return
-            try:
-                request = self._request(position, remote)
-                record = remote.caller.get(request.to_bytes(), self._options.deadline)
-                batch = batch_from_record(record)
-                if self._options.pin_memory:
-                    batch = batch.pin_memory()
-                remote.worked()
-                self._deliver(position, batch, record.nbytes, remote)
-            except RecdError as error:  # damaged on its way: ask another
-                self._failed(position, remote, error)
-            except (pa.ArrowException, flight.FlightError, OSError, StopIteration) as error:
-                self._failed(position, remote, answered(error))
-            except Exception as error:  # nobody else would hear of it
-                kind = type(error).__name__
-                where = f"a batch of {remote.address}"
-                self._failed(position, remote, PluginError(f"{where} raised {kind}: {error}."))
+        """Ask one worker for one run of batches after another."""
+        memory = SharedReader()
+        try:
+            while (run := self._take(remote)) is not None:
+                self._fetch(run, remote, memory)
+        finally:
+            memory.close()
 
-    def _take(self, remote: Remote) -> int | None:
-        """The next position that is this worker's to make; None once there is none."""
-        with self._change:
+    def _fetch(self, run: range, remote: Remote, memory: SharedReader) -> None:
+        position, error = run.start, None
+        try:
+            request = self._request(run, remote)
+            answers = remote.caller.get(request.to_bytes(), self._options.deadline * len(run))
+            with contextlib.closing(answers):
+                for record, place in answers:
+                    body = None if place is None else memory.body(place)
+                    batch = batch_from_record(record, body)
+                    if self._options.pin_memory:
+                        batch = batch.pin_memory()
+                    remote.worked()
+                    size = record.nbytes + (0 if body is None else body.numel())
+                    self._deliver(range(position, run.stop), batch, size, remote)
+                    position += 1
+                    if self._closed or position == run.stop:
+                        return
+            remote.failed()  # it ended before it had answered
+        except NotShared:
+            self._apart.add(remote.address)
+        except RecdError as found:  # damaged on its way: ask another
+            error = found
+        except (pa.ArrowException, flight.FlightError, OSError) as found:
+            error = answered(found)
+            if error is None:
+                remote.failed()
+        except Exception as found:  # nobody else would hear of it
+            kind = type(found).__name__
+            error = PluginError(f"a batch of {remote.address} raised {kind}: {found}.")
+        self._failed(range(position, run.stop), remote, error)
+
+    def _take(self, remote: Remote) -> range | None:
+        """The next positions that are this worker's to make; None once there are none."""
+        with self._lock:
             while True:
                 gone = all(other is not remote for other in self._fleet.remotes())
                 if self._closed or gone or self._next >= self._length or remote.refusal:
                     self._lanes[remote.address] = self._lanes.get(remote.address, 1) - 1
                     return None
-                position = self._wanted(remote) if remote.up else None
-                if position is not None:
-                    self._asked.setdefault(position, {})[remote.address] = time.monotonic()
-                    return position
-                self._change.wait(TICK)
+                run = self._wanted(remote) if remote.up else None
+                if run is not None:
+                    now = time.monotonic()
+                    for position in run:
+                        self._asked.setdefault(position, {})[remote.address] = now
+                        self._again.discard(position)
+                    return run
+                self._room.wait(TICK)
 
-    def _wanted(self, remote: Remote) -> int | None:
-        mean = max(1, sum(self._recent) // len(self._recent))
-        depth = max(2, min(MOST_AHEAD, self._options.prefetch_bytes // mean))
-        now = time.monotonic()
-        for position in range(self._next, min(self._length, self._next + depth)):
-            if position in self._ready or remote.address in self._errors.get(position, {}):
+    def _wanted(self, remote: Remote) -> range | None:
+        for position in sorted(self._again):
+            refused = self._errors.get(position, {})
+            if remote.address in refused:
                 continue
-            asked = self._asked.get(position, {})
-            if not asked:
-                whose = self._fleet.of_turn(self._turns.turn(position))
-                if whose is remote or position in self._errors:
-                    return position
-                continue
+            if refused or self._fleet.of_turn(self._turns.turn(position)) is remote:
+                return range(position, position + 1)
+        asked = self._asked.get(self._next, {})
+        if len(asked) == 1 and remote.address not in asked:
             # A straggler, for which the trainer waits: whoever is first.
-            awaited = position == self._next and len(asked) == 1 and remote.address not in asked
-            if awaited and now - min(asked.values()) > 2 * self._options.hedge:
-                return position
+            tried = remote.address in self._errors.get(self._next, {})
+            if not tried and time.monotonic() - min(asked.values()) > 2 * self._options.hedge:
+                return range(self._next, self._next + 1)
+        most, limit = self._run, min(self._length, self._next + self._depth)
+        for turn in range(self._turns.turn(self._next), len(self._ranges)):
+            first, stop = self._ranges[turn]
+            if first >= limit:
+                break
+            first = max(self._begun.get(turn, first), self._next)
+            last = min(first + most, stop, limit)
+            # Rather few long runs than many short ones.
+            enough = last - first == most or last == stop or first == self._next
+            if first < last and enough and self._fleet.of_turn(turn) is remote:
+                self._begun[turn] = last
+                return range(first, last)
         return None
 
-    def _request(self, position: int, remote: Remote) -> Request:
-        turn = self._turns.turn(position)
-        ahead = [(position + 1, self._ranges[turn][1])]
+    @property
+    def _mean(self) -> int:
+        return max(1, sum(self._recent) // len(self._recent))
+
+    @property
+    def _depth(self) -> int:
+        """How far ahead is asked."""
+        return max(2, min(MOST_AHEAD, self._options.prefetch_bytes // self._mean))
+
+    @property
+    def _run(self) -> int:
+        """How many batches a call asks for."""
+        return max(1, min(RUN, self._depth // (2 * LANES), RUN_BYTES // self._mean))
+
+    def _request(self, run: range, remote: Remote) -> Request:
+        turn = self._turns.turn(run.start)
+        ahead = [(run.start, self._ranges[turn][1])]
         workers = max(1, len(self._fleet.remotes()))
         later = range(turn + 1, min(turn + 1 + 4 * workers, len(self._ranges)))
         ahead += [self._ranges[one] for one in later if self._fleet.of_turn(one) is remote]
@@ -240,30 +304,37 @@ class Fetching:
             job=self._job,
             consumer=self._consumer,
             epoch=self._epoch,
-            batch=position,
+            batch=run.start,
+            stop=run.stop,
             client=self._client,
+            shared=self._options.shared and remote.address not in self._apart,
             ahead=tuple(ahead[:MOST_RANGES]),
         )
 
-    def _deliver(self, position: int, batch: Batch, size: int, remote: Remote) -> None:
-        with self._change:
+    def _deliver(self, run: range, batch: Batch, size: int, remote: Remote) -> None:
+        """The first of a run is there, the others are waited for from now on."""
+        position = run.start
+        with self._lock:
             self._recent.append(size)
             self._asked.pop(position, None)
+            self._again.discard(position)
+            now = time.monotonic()
+            for later in run[1:]:
+                asked = self._asked.get(later, {})
+                if remote.address in asked:
+                    asked[remote.address] = now
             if position >= self._next and position not in self._ready and not self._closed:
                 self._ready[position] = batch
                 self._bytes[position] = size
-            self._change.notify_all()
+            if position == self._next:
+                self._arrived.notify()
 
-    def _failed(self, position: int, remote: Remote, error: RecdError | None) -> None:
-        if isinstance(error, Refused):
-            remote.refusal = error
-        elif error is None:
-            remote.failed()
-        with self._change:
-            asked = self._asked.get(position, {})
-            asked.pop(remote.address, None)
-            if not asked:
-                self._asked.pop(position, None)
-            if error is not None and not isinstance(error, Refused):
-                self._errors.setdefault(position, {})[remote.address] = error
-            self._change.notify_all()
+    def _failed(self, run: range, remote: Remote, error: RecdError | None) -> None:
+        """The first of a run was not answered, or with an error, and the others not at all."""
+        with self._lock:
+            if isinstance(error, Refused):
+                remote.refusal = error
+            elif error is not None:
+                self._errors.setdefault(run.start, {})[remote.address] = error
+            self._not_asked(run, remote)
+            self._arrived.notify()

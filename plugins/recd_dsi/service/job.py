@@ -27,6 +27,8 @@ MOST = 1 << 40
 """The largest number in one."""
 MOST_LEFT_OUT = 4096
 """How many stripes a job may leave out."""
+MOST_BATCHES = 64
+"""How many batches one request may ask for."""
 MOST_RANGES = 64
 """How many ranges of positions a request may announce."""
 FEWEST_BATCHES = 4
@@ -106,13 +108,18 @@ class BatchJob(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Config):
-    """One batch of one consumer, and which ones it will ask of the same worker next."""
+    """Batches of one consumer, and which ones it will ask of the same worker next."""
 
     job: BatchJob
     consumer: int
     epoch: int
     batch: int
+    """The first that is asked for."""
+    stop: int
+    """Behind the last."""
     client: str
+    shared: bool = False
+    """Whether bodies may come by shared memory (`SharedRing`)."""
     ahead: tuple[tuple[int, ...], ...] = ()
     """Ranges [first, stop) of positions, in the order in which they will be asked for."""
 
@@ -120,6 +127,11 @@ class Request(Config):
         numbers = [self.epoch, self.batch, *(n for one in self.ahead for n in one)]
         if not (0 <= self.consumer < self.job.consumers and min(numbers) >= 0):
             raise DataError(f"there is no consumer {self.consumer} or position {min(numbers)}.")
+        if not self.batch < self.stop <= self.batch + MOST_BATCHES:
+            raise DataError(
+                f"a request is for batches {self.batch} to {self.stop}, but must be for one to "
+                f"{MOST_BATCHES}."
+            )
         if max(numbers) > MOST or len(self.ahead) > MOST_RANGES or len(self.client) > 64:
             raise DataError("a request is out of bounds: send it again.")
         if any(len(one) != 2 or one[0] > one[1] for one in self.ahead):
@@ -166,9 +178,12 @@ class Turns:
 
     def __init__(self, order: Order, epoch: int, stream: int, workers: int) -> None:
         size, length = order.rows_per_batch, order.num_batches
+        self._borders = [0]
+        if workers == 1:  # nobody else's windows lie between its own
+            self._borders.append(length)
+            return
         begins = [-(-window.position // size) for window in order.windows(epoch, stream)]
         step = max(1, min(MOST_WINDOWS, len(begins) // (4 * max(1, workers))))
-        self._borders = [0]
         for begin in begins[step::step]:
             if self._borders[-1] + FEWEST_BATCHES <= begin < length:
                 self._borders.append(begin)

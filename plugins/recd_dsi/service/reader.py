@@ -65,6 +65,9 @@ class ServiceReaderConfig(Config):
     """Batches in pinned memory; by default on CUDA."""
     prefetch_mib: Annotated[int, Range(ge=1)] = 64
     """Batches that wait in the rank, in MiB."""
+    shared_memory_mib: Annotated[int, Range(ge=0)] = 64
+    """Memory through which a started worker hands its batches to ranks of its own machine, in MiB;
+    0: they go over the wire, as those of other machines do."""
     buffer_mib: Annotated[int, Range(ge=1)] = 256
     """Batches that a started worker keeps, in MiB: those made ahead, then those it gave."""
     cache: Path | None = None
@@ -155,6 +158,7 @@ class ServiceReader:
                 deadline=config.deadline,
                 patience=config.patience,
                 pin_memory=self._pin_memory,
+                shared=config.shared_memory_mib > 0,
             ),
             fall_back=config.when_none_answers == "read",
             workers=config.workers,
@@ -212,6 +216,7 @@ def started(config: ServiceReaderConfig, delivery: Delivery) -> Fleet:
                 buffer_bytes=config.buffer_mib * MIB,
                 disk=config.cache,
                 disk_bytes=config.cache_mib * MIB,
+                shared_bytes=config.shared_memory_mib * MIB,
                 credentials=credentials,
             )
             backend: Backend

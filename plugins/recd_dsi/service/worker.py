@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,15 @@ from recd_dsi.service.calls import (
     server_options,
 )
 from recd_dsi.service.job import BatchJob, Request
+from recd_dsi.service.shared_memory import SharedRing
 from recd_plugins.api import DataError, PluginError, RecdError
-from recd_plugins.api.batch import Batch, RankBatches, batch_to_record
+from recd_plugins.api.batch import (
+    WIRED_SCHEMA,
+    Batch,
+    RankBatches,
+    batch_to_record,
+    without_body,
+)
 from recd_plugins.api.reading import Delivery, Shares, table_digest
 
 __all__ = ["TRIES", "Worker", "WorkerOptions"]
@@ -61,6 +69,8 @@ class WorkerOptions:
     disk: Path | None = None
     """A folder where batches are kept, which workers of a machine may share."""
     disk_bytes: int = 8 << 30
+    shared_bytes: int = 64 << 20
+    """Memory through which clients of this machine have batches; 0: over the wire."""
     credentials: Credentials = NO_CREDENTIALS
 
 
@@ -81,18 +91,32 @@ class Worker(flight.FlightServerBase):
         disk = None if options.disk is None else DiskCache(options.disk, options.disk_bytes)
         self.buffer = Buffer(options.buffer_bytes, disk)
         self._maker = Maker(self.buffer)
+        self._shared = SharedRing(options.shared_bytes)
         location = listening(options.host, options.port, options.credentials)
         super().__init__(location, **server_options(options.credentials))
         self.address = f"{options.host}:{self.port}"
 
-    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.RecordBatchStream:
-        """One batch, made now if it was not yet."""
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
+        """The batches of a request one after another, each made now if it was not yet."""
         try:
             request = Request.from_bytes(ticket.ticket)
-            record = self._maker.batch(self._open(request), request)
+            job = self._open(request)
         except RecdError as error:
             raise flight_error(error) from None
-        return flight.RecordBatchStream(pa.Table.from_batches([record]))
+        return flight.GeneratorStream(WIRED_SCHEMA, self._answers(job, request))
+
+    def _answers(self, job: _OpenJob, request: Request) -> Iterator[Any]:
+        """Each batch as it is; or its head, beside where its body lies in shared memory."""
+        self._maker.announce(job, request)
+        for batch in range(request.batch, request.stop):
+            try:
+                record = self._maker.batch(job, request, batch)
+            except RecdError as error:
+                raise flight_error(error) from None
+            place = (
+                self._shared.put(record.column("body")[0].as_buffer()) if request.shared else None
+            )
+            yield record if place is None else (without_body(record), pa.py_buffer(place))
 
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
         """`ping`; `about`: what it makes batches of, and what it has done."""
@@ -130,6 +154,7 @@ class Worker(flight.FlightServerBase):
         """Answer nothing any more."""
         self._maker.close()
         self.shutdown()
+        self._shared.close()
 
     def _open(self, request: Request) -> _OpenJob:
         """The job, checked against what this worker reads."""
@@ -147,9 +172,9 @@ class Worker(flight.FlightServerBase):
                 if len(self._jobs) >= STREAMS:
                     self._jobs.pop(next(iter(self._jobs)))
                 self._jobs[job.digest] = found
-        if request.batch >= found.length:
+        if request.stop > found.length:
             raise DataError(
-                f"batch {request.batch} was asked for, but an epoch has {found.length} batches."
+                f"batch {request.stop - 1} was asked for, but an epoch has {found.length} batches."
             )
         return found
 
@@ -193,6 +218,25 @@ class _Cursor:
 Stream = tuple[str, int, int]
 
 
+class _Announced:
+    """What a client will ask for, from the first on that is not yet made."""
+
+    def __init__(self, job: _OpenJob, request: Request) -> None:
+        self.job, self.request = job, request
+        ranges = (range(first, min(stop, job.length)) for first, stop in request.ahead)
+        self._positions = chain.from_iterable(ranges)
+        self._next = next(self._positions, None)
+
+    def key(self, buffer: Buffer) -> Key | None:
+        """That one; what was made once is not looked for again."""
+        while self._next is not None:
+            key = Key(*self.request.stream, self._next)
+            if key not in buffer:
+                return key
+            self._next = next(self._positions, None)
+        return None
+
+
 class Maker:
     """Makes batches in a thread of its own, in the order in which they are needed."""
 
@@ -202,23 +246,28 @@ class Maker:
         self._demands: OrderedDict[Key, tuple[_OpenJob, Request, Future[pa.RecordBatch]]] = (
             OrderedDict()
         )
-        self._announced: OrderedDict[tuple[str, Stream], tuple[_OpenJob, Request]] = OrderedDict()
-        """By client and stream, its latest request."""
+        self._announced: OrderedDict[tuple[str, Stream], _Announced] = OrderedDict()
+        """By client and stream, of its latest request."""
         self._cursors: OrderedDict[tuple[Stream, int], _Cursor] = OrderedDict()
         self._closed = False
         self.made = self.rows = self.served = self.openings = 0
         self.seconds = 0.0
         threading.Thread(target=self._run, daemon=True, name="recd-maker").start()
 
-    def batch(self, job: _OpenJob, request: Request) -> pa.RecordBatch:
-        """The batch that is asked for, from the buffer or made now."""
-        key = Key(*request.stream, request.batch)
-        found = self._buffer.get(key)
+    def announce(self, job: _OpenJob, request: Request) -> None:
+        """What a client asks for, and what it will."""
         with self._change:
             self._announced.pop((request.client, request.stream), None)
-            self._announced[request.client, request.stream] = (job, request)
+            self._announced[request.client, request.stream] = _Announced(job, request)
             if len(self._announced) > STREAMS:
                 self._announced.popitem(last=False)
+            self._change.notify_all()
+
+    def batch(self, job: _OpenJob, request: Request, batch: int) -> pa.RecordBatch:
+        """One of the batches that are asked for, from the buffer or made now."""
+        key = Key(*request.stream, batch)
+        found = self._buffer.get(key)
+        with self._change:
             self.served += 1
             if found is None:
                 if key not in self._demands:
@@ -236,17 +285,12 @@ class Maker:
     def _run(self) -> None:
         while True:
             with self._change:
-                while not (self._closed or self._demands or self._next_announced()):
+                while (found := self._next()) is None and not self._closed:
                     self._change.wait()
-                if self._closed:
+                if found is None:
                     return
-                demanded = bool(self._demands)
-                if demanded:
-                    key, (job, request, _) = next(iter(self._demands.items()))
-                else:
-                    found = self._next_announced()
-                    assert found is not None
-                    key, job, request = found
+                key, job, request = found
+                demanded = key in self._demands
             record, wrong = None, None
             try:
                 record = self._buffer.get(key) if demanded else None
@@ -268,27 +312,29 @@ class Maker:
                     self._announced = OrderedDict(
                         (who, what)
                         for who, what in self._announced.items()
-                        if what[1].stream != request.stream
+                        if what.request.stream != request.stream
                     )
 
-    def _next_announced(self) -> tuple[Key, _OpenJob, Request] | None:
-        """The next batch that a client will ask for and that is not made yet, if there is room."""
+    def _next(self) -> tuple[Key, _OpenJob, Request] | None:
+        """What is made next: what somebody waits for, or what a client will ask for, if there is
+        room."""
+        if self._closed:
+            return None
+        for key, (job, request, _) in self._demands.items():
+            return key, job, request
         if not self._buffer.has_room():
             return None
-        for job, request in self._announced.values():
-            for first, stop in request.ahead:
-                for batch in range(first, min(stop, job.length)):
-                    key = Key(*request.stream, batch)
-                    if key not in self._buffer:
-                        return key, job, request
+        for announced in self._announced.values():
+            ahead = announced.key(self._buffer)
+            if ahead is not None:
+                return ahead, announced.job, announced.request
         return None
 
     def _made(self, key: Key, job: _OpenJob, request: Request, *, wanted: bool) -> pa.RecordBatch:
         """Make the batch where its epoch is read already, or begin to read there."""
         began = time.perf_counter()
-        stop = next((end for first, end in request.ahead if first <= key.batch < end), 0)
-        if request.batch == key.batch:
-            stop = max(stop, next((e for f, e in request.ahead if f == key.batch + 1), 0))
+        ranges = ((request.batch, request.stop), *request.ahead)
+        stop = max((end for first, end in ranges if first <= key.batch < end), default=0)
         place, cursor = self._cursor(key, job, max(stop, key.batch + 1))
         while True:
             handed = next(cursor.batches, None)

@@ -5,7 +5,12 @@ from recd_plugins.data.columns import Columns
 from recd_plugins.data.decoded import batch_of
 from recd_plugins.data.kept_batch import read_batch
 from recd_plugins.data.local_loader import LocalLoader, RankBatches
-from recd_plugins.data.wired_batch import batch_from_record, batch_to_record
+from recd_plugins.data.wired_batch import (
+    WIRED_SCHEMA,
+    batch_from_record,
+    batch_to_record,
+    without_body,
+)
 from recd_plugins.registry.program import TransformProgram
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
@@ -21,6 +26,7 @@ from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
 
 __all__ = [
+    "WIRED_SCHEMA",
     "Batch",
     "Columns",
     "Groups",
@@ -41,4 +47,5 @@ __all__ = [
     "parts_of",
     "read_batch",
     "with_parts",
+    "without_body",
 ]

@@ -1,133 +1,136 @@
-"""A batch as a record batch of one row: what travels between processes, and lies in caches.
+"""A batch as one buffer and a head: what travels between processes, and lies in caches.
 
-Each tensor is a list column, on the memory where it lay. Lengths, which are never negative, go in
-as few bytes as the largest needs. An IKJT travels deduplicated, in the columns of `sparse/wire.py`
-behind `dedup.`; a partial IKJT as their bytes. The schema's metadata has shapes, types and keys.
+The buffer has every tensor at a multiple of 64 bytes, the head, which is JSON, says of which type
+and shape each is and at which place. So whoever receives both makes the batch of views of the
+buffer. Lengths, which are never negative, go in as few bytes as the largest needs. An IKJT travels
+deduplicated, as the numbers of `sparse/wire.py` behind `dedup.`; a partial IKJT as its bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError, PluginError
+from recd_plugins.sparse.groups import check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
-__all__ = ["batch_from_record", "batch_to_record"]
+__all__ = [
+    "WIRED_SCHEMA",
+    "batch_from_record",
+    "batch_to_record",
+    "without_body",
+]
 
-KEY = b"recd_plugins.wired_batch"
+WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary())])
+"""Of one row: the same for all batches, so that one stream carries many of them."""
+ALIGNED, ITEM = 64, 8
+"""Bytes: where tensors begin, and the largest number."""
 DEDUP = "dedup."
 TENSORS = ("dense", "labels", "weights")
+MOST_DIMENSIONS = 8
+DAMAGES = (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OverflowError)
+
+Numbers = NDArray[Any]
 
 
 def batch_to_record(batch: Batch) -> pa.RecordBatch:
     """One row of a batch on the CPU; `PluginError` for a `dedup` that is none of the host's."""
-    wired = _Wired()
+    packed = _Packed()
     for name in TENSORS:
-        wired.add(name, getattr(batch, name))
-    wired.add_kjt("features", batch.features)
-    wired.head["hot_under"] = batch.hot_under
-    metadata: dict[bytes, bytes] = {}
+        packed.add(name, _numpy(getattr(batch, name)))
+    packed.add_kjt("features", batch.features)
+    packed.head["hot_under"] = batch.hot_under
     match batch.dedup:
         case None:
-            wired.head["dedup"] = None
+            packed.head["dedup"] = None
         case KeyedJaggedTensor():
-            wired.head["dedup"] = "kjt"
-            wired.add_kjt("dedup", batch.dedup)
+            packed.head["dedup"] = "kjt"
+            packed.add_kjt("dedup", batch.dedup)
         case InverseKeyedJaggedTensor():
-            wired.head["dedup"] = "ikjt"
-            record = batch.dedup.to_record_batch()
-            for name, column in zip(record.schema.names, record.columns, strict=True):
-                wired.columns[DEDUP + name] = column
-            metadata = record.schema.metadata
+            ikjt = batch.dedup
+            packed.head["dedup"] = "ikjt"
+            packed.head["groups"] = ikjt.groups
+            packed.head["length_per_key"] = ikjt.kjt.length_per_key_or_none()
+            for name, numbers in ikjt.to_numbers().items():
+                packed.add(DEDUP + name, numbers)
         case PartialInverseKeyedJaggedTensor():
-            wired.head["dedup"] = "partial"
-            whole = batch.dedup.to_bytes()
-            wired.columns[DEDUP + "bytes"] = _one_list(pa.py_buffer(whole), np.dtype(np.uint8))
+            packed.head["dedup"] = "partial"
+            packed.add(DEDUP + "bytes", np.frombuffer(batch.dedup.to_bytes(), np.uint8))
         case other:
             raise PluginError(
                 f"dedup: made a {type(other).__name__}, which has no form between processes. Make "
                 "an InverseKeyedJaggedTensor or a KeyedJaggedTensor, or choose `reader: local`."
             )
-    fields = [pa.field(name, column.type) for name, column in wired.columns.items()]
-    head = {**metadata, KEY: json.dumps(wired.head).encode()}
-    schema = pa.schema(fields, metadata=head)
-    return pa.RecordBatch.from_arrays([*wired.columns.values()], schema=schema)
+    return packed.record()
 
 
-def batch_from_record(record: pa.RecordBatch) -> Batch:
-    """What `batch_to_record` was given, on memory of its own; checked always."""
-    text = (record.schema.metadata or {}).get(KEY)
-    if text is None:
+def batch_from_record(record: pa.RecordBatch, body: Tensor | None = None) -> Batch:
+    """What `batch_to_record` was given, on the memory of `body`, uint8, or else of the record.
+
+    Sizes and bounds are checked, so that nothing outside of the body is read, now or in training;
+    that ids are those which were sent is not.
+    """
+    if not record.schema.equals(WIRED_SCHEMA) or record.num_rows != 1:
         raise DataError(
-            f"a record batch has no {KEY.decode()!r} in its metadata, so it is no batch. Make it "
-            "by batch_to_record."
+            f"a record batch has {record.num_rows} rows of {', '.join(record.schema.names)}, so it "
+            "is no batch. Make it by batch_to_record."
         )
     try:
         record.validate(full=True)
-        head = json.loads(text)
-        wired = _Wired(dict(zip(record.schema.names, record.columns, strict=True)), head)
+        head, sent = (column[0].as_buffer() for column in record.columns)
+        if body is None:
+            body = torch.from_dlpack(pa.Array.from_buffers(pa.uint8(), sent.size, [None, sent]))
+        if body.data_ptr() % ITEM:  # as it came over a wire
+            body = body.clone()
+        found = _Unpacked(json.loads(head.to_pybytes()), body.numpy())
+        dense, labels, weights = (found.tensor(name) for name in TENSORS)
         return Batch(
-            **{name: wired.tensor(name) for name in TENSORS},
-            features=wired.kjt("features"),
-            dedup=_dedup(wired, record.schema.metadata),
-            hot_under=head["hot_under"],
+            dense=dense,
+            features=found.kjt("features"),
+            labels=labels,
+            weights=weights,
+            dedup=found.dedup(len(labels)),
+            hot_under=found.head["hot_under"],
         )
-    except (pa.ArrowException, ValueError, KeyError, TypeError, AssertionError) as error:
+    except DAMAGES as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"a record batch is a damaged batch ({error}). Send it again.") from error
 
 
-def _dedup(wired: _Wired, metadata: Mapping[bytes, bytes]) -> Any:
-    match wired.head["dedup"]:
-        case None:
-            return None
-        case "kjt":
-            return wired.kjt("dedup")
-        case "ikjt":
-            columns = {
-                name.removeprefix(DEDUP): _own(column)
-                for name, column in wired.columns.items()
-                if name.startswith(DEDUP)
-            }
-            fields = [pa.field(name, column.type) for name, column in columns.items()]
-            schema = pa.schema(fields, metadata=metadata)
-            return InverseKeyedJaggedTensor.from_record_batch(
-                pa.RecordBatch.from_arrays([*columns.values()], schema=schema)
-            )
-        case "partial":
-            whole = np.array(_numbers(wired.columns[DEDUP + "bytes"], DEDUP))
-            return PartialInverseKeyedJaggedTensor.from_bytes(pa.py_buffer(whole))
-        case other:
-            raise ValueError(f"its dedup is {other!r}")
+def without_body(record: pa.RecordBatch) -> pa.RecordBatch:
+    """The head alone, where the body goes another way."""
+    empty = _one_binary(pa.py_buffer(b""))
+    return pa.RecordBatch.from_arrays([record.column(0), empty], schema=WIRED_SCHEMA)
 
 
-class _Wired:
-    """The columns of a record batch, and what its metadata says of them."""
+def _numpy(tensor: Tensor) -> Numbers:
+    found: Numbers = tensor.detach().contiguous().numpy()
+    return found
 
-    def __init__(
-        self, columns: dict[str, pa.Array] | None = None, head: dict[str, Any] | None = None
-    ) -> None:
-        self.columns = {} if columns is None else columns
-        self.head: dict[str, Any] = {"tensors": {}, "kjts": {}} if head is None else head
 
-    def add(self, name: str, tensor: Tensor, *, narrow: bool = False) -> None:
-        numbers = tensor.detach().contiguous().reshape(-1).numpy()
-        kept = numbers
-        if narrow:
-            kept = numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
-        self.columns[name] = _one_list(pa.py_buffer(kept), kept.dtype)
-        self.head["tensors"][name] = [str(numbers.dtype), list(tensor.shape)]
+class _Packed:
+    """Tensors on their way into one buffer, and what the head says of them."""
+
+    def __init__(self) -> None:
+        self.head: dict[str, Any] = {"tensors": {}, "kjts": {}}
+        self._numbers: list[tuple[int, Numbers]] = []
+        self._size = 0
+
+    def add(self, name: str, numbers: Numbers) -> None:
+        self.head["tensors"][name] = (numbers.dtype.str, numbers.shape, self._size)
+        self._numbers.append((self._size, numbers))
+        self._size += -(-numbers.nbytes // ALIGNED) * ALIGNED
 
     def add_kjt(self, name: str, kjt: KeyedJaggedTensor) -> None:
         if kjt.variable_stride_per_key():
@@ -135,52 +138,116 @@ class _Wired:
                 f"{name}: the keys of this KeyedJaggedTensor differ in batch size (VBE), for which "
                 "there is no form between processes. Choose `reader: local`."
             )
-        self.head["kjts"][name] = {"keys": kjt.keys(), "stride": kjt.stride()}
-        self.add(f"{name}.values", kjt.values())
-        self.add(f"{name}.lengths", kjt.lengths(), narrow=True)
+        lengths = _numpy(kjt.lengths())
+        self.head["kjts"][name] = {
+            "keys": kjt.keys(),
+            "stride": kjt.stride(),
+            "lengths": lengths.dtype.str,
+            "length_per_key": kjt.length_per_key_or_none(),
+        }
+        self.add(f"{name}.values", _numpy(kjt.values()))
+        narrow = np.min_scalar_type(lengths.max(initial=0))
+        self.add(f"{name}.lengths", lengths.astype(narrow))
         if (weights := kjt.weights_or_none()) is not None:
-            self.add(f"{name}.weights", weights)
+            self.add(f"{name}.weights", _numpy(weights))
+
+    def record(self) -> pa.RecordBatch:
+        """All of it, on memory of its own."""
+        body: Numbers = torch.empty(self._size, dtype=torch.uint8).numpy()
+        for first, numbers in self._numbers:
+            stop = first + numbers.nbytes
+            body[first:stop] = numbers.reshape(-1).view(np.uint8)
+            body[stop : first - (-numbers.nbytes // ALIGNED) * ALIGNED] = 0
+        head = json.dumps(self.head).encode()
+        columns = [_one_binary(pa.py_buffer(part)) for part in (head, body)]
+        return pa.RecordBatch.from_arrays(columns, schema=WIRED_SCHEMA)
+
+
+def _one_binary(data: pa.Buffer) -> pa.Array:
+    """One row, on the same memory."""
+    offsets = pa.py_buffer(np.array([0, data.size]))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data])
+
+
+class _Unpacked:
+    """Views of a body, each checked against its size."""
+
+    def __init__(self, head: dict[str, Any], body: Numbers) -> None:
+        self.head, self._body = head, body
+
+    def numbers(self, name: str) -> Numbers:
+        kind, shape, first = self.head["tensors"][name]
+        dtype = np.dtype(kind)
+        if dtype.kind not in "biuf" or len(shape) > MOST_DIMENSIONS:
+            raise ValueError(f"{name} is {kind!r} of shape {shape}")
+        count = 1
+        for side in shape:
+            if not 0 <= side <= self._body.size:
+                raise ValueError(f"{name} has shape {shape}")
+            count *= side
+        if first < 0 or first % ITEM or first + count * dtype.itemsize > self._body.size:
+            raise ValueError(f"{name} reaches beyond the {self._body.size} bytes that are there")
+        return np.frombuffer(self._body, dtype, count, first).reshape(shape)
 
     def tensor(self, name: str) -> Tensor:
-        dtype, shape = self.head["tensors"][name]
-        numbers = _numbers(self.columns[name], name)
-        # A copy, as what comes over a wire is read-only, and lies at any address.
-        return torch.from_numpy(np.array(numbers, dtype=np.dtype(dtype))).view(shape)
+        return torch.from_numpy(self.numbers(name))
 
     def kjt(self, name: str) -> KeyedJaggedTensor:
         head = self.head["kjts"][name]
-        keys, stride = head["keys"], int(head["stride"])
-        values, lengths = self.tensor(f"{name}.values"), self.tensor(f"{name}.lengths")
-        weights = None
+        keys, stride, per_key = head["keys"], head["stride"], head["length_per_key"]
+        values, narrow, weights = self.tensor(f"{name}.values"), self._lengths(name), None
         if f"{name}.weights" in self.head["tensors"]:
             weights = self.tensor(f"{name}.weights")
-        if lengths.numel() != len(keys) * stride or int(lengths.sum()) != values.numel():
+        total = int(narrow.sum())
+        if narrow.size != len(keys) * stride or total != values.numel():
             raise ValueError(
-                f"{name}: {lengths.numel()} lengths of {int(lengths.sum())} ids in all, but "
-                f"{len(keys)} keys of {stride} rows, and {values.numel()} ids"
+                f"{name}: {narrow.size} lengths of {total} ids in all, but {len(keys)} keys of "
+                f"{stride} rows, and {values.numel()} ids"
             )
-        if weights is not None and weights.numel() != values.numel():
-            raise ValueError(f"{name}: {weights.numel()} weights of {values.numel()} ids")
+        if weights is not None and weights.numel() != total:
+            raise ValueError(f"{name}: {weights.numel()} weights of {total} ids")
         return KeyedJaggedTensor(
-            keys=keys, values=values, lengths=lengths, weights=weights, stride=stride
+            keys=keys,
+            values=values,
+            lengths=torch.from_numpy(narrow.astype(head["lengths"])),
+            weights=weights,
+            stride=stride,
+            length_per_key=_per_key(per_key, len(keys), total),
         )
 
+    def dedup(self, batch_size: int) -> Any:
+        match self.head["dedup"]:
+            case None:
+                return None
+            case "kjt":
+                return self.kjt("dedup")
+            case "ikjt":
+                names = [name for name in self.head["tensors"] if name.startswith(DEDUP)]
+                numbers = {name.removeprefix(DEDUP): self.numbers(name) for name in names}
+                keys = [key for group in self.head["groups"] for key in group]
+                return InverseKeyedJaggedTensor.from_numbers(
+                    check_groups(self.head["groups"], keys),
+                    numbers,
+                    batch_size,
+                    _per_key(self.head["length_per_key"], len(keys), numbers["values"].size),
+                )
+            case "partial":
+                whole = pa.py_buffer(self.numbers(DEDUP + "bytes"))
+                return PartialInverseKeyedJaggedTensor.from_bytes(whole)
+            case other:
+                raise ValueError(f"its dedup is {other!r}")
 
-def _one_list(buffer: pa.Buffer, dtype: np.dtype[Any]) -> pa.LargeListArray:
-    """All numbers as the one row of a column, on the same memory, each as it lies."""
-    numbers = np.frombuffer(buffer, np.uint8 if dtype.kind == "b" else dtype)
-    return pa.LargeListArray.from_arrays(np.array([0, len(numbers)]), pa.array(numbers))
+    def _lengths(self, name: str) -> Numbers:
+        lengths = self.numbers(f"{name}.lengths")
+        if lengths.dtype.kind != "u" or lengths.ndim != 1:
+            raise ValueError(f"{name}: its lengths are {lengths.dtype}, of shape {lengths.shape}")
+        return lengths
 
 
-def _numbers(column: pa.Array, name: str) -> np.ndarray[Any, Any]:
-    numbers = column.flatten()
-    if len(column) != 1 or column.null_count or numbers.null_count:
-        raise ValueError(f"{name} has nulls, or {len(column)} rows in place of one")
-    found: np.ndarray[Any, Any] = numbers.to_numpy()
-    return found
-
-
-def _own(column: pa.Array) -> pa.Array:
-    """The same on memory of its own."""
-    numbers = np.array(column.flatten().to_numpy())
-    return pa.LargeListArray.from_arrays(np.array([0, len(numbers)]), pa.array(numbers))
+def _per_key(counts: list[int] | None, keys: int, total: int) -> list[int] | None:
+    """How many ids each key has, where the sender knew."""
+    if counts is not None and (len(counts) != keys or min(counts, default=0) < 0):
+        raise ValueError(f"{len(counts)} counts of ids for {keys} keys")
+    if counts is not None and sum(counts) != total:
+        raise ValueError(f"its keys have {sum(counts)} ids, but it has {total}")
+    return counts

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import jagged_from_arrow, jagged_to_arrow
-from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups, real_rows
+from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups
 from recd_plugins.sparse.jagged import MAX_INT32, Jagged, WeightedJagged
 from recd_plugins.sparse.rows.shared import SharedRows
 
@@ -38,7 +38,9 @@ __all__ = [
     "from_bytes",
     "from_columns",
     "ikjt_from_batch",
+    "ikjt_of_numbers",
     "ikjt_to_batch",
+    "ikjt_to_numbers",
     "partial_from_batch",
     "partial_to_batch",
     "to_bytes",
@@ -129,20 +131,47 @@ class WiredIkjt(NamedTuple):
     """[G]."""
 
 
-def ikjt_to_batch(
+def ikjt_to_numbers(
     groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
-) -> pa.RecordBatch:
-    """One row of what `WiredIkjt` has, on CPU."""
+) -> dict[str, Numbers]:
+    """What `WiredIkjt` has, on CPU, in as few bytes as its numbers need; by `COLUMNS`."""
     codes, runs = _as_runs(inverse_lookup.numpy())
-    columns = {
+    real = _real(groups, unique_counts)
+    numbers = {
         "values": rows.values.numpy(),
-        "lengths": _narrow(rows.lengths[real_rows(groups, unique_counts)].numpy()),
+        "lengths": _narrow(rows.lengths.numpy().reshape(real.shape)[real]),
         "unique_counts": np.array(unique_counts, np.int64),
         "codes": codes,
         "runs": runs,
     }
     if rows.weights is not None:
-        columns["weights"] = rows.weights.numpy()
+        numbers["weights"] = rows.weights.numpy()
+    return numbers
+
+
+def ikjt_of_numbers(groups: Groups, numbers: Mapping[str, Numbers], batch_size: int) -> WiredIkjt:
+    """What `ikjt_to_numbers` was given, values on the same memory; `ValueError` for sizes that do
+    not fit each other, before memory is taken for them."""
+    values, lengths, counts, codes, runs = (numbers[name] for name in COLUMNS)
+    for name in COLUMNS:
+        if numbers[name].dtype.kind not in "iu":
+            raise ValueError(f"{name} are {numbers[name].dtype}, not integers")
+    unique_counts = tuple(counts.tolist())
+    weights = numbers.get("weights")
+    rows = WeightedJagged(
+        torch.from_numpy(values),
+        _padded(lengths, groups, unique_counts, many=len(values) > MAX_INT32),
+        None if weights is None else torch.from_numpy(weights),
+    )
+    lookup = _lookup_of_runs(codes, runs, (len(groups), batch_size))
+    return WiredIkjt(groups, rows, torch.from_numpy(lookup), unique_counts)
+
+
+def ikjt_to_batch(
+    groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
+) -> pa.RecordBatch:
+    """One row of what `WiredIkjt` has, on CPU."""
+    columns = ikjt_to_numbers(groups, rows, inverse_lookup, unique_counts)
     text = json.dumps({"groups": groups, "batch_size": inverse_lookup.shape[1]})
     arrays = [_one_list(numbers) for numbers in columns.values()]
     fields = [pa.field(name, one.type) for name, one in zip(columns, arrays, strict=True)]
@@ -162,16 +191,8 @@ def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
         batch.validate(full=True)
         head = json.loads(text)
         groups = check_groups(head["groups"], list(chain(*head["groups"])))
-        values, lengths, counts, codes, runs = (_numbers(batch, name) for name in COLUMNS)
-        weights = _numbers(batch, "weights") if "weights" in batch.schema.names else None
-        unique_counts = tuple(counts.to_pylist())
-        rows = WeightedJagged(
-            torch.from_dlpack(values),
-            _padded(lengths, groups, unique_counts, many=len(values) > MAX_INT32),
-            None if weights is None else torch.from_dlpack(weights),
-        )
-        lookup = _lookup_of_runs(codes, runs, (len(groups), int(head["batch_size"])))
-        return WiredIkjt(groups, rows, torch.from_numpy(lookup), unique_counts)
+        numbers = {name: _numbers(batch, name) for name in batch.schema.names}
+        return ikjt_of_numbers(groups, numbers, int(head["batch_size"]))
     except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise DataError(f"a record batch is a damaged IKJT ({error}). Send it again.") from error
 
@@ -181,25 +202,37 @@ def _one_list(numbers: Numbers) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(np.array([0, len(numbers)]), pa.array(numbers))
 
 
-def _numbers(batch: pa.RecordBatch, name: str) -> pa.Array:
+def _numbers(batch: pa.RecordBatch, name: str) -> Numbers:
     column = batch.column(name)
     numbers = column.flatten()
     if len(column) != 1 or column.null_count or numbers.null_count:
         raise ValueError(f"{name} has nulls, or {len(column)} rows in place of one")
     if name != "weights" and not pa.types.is_integer(numbers.type):
         raise ValueError(f"{name} are {numbers.type}, not integers")
-    return numbers
+    # By way of torch: numpy would have it read-only, on the same memory.
+    found: Numbers = torch.from_dlpack(numbers).numpy()
+    return found
 
 
-def _padded(
-    lengths: pa.Array, groups: Groups, unique_counts: tuple[int, ...], many: bool
-) -> Tensor:
+def _padded(lengths: Numbers, groups: Groups, unique_counts: tuple[int, ...], many: bool) -> Tensor:
     if min(unique_counts) < 0:
         raise ValueError(f"its unique counts are {unique_counts}")
-    real = real_rows(groups, unique_counts)
-    padded = np.zeros(real.numel(), np.int64 if many else np.int32)
-    padded[real.numpy()] = lengths.to_numpy()
-    return torch.from_numpy(padded)
+    if len(unique_counts) != len(groups):
+        raise ValueError(f"{len(groups)} groups have {len(unique_counts)} unique counts")
+    rows = sum(len(group) * n for group, n in zip(groups, unique_counts, strict=True))
+    if rows != len(lengths):
+        raise ValueError(f"it has {len(lengths)} lengths of {rows} unique samples")
+    real = _real(groups, unique_counts)
+    padded = np.zeros(real.shape, np.int64 if many else np.int32)
+    padded[real] = lengths
+    return torch.from_numpy(padded.reshape(-1))
+
+
+def _real(groups: Groups, unique_counts: tuple[int, ...]) -> NDArray[np.bool_]:
+    """`real_rows` as [keys, max(unique_counts)]."""
+    by_key = np.repeat(unique_counts, [len(group) for group in groups])
+    found: NDArray[np.bool_] = np.arange(max(unique_counts)) < by_key[:, None]
+    return found
 
 
 def _as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
@@ -214,11 +247,11 @@ def _as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
     return every, runs[:0]
 
 
-def _lookup_of_runs(codes: pa.Array, runs: pa.Array, shape: tuple[int, int]) -> NDArray[np.int64]:
+def _lookup_of_runs(codes: Numbers, runs: Numbers, shape: tuple[int, int]) -> NDArray[np.int64]:
     """What `_as_runs` was given."""
-    lookup: NDArray[np.int64] = codes.to_numpy().astype(np.int64)
+    lookup: NDArray[np.int64] = codes.astype(np.int64)
     if len(runs):
-        counts = runs.to_numpy().astype(np.int64)
+        counts = runs.astype(np.int64)
         if counts.sum() != shape[0] * shape[1]:  # before memory is taken for them
             raise ValueError(f"its runs have {counts.sum()} samples, not {shape} of them")
         lookup = np.repeat(lookup, counts)
