@@ -2,7 +2,7 @@
 
 A worker writes bodies one after another into an anonymous file in memory, round and round, and
 says where each lies; a client opens the file under /proc and reads the body once, into memory of
-its own. The file begins with 16 bytes drawn by lot, which the client is told by the worker's
+its own. The file begins with 16 bytes drawn by lot, which the worker names in its
 authenticated answer: where they are not found, both are not on one machine, or not in one
 container, and batches go over the wire. Behind them is how many bytes were begun to be written:
 so a client that was too slow sees that its batch was written over, and asks for it again.
