@@ -17,13 +17,15 @@ NAP = 0.004
 
 
 class Naps:
-    """A transform that takes its time."""
+    """A transform that takes its time, of its thread alone."""
 
     def schema(self, schema: Schema) -> Schema:
         return schema
 
     def __call__(self, features: Any) -> Any:
-        time.sleep(NAP)
+        ends = time.thread_time() + NAP
+        while time.thread_time() < ends:
+            pass
         return features
 
 
@@ -36,7 +38,11 @@ def naps(table: Any, *labels: str) -> BatchTransform:
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": False}])
-def test_every_part_is_there_and_they_add_up(table: Any, options: Any) -> None:
+def test_every_part_is_there_and_they_add_up(
+    table: Any, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if options:  # one thread reads and trains: what others do on the machine is not on its clock
+        monkeypatch.setattr(time, "perf_counter", time.thread_time)
     loader = open_loader(table, transform=naps(table, "nap", "doze", "nap"), **options)
     assert isinstance(loader, TimesReading)
     names = ["I/O", "decode", "gather", "nap 1", "doze", "nap 2", "hand over"]
@@ -48,7 +54,7 @@ def test_every_part_is_there_and_they_add_up(table: Any, options: Any) -> None:
     found = dict(loader.read_seconds)
     assert list(found) == names
     for name in ("nap 1", "doze", "nap 2"):
-        assert NAP <= found[name] / count < 20 * NAP
+        assert NAP * count <= found[name] < took
     assert found["decode"] > 0
     assert found["gather"] > 0
     assert 0 <= found["hand over"] < took
@@ -61,8 +67,10 @@ def test_every_part_is_there_and_they_add_up(table: Any, options: Any) -> None:
 @pytest.mark.ranks
 def test_workers_send_theirs_along(table: Any) -> None:
     loader = open_loader(table, transform=naps(table, "nap"), workers=2)
+    began = time.perf_counter()
     count = sum(1 for _ in loader)
-    assert NAP <= loader.read_seconds["nap"] / count < 20 * NAP
+    took = time.perf_counter() - began
+    assert NAP * count <= loader.read_seconds["nap"] < 2 * took  # of both
     assert loader.read_seconds["decode"] > 0
     assert loader.read_seconds["hand over"] >= 0
     loader.close()

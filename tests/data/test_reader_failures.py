@@ -205,10 +205,11 @@ def test_workers_end_with_their_iterator_also_after_an_error(table, transform):
     except PluginError as error:
         caught = error  # and with it the traceback, its frames and all they know
     assert (caught is None) == (transform is None)
-    start = time.monotonic()
+    workers = set(multiprocessing.active_children()) - before
     running.close()
     assert set(multiprocessing.active_children()) == before
-    assert time.monotonic() - start < 4  # torchdata gives up on a worker after 5 s
+    # torchdata would end one that does not end by itself, by a signal.
+    assert {worker.exitcode for worker in workers} <= {0}
 
 
 def read_then_die(folder: Path, pids: Connection) -> None:
@@ -228,7 +229,7 @@ def test_workers_of_a_killed_rank_end_too(table):
     rank.join()
     assert rank.exitcode == -signal.SIGKILL
     assert len(workers) == 2
-    deadline = time.monotonic() + 30  # they end within a second, but the machine may be busy
+    deadline = time.monotonic() + 300  # they end within a second, but the machine may be busy
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.02)

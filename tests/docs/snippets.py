@@ -98,7 +98,7 @@ class Reader:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=300,
         )
         return done.returncode, done.stdout + done.stderr
 

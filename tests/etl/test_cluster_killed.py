@@ -38,7 +38,7 @@ def killed(source, folder, dying, after):
     args = [str(source.path), str(folder), dying, str(after)]
     with tempfile.TemporaryDirectory() as scripts:
         Path(scripts, "dies.py").write_text(KILLED)
-        assert run_module("dies", *args, folder=Path(scripts), timeout=60).code == -9
+        assert run_module("dies", *args, folder=Path(scripts)).code == -9
     assert not folder.exists()
 
 

@@ -27,14 +27,14 @@ SHARDS = 4
 def servers() -> Iterator[str]:
     """Brokers that live as long as the client that they are part of."""
     client = kafka.Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "none"})
-    brokers = client.list_topics(timeout=10).brokers.values()
+    brokers = client.list_topics(timeout=60).brokers.values()
     yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
     del client
 
 
 def opened(servers, topic, **options) -> KafkaLog:
     client = kafka.Producer({"bootstrap.servers": servers})
-    assert len(client.list_topics(topic, timeout=10).topics[topic].partitions) == SHARDS
+    assert len(client.list_topics(topic, timeout=60).topics[topic].partitions) == SHARDS
     options = {"shards": SHARDS, "linger_ms": 5, "timeout_s": 10} | options
     return build_kafka(KafkaConfig(servers=servers, topic=topic, **options), Context())
 
@@ -59,11 +59,11 @@ def test_nothing_was_dropped_and_keys_are_sessions(servers):
     total = 0
     for shard in range(SHARDS):
         partition = kafka.TopicPartition("keys", shard, 0)
-        low, high = consumer.get_watermark_offsets(partition, timeout=10)
+        low, high = consumer.get_watermark_offsets(partition, timeout=60)
         assert low == 0
         total += high
         consumer.assign([partition])
-        for message in consumer.consume(high, timeout=10) if high else ():
+        for message in consumer.consume(high, timeout=60) if high else ():
             (session,) = KEY.unpack(message.key())
             assert session_shards(ids((session,)), SHARDS) == [shard]
     consumer.close()

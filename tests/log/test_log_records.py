@@ -30,7 +30,7 @@ def test_kafka():
     from recd_dedup.log.kafka import KafkaConfig, build_kafka
 
     brokers = kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none"})
-    (broker,) = brokers.list_topics("contract", timeout=10).brokers.values()
+    (broker,) = brokers.list_topics("contract", timeout=60).brokers.values()
     record = LogRecord(
         name="kafka",
         summary="A Kafka topic; key = session id.",

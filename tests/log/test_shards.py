@@ -217,11 +217,11 @@ def test_a_killed_writer_leaves_whole_blocks(tmp_path):
     assert process.stdout is not None
     with process.stdout:
         process.stdout.readline()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(everything(opened(tmp_path))) < 500 and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     left = everything(opened(tmp_path))
     assert len(left) >= 500
     for shard in range(4):

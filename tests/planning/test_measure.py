@@ -50,7 +50,7 @@ def measured(topology: Topology) -> Topology:
 
 def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> None:
     given = Topology(ranks_per_node=2, host_memory_gb=3)
-    results = gloo_pool.run(measured, given, world_size=4, deadline=120)
+    results = gloo_pool.run(measured, given, world_size=4)
     found, *others = results
     assert all(other == found for other in others)
     assert (found.device, found.ranks_per_node, found.host_memory_gb) == ("cpu", 2, 3)
@@ -75,7 +75,7 @@ def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> Non
 
 
 def test_one_node_has_one_link(gloo_pool: GlooPool) -> None:
-    found = gloo_pool.run(measured, Topology(), world_size=2, deadline=120)[0]
+    found = gloo_pool.run(measured, Topology(), world_size=2)[0]
     assert found.a2a_intra == found.a2a_global
     assert found.a2a_cross is None
     assert found.ar_cross is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,14 @@ def stack_of(tables: Path, reader: dict[str, Any], kind: str = "kjt", **train: A
             **KINDS[kind],
         }
     )
+
+
+def until(true: Callable[[], bool], seconds: float = 240.0) -> None:
+    """Wait for it; an error where it takes that long."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def children() -> set[int]:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from service_jobs import stack_of
+from service_jobs import stack_of, until
 
 from recd_dsi.service.buffer import Buffer, DiskCache, Key
 from recd_dsi.service.calls import NO_CREDENTIALS, Caller, Credentials
@@ -70,7 +70,7 @@ def test_a_damaged_file_of_the_cache_is_none(tmp_path: Path, damage: bytes | str
 def batches_by(worker: Worker, tables: Path) -> list[Batch]:
     """An epoch of a trainer that asks this worker alone."""
     Thread(target=worker.serve, daemon=True).start()
-    reader = {"use": "service", "workers": 1, "when_none_answers": "fail"}
+    reader = {"use": "service", "workers": 1, "when_none_answers": "fail", "patience": 120}
     loader = stack_of(tables, reader).loader(0, 1)
     assert isinstance(loader, ServiceLoader)
     fleet = Fleet(NO_CREDENTIALS, 1)
@@ -121,10 +121,10 @@ def test_beyond_this_machine_nothing_starts_without_token_and_tls(
 def test_a_wrong_token_is_refused() -> None:
     server = Coordinator(credentials=Credentials(token="right"))
     try:
-        assert Caller(server.address, Credentials(token="right")).act("workers", {}, 2.0)
+        assert Caller(server.address, Credentials(token="right")).act("workers", {}, 60.0)
         for token in ("wrong", "", "right "):
             with pytest.raises(flight.FlightUnauthenticatedError, match="a token is needed"):
-                Caller(server.address, Credentials(token=token)).act("workers", {}, 2.0)
+                Caller(server.address, Credentials(token=token)).act("workers", {}, 60.0)
     finally:
         server.shutdown()
 
@@ -148,10 +148,10 @@ def test_a_server_of_another_certificate_is_not_called(tmp_path: Path) -> None:
     server = Coordinator(credentials=Credentials(token="one", certificate=ours, key=key_file))
     try:
         trusted = Credentials(token="one", certificate=ours)
-        assert Caller(server.address, trusted).act("workers", {}, 5.0) is not None
+        assert Caller(server.address, trusted).act("workers", {}, 60.0) is not None
         for stranger in (Credentials(token="one", certificate=other), Credentials(token="one")):
             with pytest.raises(flight.FlightUnavailableError):
-                Caller(server.address, stranger).act("workers", {}, 5.0)
+                Caller(server.address, stranger).act("workers", {}, 60.0)
     finally:
         server.shutdown()
 
@@ -164,13 +164,6 @@ class Known:
 
     def about(self) -> dict[str, Any]:
         return {"id": f"w{self.number}", "address": f"127.0.0.1:{self.number}", "delivery": "ab"}
-
-
-def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_a_coordinator_started_again_knows_its_workers_again_and_clients_keep_them() -> None:

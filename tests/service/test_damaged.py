@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.ranks,
     pytest.mark.filterwarnings("ignore:reader. rank:recd_plugins.notices.NoticeWarning"),
 ]
-SERVICE = {"use": "service", "workers": 2}
+SERVICE = {"use": "service", "workers": 2, "patience": 120}
 DAMAGED, ROWS = 3, range(300, 400)
 """The stripe, and what `item` is in its rows."""
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from service_jobs import stack_of
+from service_jobs import stack_of, until
 
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.loader import ServiceLoader
@@ -24,7 +24,8 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.resume import assert_same_batch
 
 pytestmark = pytest.mark.ranks
-SERVICE = {"use": "service", "workers": 2, "hedge": 0.3, "patience": 60.0, "prefetch_mib": 1}
+SERVICE = {"use": "service", "workers": 2, "hedge": 0.3, "patience": 120, "prefetch_mib": 1}
+"""However long workers take to come back, ranks wait for them."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,17 +61,19 @@ def read_while(loader, disturb, seed: int) -> list:
         for batch in loader:
             found.append(batch)
             if len(found) in at:
+                until(lambda: pids(loader))  # all may have been killed just before
                 disturb(pids(loader), chance)
     return found
 
 
 def kill_one(found, chance) -> None:
-    os.kill(chance.choice(found), signal.SIGKILL)
+    kill_all([chance.choice(found)], chance)
 
 
 def kill_all(found, chance) -> None:
     for pid in found:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            os.kill(pid, signal.SIGKILL)
 
 
 def stop_one(found, chance) -> None:
@@ -93,6 +96,7 @@ def test_batches_are_those_of_an_undisturbed_run(tables, undisturbed, disturb):
     assert len(found) == len(undisturbed)
     for theirs, ours in zip(undisturbed, found, strict=True):
         assert_same_batch(theirs, ours)
+    assert loader.read_here == 0
 
 
 def test_a_rank_reads_itself_and_says_so_or_fails_where_nobody_answers(tables, undisturbed):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from service_jobs import stack_of
+from service_jobs import stack_of, until
 
 from recd_dsi.service.calls import HOST, Credentials
 from recd_dsi.service.ray_backend import host_of, joined, options_of, options_text
@@ -44,6 +43,7 @@ def test_actors_on_two_nodes_make_the_same_batches_though_one_is_killed(
     tables: Path, cluster: str
 ) -> None:
     reader = {"use": "service", "workers": 2, "backend": "ray", "ray_address": cluster}
+    reader |= {"patience": 240}
     theirs = iter(stack_of(tables, {"use": "local"}, "ikjt").loader(0, 1))
     stack = stack_of(tables, {**reader, "prefetch_mib": 1, "when_none_answers": "fail"}, "ikjt")
     loader = stack.loader(0, 1)
@@ -52,17 +52,13 @@ def test_actors_on_two_nodes_make_the_same_batches_though_one_is_killed(
         assert_same_batch(left, right)
     fleet = loader.fleet()
     backend = fleet.backend
-    until = time.monotonic() + 60
-    while None in backend.pids and time.monotonic() < until:
-        time.sleep(0.1)
+    until(lambda: None not in backend.pids)
     assert len({*backend.nodes}) == 2, backend.nodes
     killed = backend.pids[0]
     os.kill(killed, signal.SIGKILL)
     for left, right in zip(theirs, ours, strict=True):
         assert_same_batch(left, right)
-    while backend.pids[0] in (None, killed) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert backend.pids[0] not in (None, killed)
+    until(lambda: backend.pids[0] not in (None, killed))
     for left, right in zip(
         stack_of(tables, {"use": "local"}, "ikjt").loader(0, 1, "test"),
         stack.loader(0, 1, "test"),
@@ -70,7 +66,7 @@ def test_actors_on_two_nodes_make_the_same_batches_though_one_is_killed(
     ):
         assert_same_batch(left, right)
     assert loader.read_here == 0
-    assert len(fleet.remotes()) == 2
+    until(lambda: len(fleet.remotes()) == 2)
 
 
 def test_who_has_no_ray_is_told_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

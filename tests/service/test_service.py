@@ -11,7 +11,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.testing.resume import assert_same_batch, check_resume
 
 pytestmark = pytest.mark.ranks
-SERVICE = {"use": "service", "workers": 2}
+SERVICE = {"use": "service", "workers": 2, "patience": 120}
 
 
 def assert_same(theirs, ours) -> None:

@@ -125,7 +125,6 @@ def test_ranks_listen_on_loopback_alone(gloo_pool: GlooPool) -> None:
 def test_the_traceback_of_the_failing_rank_comes_first_with_what_it_printed(
     gloo_pool: GlooPool,
 ) -> None:
-    start = time.monotonic()
     with pytest.raises(RanksFailed) as caught:
         gloo_pool.run(fail_on_one)
     message = str(caught.value)
@@ -133,7 +132,7 @@ def test_the_traceback_of_the_failing_rank_comes_first_with_what_it_printed(
     assert "LookupError: the one that failed" in message
     assert "in fail_on_one" in message
     assert "rank 1 was here" in message
-    assert time.monotonic() - start < 20
+    assert "deadline" not in message  # which nobody waited for
 
 
 def test_every_rank_is_heard_and_new_ranks_take_over(gloo_pool: GlooPool) -> None:
@@ -147,22 +146,19 @@ def test_every_rank_is_heard_and_new_ranks_take_over(gloo_pool: GlooPool) -> Non
 
 def test_a_deadline_shows_the_stacks_of_all_and_new_ranks_take_over(gloo_pool: GlooPool) -> None:
     before = gloo_pool.run(os.getpid)
-    start = time.monotonic()
-    with pytest.raises(RanksFailed, match=r"deadline of 1 s expired") as caught:
-        gloo_pool.run(hang_on_one, deadline=1.0)
-    assert time.monotonic() - start < 20
+    with pytest.raises(RanksFailed, match=r"deadline of 5 s expired") as caught:
+        gloo_pool.run(hang_on_one, deadline=5.0)
     assert "in hang_on_one" in caught.value.ranks[1]
     assert "in all_reduce" in caught.value.ranks[0]
     after = gloo_pool.run(os.getpid)
     assert not set(before) & set(after)
 
 
-def test_ranks_that_die_are_reported_within_seconds(gloo_pool: GlooPool) -> None:
+def test_ranks_that_die_are_reported_before_the_deadline(gloo_pool: GlooPool) -> None:
     gloo_pool.run(os.getpid, world_size=3)
-    start = time.monotonic()
     with pytest.raises(RanksFailed) as caught:
         gloo_pool.run(die_on_two, world_size=3)
-    assert time.monotonic() - start < 20
+    assert "deadline" not in str(caught.value)
     assert "exit code 7" in caught.value.ranks[1]
     assert "SIGKILL" in caught.value.ranks[2]
 
@@ -234,16 +230,16 @@ def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
         parents[name] = context.Process(target=target, args=args)
         parents[name].start()
     try:
-        parents["ends"].join(60)
+        parents["ends"].join(300)
         assert parents["ends"].exitcode == 0
-        wait_until((tmp_path / "is killed" / "pid").exists, 60)
+        wait_until((tmp_path / "is killed" / "pid").exists, 300)
     finally:
         for parent in parents.values():
             parent.kill()
             parent.join()
     for name in parents:
         rank = int((tmp_path / name / "pid").read_text())
-        wait_until(partial(gone, rank), 10)
+        wait_until(partial(gone, rank), 60)
 
 
 def gone(pid: int) -> bool:

@@ -92,10 +92,13 @@ def test_rows_that_straddle_pages_are_read_ahead(disk: Path) -> None:
 
     evict(file.tensor)
     assert waits_for_the_disk(read) > 400
-    evict(file.tensor)
-    file.read_ahead(at, width)
-    time.sleep(0.5)
-    assert waits_for_the_disk(read) < 40
+    for pause in (0.1, 0.5, 2.0, 10.0):  # a busy disk takes longer
+        evict(file.tensor)
+        file.read_ahead(at, width)
+        time.sleep(pause)
+        if (waits := waits_for_the_disk(read)) < 40:
+            break
+    assert waits < 40
 
 
 def test_nothing_is_left_in_the_folder(disk: Path) -> None:

