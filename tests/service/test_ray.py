@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ranks]
 def cluster() -> Iterator[str]:
     """A Ray of two nodes, each with room for one worker; its address."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # what else needs memory ends no actor
+    # What else needs memory on this machine ends no actor.
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  # Ray's own spelling
     ray = pytest.importorskip("ray", reason="needs the extra `ray`")
     from ray.cluster_utils import Cluster
 
