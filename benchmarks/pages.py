@@ -46,16 +46,6 @@ HEADLINES = (
         figure="all together, against plain TorchRec",
     ),
     Headline(
-        what="the same, against TorchRec's own best plan",
-        suite="combined",
-        figure="all together, against TorchRec's own best plan",
-    ),
-    Headline(
-        what="the same, bytes between nodes",
-        suite="combined",
-        figure="bytes between nodes, all together",
-    ),
-    Headline(
         what="RecD: a step of RM1, S = 16.5, against plain KJTs",
         suite="recd_train",
         figure="RM1-like step, S = 16.5",
@@ -76,34 +66,9 @@ HEADLINES = (
         figure="step with coalescing, Zipf 1.05, sequences",
     ),
     Headline(
-        what="SCARS: a hot step, against a normal one",
-        suite="scars",
-        figure="hot step against normal step",
-    ),
-    Headline(
         what="Forecasts: a cache's coverage, against what it then served; the worst",
         suite="honesty --only coverage",
         figure="coverage, forecast against served, stationary: worst",
-    ),
-    Headline(
-        what="Forecasts: dedupe factors of training; the worst",
-        suite="honesty --only trained",
-        figure="dedupe factor, forecast against trained: the worst",
-    ),
-    Headline(
-        what="`dedup: {groups: auto}`, 20 tables: a step, against plain; the least",
-        suite="honesty.step_time --only small",
-        figure="step time of what auto chose against plain, the least",
-    ),
-    Headline(
-        what="Scored ids: a step, against the same ids without weights",
-        suite="honesty.scored_ids",
-        figure="a step of scored ids against unscored, plain",
-    ),
-    Headline(
-        what="`recd data import` of a CSV, against pyarrow's reading of it",
-        suite="honesty.imports",
-        figure="import of a CSV, time",
     ),
     Headline(
         what="DSI: popular columns first and reads coalesced: I/Os",
@@ -116,6 +81,7 @@ HEADLINES = (
         figure="reader, share of pyarrow's rows/s",
     ),
 )
+"""Ten rows: RESULTS.md has the others."""
 
 
 def draw() -> None:

@@ -1,4 +1,4 @@
-"""Writes slots.md, train.md and the names of api.md from docstrings: `python docs/reference.py`.
+"""Writes slots.md, train.md, commands.md and the names of api.md: `python docs/reference.py`.
 
 tests/docs/test_reference.py holds the files to what this prints.
 """
@@ -8,17 +8,21 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from recd_plugins import api, slots
+from recd_plugins.cli.main import app
+from recd_plugins.cli.messages import Message, messages
 from recd_plugins.cli.new_plugin import example
 from recd_plugins.cli.plugins import FORM
+from recd_plugins.cli.words import commands
 from recd_plugins.data.columns import Columns
-from recd_plugins.describe import attribute_docs, field_docs, nested, options_of
+from recd_plugins.describe import attribute_docs, describe, field_docs, nested, options_of
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.hooks.specs import HOOKS
 from recd_plugins.planning.topology import PRESETS, Topology
@@ -66,6 +70,81 @@ def train_page() -> str:
     lines = ["# The `train` key", "", *_options(TrainSettings)]
     lines += ["", "## The `topology` key", "", TOPOLOGY.format(presets=", ".join(PRESETS)), ""]
     return "\n".join([*lines, *_options(Topology)]) + "\n"
+
+
+def commands_page() -> str:
+    """Every command of `recd`, in the order of `recd --help`."""
+    lines = [
+        "# Commands",
+        "",
+        "Written by `python docs/reference.py`; `recd COMMAND --help` says the same. `--json`",
+        "prints one JSON object on standard output; progress is drawn on standard error. `recd",
+        "--install-completion` has the shell complete commands and options.",
+        "",
+        "| command | what it does | `--json` | progress |",
+        "|---|---|---|---|",
+    ]
+    every = {name: one for name, one in commands(app) if not hasattr(one, "commands")}
+    modules = Counter(one.callback.__module__ for one in every.values())
+    for name, command in every.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        call = inspect.unwrap(command.callback)
+        alone = modules[call.__module__] == 1
+        source = inspect.getsource(inspect.getmodule(call) if alone else call)
+        bar = "a bar" if "with progress()" in source else ""
+        mark = "yes" if "--json" in options else ""
+        anchor = f"recd {name}".replace(" ", "-")
+        summary = _summary(command).split(". ")[0].rstrip(".")
+        lines.append(f"| [`recd {name}`](#{anchor}) | {summary} | {mark} | {bar} |")
+    for name, command in every.items():
+        lines += [f"\n## recd {name}\n", _summary(command), ""]
+        lines += ["| | takes | default | |", "|---|---|---|---|"]
+        lines += [_parameter(one) for one in command.params if one.name != "help"]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(command: Any) -> str:
+    return " ".join((command.help or "").partition("\f")[0].split())
+
+
+def _parameter(parameter: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.metavar or parameter.name.upper()}`"
+    hint = parameter.type_descriptor.annotation
+    several = ", any number" if get_origin(hint) is list else ""
+    takes = describe(get_args(hint)[0] if several else hint).replace("|", "or") + several
+    takes = "" if getattr(parameter, "is_flag", False) else takes
+    default = parameter.default
+    shown = "required" if parameter.required else f"`{default}`"
+    if default in (None, False, [], ()) and not parameter.required:
+        shown = ""
+    text = " ".join((parameter.help or "").split()).replace("|", "\\|")
+    return f"| {names.replace('|', chr(92) + '|')} | {takes} | {shown} | {text} |"
+
+
+def messages_page() -> str:
+    """Every message, by the page that says more: for the site, which is built from the sources."""
+    found: dict[str, list[Message]] = {}
+    for message in messages():
+        found.setdefault(message.page, []).append(message)
+    lines = [
+        "# Messages",
+        "",
+        "Every message of the host and its plugins; `…` stands for what differs each time. A",
+        "message says what is wrong, who is concerned and how to fix it. `recd explain 'MESSAGE'`",
+        "finds one by any part of it.",
+        "",
+        "| kind | what it is |",
+        "|---|---|",
+        *sorted({f"| {one.kind} | {one.kind_text} |" for one in messages()}),
+    ]
+    for page, several in sorted(found.items()):
+        lines += [f"\n## [{Path(page).stem}]({Path(page).name})\n"]
+        for one in several:
+            template = one.template.replace("`", "'")
+            lines.append(f"- `{template}` {one.kind}, {one.file}:{one.line}")
+    return "\n".join(lines) + "\n"
 
 
 def api_page() -> str:
@@ -178,4 +257,5 @@ def _options(config: type[Any]) -> Iterator[str]:
 if __name__ == "__main__":
     (HERE / "slots.md").write_text(slots_page())
     (HERE / "train.md").write_text(train_page())
+    (HERE / "commands.md").write_text(commands_page())
     (HERE / "api.md").write_text(api_page())

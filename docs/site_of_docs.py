@@ -7,6 +7,7 @@ A link that leads nowhere ends the build.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import yaml
@@ -24,22 +26,21 @@ __all__ = ["NAVIGATION", "pages", "stage"]
 
 ROOT = Path(__file__).parents[1]
 NAVIGATION: dict[str, list[str]] = {
-    "Tutorials": ["own-data", "tutorial", "own-trainer", "install"],
+    "Tutorials": ["own-data", "tutorial", "own-trainer", "cluster", "notebooks", "install"],
     "How to": [
-        "training",
-        "cuda",
-        "plugins",
-        "tier_planners",
-        "advise",
-        "schema",
-        "storage",
-        "service",
+        *("training", "cuda", "plugins", "tier_planners", "advise", "schema", "storage", "service"),
+        *("schedulers", "kafka", "spark", "ray", "checkpoints", "export"),
     ],
     "Papers": ["recd", "flexshard", "scars", "dsi", "together"],
-    "Reference": ["slots", "train", "api", "glossary", "compatibility", "reliability"],
+    "Reference": [
+        *("slots", "train", "commands", "messages", "formats", "metrics", "api"),
+        *("glossary", "compatibility", "reliability"),
+    ],
     "Explanation": ["architecture", "scale", "compared"],
 }
 """The parts of the site, by what a reader wants; every page of docs/ is in one of them."""
+WRITTEN = {"messages": "messages_page"}
+"""Pages that functions of reference.py write for the site alone."""
 AROUND = ("RESULTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages that lie in the root of the repository."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
@@ -60,6 +61,9 @@ def stage(folder: Path) -> None:
     for page in pages():
         relink = partial(_relinked, page=page, linked=linked)
         _write(folder / page, LINK.sub(relink, (ROOT / page).read_text()))
+    for name, page_of in WRITTEN.items():
+        written = run_path(str(ROOT / "docs" / "reference.py"))[page_of]()
+        _write(folder / "docs" / f"{name}.md", written)
     for target in linked:
         _write(folder / _page_of(target), _shown(target))
     for picture in ROOT.glob("docs/pictures/*"):
@@ -89,8 +93,16 @@ def _shown(target: Path) -> str:
     path = ROOT / target
     if path.is_dir():
         return "\n".join([f"# {target}", "", *_listed(path)])
+    if path.suffix == ".ipynb":
+        return "\n\n".join(_cells(path)) + "\n"
     language = LANGUAGES.get(path.suffix, "text")
     return f"# {target}\n\n`````{language}\n{path.read_text()}`````\n"
+
+
+def _cells(notebook: Path) -> Iterator[str]:
+    for cell in json.loads(notebook.read_text())["cells"]:
+        text = "".join(cell["source"])
+        yield f"```python\n{text}\n```" if cell["cell_type"] == "code" else text
 
 
 def _listed(folder: Path) -> Iterator[str]:

@@ -15,8 +15,8 @@ from benchmarks.flexshard.paper import MODELS, PRICES
 from benchmarks.flexshard.paper_tables import table_5, table_6
 from benchmarks.harness import Figure
 from benchmarks.scale.devices import ZIONEX
-from benchmarks.scale.modelled import REST_MS, K, by_recd
-from benchmarks.scale.sides import modelled_step
+from benchmarks.scale.modelled import REST_MS, by_recd
+from benchmarks.scale.sides import K, modelled_step
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, zipf
 from recd_plugins.planning.ledger import Ledger
@@ -206,14 +206,6 @@ def recd() -> Iterator[PaperFigure]:
             cause=f"{NOT_OURS}; a line through the paper's two batch sizes is "
             "below nothing at none",
         )
-    yield PaperFigure(
-        where="table 2",
-        what="RM1's mean memory, RecD, over plain's 72.8%",
-        published=22.2 / 72.8,
-        predicted=None,
-        unit="x",
-        cause="a price is of the most that a step has at once, not of its course",
-    )
     for what, published in (("RecD", 1.73), ("D 256", 1.92), ("B 6,144", 2.12)):
         yield PaperFigure(
             where="table 2",

@@ -211,11 +211,17 @@ class Stack:
         converter = self._features.converter
         return Delivery.of(self.registry, None if converter is None else converter.groups)
 
-    def profile(self, tables: Mapping[str, Counted], batches: int | None = None) -> Profile:
+    def profile(
+        self,
+        tables: Mapping[str, Counted],
+        batches: int | None = None,
+        met: Callable[[int], None] | None = None,
+    ) -> Profile:
         """What will be looked up of tables, by batches of the train split from the shares of all
-        `train.ranks`: as many of each as it takes, unless `batches` says how many."""
+        `train.ranks`: as many of each as it takes, unless `batches` says how many. `met` hears how
+        many were counted."""
         ranks = BatchesOfRanks(self.read, self.registry.train.ranks)
-        return sample(ranks, tables, most=batches).profile()
+        return sample(ranks, tables, most=batches, met=met).profile()
 
     @property
     def groups(self) -> Groups:

@@ -55,7 +55,7 @@ class Reader:
             if language == "console":
                 for command, shown in _commands(text):
                     self._run(command, shown)
-            elif language:
+            elif language not in ("", "sh"):  # what is for a cluster is in `sh`
                 self._write(text)
 
     def _write(self, text: str) -> None:
@@ -89,6 +89,8 @@ class Reader:
         words = shlex.split(command)
         if words[0] == "recd":
             words[:1] = ["python", "-m", "recd_plugins"]
+        if words[0] == "python" and words[1:] and words[1].endswith(".py"):
+            words[1:2] = ["-m", words[1].removesuffix(".py")]
         if words[:2] == ["python", "-m"]:
             forked = run_module(*words[2:], folder=self.folder, environment=self._environment)
             return forked.code, forked.out + forked.err

@@ -44,7 +44,7 @@ def test_the_picture_is_drawn_anew_when_plugins_change() -> None:
     assert slots | {"stats"} == set(SLOTS)
 
 
-@pytest.mark.parametrize("page", ["slots", "train", "api"])
+@pytest.mark.parametrize("page", ["slots", "train", "commands", "api"])
 def test_the_reference_is_written_anew_when_docstrings_change(page: str, reference: object) -> None:
     written = (ROOT / f"docs/{page}.md").read_text()
     assert written == getattr(reference, f"{page}_page")(), "run: python docs/reference.py"

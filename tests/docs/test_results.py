@@ -38,6 +38,16 @@ def test_the_pages_are_drawn_from_what_is_kept() -> None:
     assert table == "\n".join(headline_rows(results)) + "\n", "python -m benchmarks --draw"
 
 
+def test_the_readme_is_short_and_has_no_figure_twice() -> None:
+    """A figure of a kept run takes the place of the one that was written down by hand."""
+    text = README.read_text()
+    assert len(text.splitlines()) < 120
+    drawn, _, by_hand = text.partition(BEGIN)[2].partition(END)
+    measured = {line.split("|")[-2].strip() for line in drawn.splitlines()[3:]}
+    rows = by_hand.partition("## Who it is for")[0]
+    assert not [command for command in measured if command.removesuffix(" --quick`") in rows]
+
+
 def test_a_result_is_kept_beside_those_before(tmp_path: Path) -> None:
     one = result("abc", figure("a step", 2.0))
     paths = [one.write(tmp_path), one.write(tmp_path)]

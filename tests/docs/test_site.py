@@ -24,18 +24,19 @@ def site() -> Any:
 
 def test_every_page_has_its_place(site: Any) -> None:
     named = [name for names in site.NAVIGATION.values() for name in names]
-    assert sorted(named) == sorted(path.stem for path in DOCS.glob("*.md"))
+    assert sorted(named) == sorted([*site.WRITTEN, *(path.stem for path in DOCS.glob("*.md"))])
 
 
 def test_links_lead_somewhere_within_the_site(site: Any, tmp_path: Path) -> None:
     site.stage(tmp_path)
     links = 0
     for page in tmp_path.rglob("*.md"):
-        if page.name.endswith((".py.md", ".yaml.md", ".yml.md")):
+        if page.name.endswith((".py.md", ".yaml.md", ".yml.md", ".ipynb.md")):
             continue
         for path in re.findall(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)", page.read_text()):
             assert (page.parent / path).exists(), f"{page.relative_to(tmp_path)}: {path}"
             links += 1
     assert links > 100
     assert "class PoolingRecord" in (tmp_path / "src/recd_plugins/slots.py.md").read_text()
+    assert "write key=value" in (tmp_path / "docs/messages.md").read_text()
     assert "40: Advice is a registry" in (tmp_path / "docs/decisions/index.md").read_text()

@@ -1,8 +1,16 @@
 """What a callback sees of its run; and what was forecast of a trainer's own batches, and came."""
 
 from recd_plugins.registry.settings import OptimizerSettings, TrainSettings
+from recd_plugins.trainer.checkpoints.weights import load_weights
 from recd_plugins.trainer.measure.beside import Beside
 from recd_plugins.trainer.measure.watched import WatchedBatches
 from recd_plugins.trainer.training import Training
 
-__all__ = ["Beside", "OptimizerSettings", "TrainSettings", "Training", "WatchedBatches"]
+__all__ = [
+    "Beside",
+    "OptimizerSettings",
+    "TrainSettings",
+    "Training",
+    "WatchedBatches",
+    "load_weights",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.cli.options import Debug, reported
+from recd_plugins.cli.options import AsJson, Debug, reported
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -29,12 +30,21 @@ Slot = Annotated[str, typer.Option(help=f"What it fills: {', '.join(SLOTS_WITH_T
 Into = Annotated[Path, typer.Option(help="Where the folder NAME is made.")]
 
 
-def new(name: Name, slot: Slot = "pooling", into: Into = Path(), debug: Debug = False) -> None:
+def new(
+    name: Name,
+    slot: Slot = "pooling",
+    into: Into = Path(),
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
     """Write a plugin to start from: a package, a test that passes, a registry that uses it."""
     with reported(debug):
         folder = write_plugin(name, slot, into)
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            print(file)
+        files = sorted(str(path) for path in folder.rglob("*") if path.is_file())
+        if as_json:
+            print(json.dumps({"folder": str(folder), "files": files}))
+            return
+        print(*files, sep="\n")
         print(f"next: cd {folder}, python -m pytest, recd train")
 
 

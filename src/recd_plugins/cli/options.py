@@ -186,21 +186,29 @@ def server_of_ranks() -> Iterator[RankServer | None]:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Draw the progress of long work on standard error."""
+    """Draw long work on standard error: how much is done, how fast, and how long it takes yet."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
+        ProgressColumn,
+        Task,
         TaskID,
         TextColumn,
         TimeRemainingColumn,
     )
     from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:,.3g}/s" if task.speed else "")
 
     bars = Bars(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        Rate(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )

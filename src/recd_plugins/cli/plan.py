@@ -1,4 +1,4 @@
-"""`recd plan` and `recd explain`: what the sharding planner would do, and what prices it sees."""
+"""`recd plan`: what the sharding planner would do, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from recd_plugins.slots import Planner
     from recd_plugins.stack import Stack
 
-__all__ = ["explain", "plan"]
+__all__ = ["Ranks", "overrides_with_ranks", "plan"]
 
 DPI = 150
-FLOAT = 4
-"""Bytes of an element, where a row's bytes alone are known."""
 
 Ranks = Annotated[
     int | None, typer.Option("--ranks", help="World size to plan for; by default train.ranks.")
@@ -59,30 +57,6 @@ Against = Annotated[
         metavar="FILE",
     ),
 ]
-Lookups = Annotated[
-    float, typer.Option("--p", help="Expected lookups of the row in a sample.", min=0)
-]
-RowBytes = Annotated[int, typer.Option("--row-bytes", help="Bytes of the row.", min=1)]
-Factor = Annotated[
-    float, typer.Option("--dedupe-factor", help="Of session dedup, which divides lookups.", min=1)
-]
-Multiplier = Annotated[
-    float | None,
-    typer.Option(
-        "--k",
-        help="Bytes that a replica takes over the row's own; by default as the planner has it.",
-        min=1,
-        show_default=False,
-    ),
-]
-Whose = Annotated[
-    Literal["ours", "paper"],
-    typer.Option(
-        "--prices",
-        help="ours: of what our tiers do; paper: FlexShard's, where a row is sent once per access, "
-        "all replicas' gradients are all-reduced in every step, and k is 6.25.",
-    ),
-]
 
 
 def plan(
@@ -104,11 +78,11 @@ def plan(
     with reported(debug):
         from recd_plugins.stack import load
 
-        stack = load(registry, _overrides(overrides, ranks))
+        stack = load(registry, overrides_with_ranks(overrides, ranks))
         for slot in ("dataset", "model"):
             stack.registry.one(slot)  # named before any work is done for it
         if ranks is not None and (misfit := _streams_misfit(stack)):
-            stack = load(registry, [*_overrides(overrides, ranks), "reader.streams=null"])
+            stack = load(registry, [*overrides_with_ranks(overrides, ranks), "reader.streams=null"])
             print(f"note: {misfit} Planned with a stream for each.", file=sys.stderr)
         check_writable(save, "--save")
         check_writable(save_profile, "--save-profile")
@@ -138,44 +112,8 @@ def plan(
             print(f"{name}: against {against}: {change}")
 
 
-def explain(
-    overrides: Overrides = None,
-    registry: RegistryFile = Path("registry.yaml"),
-    ranks: Ranks = None,
-    p: Lookups = 0.001,
-    row_bytes: RowBytes = 256,
-    dedupe_factor: Factor = 1.0,
-    k: Multiplier = None,
-    prices: Whose = "ours",
-    debug: Debug = False,
-    as_json: AsJson = False,
-) -> None:
-    """Price one row in every tier, on the registry's cluster, with the formulas."""
-    with reported(debug):
-        from recd_plugins.planning.cost import PAPER_K, priced, row_factor
-        from recd_plugins.planning.explain.price_list import PriceList
-        from recd_plugins.planning.topology import Cluster
-        from recd_plugins.registry import Registry
-
-        chosen = Registry.load(registry, _overrides(overrides, ranks))
-        train, usual = chosen.train, PAPER_K if prices == "paper" else None
-        found = PriceList(
-            prices=priced(
-                prices,
-                cluster=Cluster.of(chosen.topology, train.ranks),
-                batch_size=train.batch_size,
-                k=k
-                or usual
-                or row_factor(train.optimizer.fused_params(), max(row_bytes // FLOAT, 1)),
-            ),
-            p=p,
-            width=row_bytes,
-            dedupe_factor=dedupe_factor,
-        )
-        print(json.dumps(found.values()) if as_json else "\n".join(found.lines()))
-
-
-def _overrides(overrides: list[str] | None, ranks: int | None) -> list[str]:
+def overrides_with_ranks(overrides: list[str] | None, ranks: int | None) -> list[str]:
+    """The overrides of a command line, and its --ranks."""
     return [*(overrides or ()), *([f"train.ranks={ranks}"] if ranks is not None else [])]
 
 

@@ -34,6 +34,13 @@ class WithPlugins(TyperGroup):
         for name in sorted(points.keys() - self.commands.keys()):
             self.commands[name] = PluginCommand(name, points[name])
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of `DAY`: typer has groups of commands behind all others."""
+        from recd_plugins.cli.main import DAY
+
+        day = [name for commands in DAY.values() for name in commands]
+        return [*day, *(name for name in self.commands if name not in day)]
+
     def parse_args(self, *args: Any) -> list[str]:
         with readable():
             return super().parse_args(*args)
@@ -50,14 +57,18 @@ class PluginCommand(TyperCommand):
         self._points = points
         self._owners = " and ".join(sorted(map(_owner, points)))
         summary = help_text(points[0]) if len(points) == 1 else None
-        super().__init__(name, help=f"{summary or 'A command.'} From {self._owners}.")
+        super().__init__(
+            name,
+            help=f"{summary or 'A command.'} From {self._owners}.",
+            rich_help_panel="Of plugins",
+        )
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with reported(debug=False):
-            command = self._load()
+            command = self.load()
         return command.make_context(*args, **settings)
 
-    def _load(self) -> Any:
+    def load(self) -> Any:
         if len(self._points) > 1:
             raise PluginError(
                 f"`recd {self.name}` is a command of {self._owners}: uninstall one of them."

@@ -138,6 +138,7 @@ def _of_batches(
     from recd_plugins.planning.access.sample import sample
 
     ranks = stack.registry.train.ranks
+    total = batches and batches * (ranks if rank is None else 1)
     if rank is not None and rank >= ranks:
         raise RegistryError(f"--rank: there is no rank {rank} of {ranks}. Set train.ranks.")
     counted = {name: table.counted for name, table in tables.items()}
@@ -147,9 +148,14 @@ def _of_batches(
             for table in tables.values()
             for feature in table.features
         }
-    if rank is None:
-        return stack.profile(counted, batches)
-    return sample(stack.read(rank, ranks), counted, most=batches).profile()
+    with progress() as show:
+
+        def met(seen: int) -> None:
+            show("batches counted", seen, total)
+
+        if rank is None:
+            return stack.profile(counted, batches, met)
+        return sample(stack.read(rank, ranks), counted, most=batches, met=met).profile()
 
 
 def _of_trace(

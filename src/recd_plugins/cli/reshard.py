@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.options import AsJson, Debug, progress, reported
 from recd_plugins.cli.written import check_writable
 
 __all__ = ["reshard"]
@@ -43,7 +43,8 @@ def reshard(
         from recd_plugins.trainer.checkpoints.reshard import reshard as write
 
         check_writable(target / "checkpoints" / "job.json", "TO")
-        found = write(source, target, ranks, batch_size)
+        with progress() as show:
+            found = write(source, target, ranks, batch_size, show)
     if as_json:
         names = ("step", "ranks_before", "ranks", "batch_size", "exact", "begins_epoch")
         values = {name: getattr(found, name) for name in names}

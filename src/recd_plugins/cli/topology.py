@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
+    from recd_plugins.planning.topology import Link
     from recd_plugins.stack import Stack
 
 __all__ = ["topology"]
@@ -76,12 +78,12 @@ def measure(
         command += [] if ranks_per_node is None else ["--ranks-per-node", str(ranks_per_node)]
         command += [] if rounds is None else ["--rounds", str(rounds)]
         command += ["--debug"] if debug else []
-        found = _lead(stack, command, save, server)
+        found = _lead(stack, command, save, server, quiet=as_json)
     print(json.dumps(found) if as_json else save.read_text() + str(save))
 
 
 def _lead(
-    stack: Stack, command: list[str], save: Path, server: RankServer | None
+    stack: Stack, command: list[str], save: Path, server: RankServer | None, *, quiet: bool
 ) -> dict[str, Any]:
     import dataclasses
 
@@ -89,7 +91,7 @@ def _lead(
     from recd_plugins.planning.topology import load_topology
 
     ranks = stack.registry.train.ranks
-    failure = launch(command, ranks, threads=1, quiet=True, server=server)
+    failure = launch(command, ranks, threads=1, quiet=quiet, server=server)
     if failure is not None:
         print(failure.output if failure.code == 2 else f"error: {failure}", file=sys.stderr)
         raise typer.Exit(2 if failure.code == 2 else 1)
@@ -109,6 +111,15 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None) -> None:
         world = dist.group.WORLD
         assert world is not None  # process_group made it
         known = stack.registry.topology
-        found = measure_topology(world, device, topology=known, rounds=rounds or ROUNDS)
+        began = time.monotonic()
+
+        def met(name: str, link: Link) -> None:
+            if dist.get_rank() == 0:
+                took = time.monotonic() - began
+                print(
+                    f"{name}: {link.gbps:.3g} GB/s, {link.latency_ms:.3g} ms; {took:.1f} s so far"
+                )
+
+        found = measure_topology(world, device, topology=known, rounds=rounds or ROUNDS, met=met)
         if dist.get_rank() == 0:
             save_topology(found, save)

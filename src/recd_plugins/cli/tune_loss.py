@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,24 +95,15 @@ def loss(
         if stack.registry.chosen("cache"):
             sides["with cache"] = changes
         counted = window or sizes[-1] * ranks
-        trainings = {
-            name: {
-                size: _train(
-                    stack,
-                    registry,
-                    side,
-                    name,
-                    size,
-                    samples or rows,
-                    target,
-                    counted,
-                    budget,
-                    server,
+        trainings: dict[str, dict[int, Learning | None]] = {name: {} for name in sides}
+        with progress() as show:
+            total, most = len(sides) * len(sizes), samples or rows
+            show("trainings", 0, total)
+            for done, (name, size) in enumerate(product(sides, sizes), start=1):
+                trainings[name][size] = _train(
+                    stack, registry, sides[name], size, most, target, counted, budget, server
                 )
-                for size in sizes
-            }
-            for name, side in sides.items()
-        }
+                show("trainings", done, total)
     found = _found(trainings, target, counted, ranks)
     if as_json:
         print(json.dumps(found))
@@ -123,7 +115,6 @@ def _train(
     stack: Stack,
     registry: Path,
     overrides: Sequence[str],
-    name: str,
     size: int,
     samples: int,
     until: float | None,
@@ -131,25 +122,22 @@ def _train(
     budget: float,
     server: RankServer | None,
 ) -> Learning | None:
-    from rich.console import Console
-
     from recd_plugins.trainer.tuning.trials import TrialFailed, run_learning
 
     settings = stack.registry.train
     try:
-        with Console(stderr=True).status(f"{name}: {size:,} samples a rank"):
-            return run_learning(
-                registry,
-                overrides,
-                batch_size=size,
-                budget_mib=budget,
-                samples=samples,
-                until=until,
-                window=window,
-                ranks=settings.ranks,
-                threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
-                server=server,
-            )
+        return run_learning(
+            registry,
+            overrides,
+            batch_size=size,
+            budget_mib=budget,
+            samples=samples,
+            until=until,
+            window=window,
+            ranks=settings.ranks,
+            threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+            server=server,
+        )
     except TrialFailed as error:
         user_error = error.failure.code == 2
         print(error.failure.output if user_error else f"error: {error}", file=sys.stderr)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from recd_plugins.compat.rows_kernel import rows_kernel
 from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
 __all__ = ["ROUNDS", "fit_link", "measure_topology", "own_group"]
@@ -48,13 +47,14 @@ def measure_topology(
     topology: Topology | None = None,
     largest: int = 1 << 28,
     rounds: int = ROUNDS,
+    met: Callable[[str, Link], None] | None = None,
 ) -> Topology:
     """Measure a group's collectives across and inside nodes, and a rank's memory, all at once.
 
     Every rank must call it, and gets the same answer: the slowest rank's. Nodes are those of
     `topology`, by default the launcher's; what it says beside is kept where nothing is measured.
     Payloads grow up to `largest` bytes, or until a call takes long enough; each call is timed
-    `rounds` times, and the middle half counts.
+    `rounds` times, and the middle half counts. `met` hears of each link as it is measured.
     """
     world, timer = group.size(), Timer(group, device, rounds)
     known = topology or Topology()
@@ -76,12 +76,12 @@ def measure_topology(
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
             found[name] = _measured(peers, timer, call, largest, work)
+            if met is not None:
+                met(name, found[name])
     if "a2a_global" in found and world == w:
         found["a2a_intra"] = found["a2a_global"]
     if "a2a_global" in found:
         found["beside"] = _beside(timer, found["a2a_global"], largest, work)
-    if "ar_global" in found:
-        found["scattered"] = _scattered(timer, found["ar_global"], largest)
     found |= own_work(timer, work)
     found |= _links(found, world, w)
     stated = {name: value for name, value in vars(known).items() if value is not None}
@@ -149,20 +149,6 @@ def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) 
     return min(max((working + calling - overlapping) / min(working, calling), 0.0), 1.0)
 
 
-def _scattered(timer: Timer, link: Link, largest: int) -> float:
-    """Time a reduce-scatter and an all-gather of a payload in turns with an all-reduce of it."""
-    world, size = timer.group, min(int(link.gbps * GB * LONG_ENOUGH / 2), largest)
-    buffer = torch.zeros(max(size // 4 // world.size(), 1) * world.size(), device=timer.device)
-    part = torch.zeros(len(buffer) // world.size(), device=timer.device)
-
-    def halves() -> None:
-        dist.reduce_scatter_tensor(part, buffer, group=world)
-        dist.all_gather_into_tensor(buffer, part, group=world)
-
-    whole, both = map(middle, timer.in_turns([partial(_all_reduce, buffer, part, world), halves]))
-    return max(both / whole, 1.0)
-
-
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
     dist.all_to_all_single(other, buffer, group=group)
 
@@ -192,8 +178,6 @@ def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
 
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 """A table of 64 MB, which no processor's cache holds."""
-UPDATED = 1 << 13
-"""Rows whose gradients are applied: of fewer each takes less, for a cache holds what it takes."""
 OPERATIONS, OPERANDS = 40, 1 << 12
 """Operations in a row, and the ids that each is of."""
 
@@ -210,8 +194,7 @@ def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callab
 
 
 def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
-    """Rows gathered; ids made unique, each there four times; gradients of distinct rows applied, as
-    the kernel for the CPU does it that yields rows one by one; small operations, to which a rank
+    """Rows gathered; ids made unique, each there four times; small operations, to which a rank
     comes from the work `before` them, as it does in a step: over and over, with all that they need
     at hand, they would take a tenth of the time.
 
@@ -226,22 +209,11 @@ def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
         )
     )
     small = timer.after(before, lambda: _small_operations(few), IN_A_ROW)
-    found = {
+    return {
         "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathered / GB,
         "unique_ns": unique / LOOKUPS * 1e9,
         "op_us": small / OPERATIONS * 1e6,
     }
-    if timer.device.type == "cpu":
-        found["update_ns"] = timer.seconds(_updating(timer.device)) / UPDATED * 1e9
-    return found
-
-
-def _updating(device: torch.device) -> Callable[[], object]:
-    """Rows looked up and stepped, each once. What the lookup takes of it is a tenth."""
-    kernel = rows_kernel(TABLE_ROWS, ROW_BYTES // 4, device)
-    rows = torch.randperm(TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:UPDATED]
-    offsets, gradients = torch.arange(UPDATED + 1), torch.ones(UPDATED, ROW_BYTES // 4)
-    return lambda: kernel(rows, offsets).backward(gradients)
 
 
 def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -56,13 +56,15 @@ def sample(
     most: int | None,
     features: FeaturesOf | None = None,
     group: ProcessGroup | None = None,
+    met: Callable[[int], None] | None = None,
 ) -> Tally:
     """Count `most` batches of each rank, or else as many as it takes; on rank 0 those of all.
 
     Of a loader that can `Spread` them more are counted until the forecast is `SETTLED`, or they
-    took `SECONDS`; of any other the first, in its order. Every rank of the group calls it.
+    took `SECONDS`; of any other the first, in its order. Every rank of the group calls it. `met`
+    hears how many batches this process has counted.
     """
-    began, whole = time.monotonic(), Tally(counted=tables)
+    began, whole, seen = time.monotonic(), Tally(counted=tables), 0
     whole.in_order = not all(isinstance(one, Spread) for one in _of_ranks(batches))
     shares: Mapping[str, Floats] = {}
     blocks = range(BLOCKS)
@@ -70,10 +72,14 @@ def sample(
         part = Tally(counted=tables)
 
         def count(part: Tally = part, blocks: range = blocks) -> int:
+            nonlocal seen
             for one in _of_ranks(batches):
                 part.epoch += _share_of_ranks(batches) * (length_of(one) or 0)
                 for fold, batch in _round(one, blocks, most):
                     part.count(batch, fold, features)
+                    seen += 1
+                    if met is not None:
+                        met(seen)
             return part.samples
 
         if group is None:

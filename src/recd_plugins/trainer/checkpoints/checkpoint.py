@@ -52,6 +52,7 @@ __all__ = [
     "NotFiniteError",
     "Reached",
     "check_whole",
+    "checkpoint_of",
     "read_job",
     "read_rank",
     "write_json",
@@ -404,6 +405,19 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         json.dump(value, file)
         file.flush()
         os.fsync(file.fileno())
+
+
+def checkpoint_of(run: Path) -> Path:
+    """The latest checkpoint of a run's folder; a checkpoint itself where one is named."""
+    if (run / "job.json").exists():
+        return run
+    found = sorted((run / "checkpoints").glob(STEPS))
+    if not found:
+        raise DataError(
+            f"{run}: holds no checkpoint. Name a run's folder (train.run), or one of its "
+            "checkpoints/step-... folders."
+        )
+    return found[-1]
 
 
 def read_job(path: Path) -> dict[str, Any]:

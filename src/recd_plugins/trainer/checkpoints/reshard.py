@@ -7,24 +7,31 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.data.table import Progress, silent
+from recd_plugins.errors import RegistryError
 from recd_plugins.trainer.checkpoints.checkpoint import (
     check_whole,
+    checkpoint_of,
     read_job,
     read_rank,
     write_json,
 )
 from recd_plugins.trainer.checkpoints.digest import digest_of, read_digest, write_digest
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
-from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = ["reshard"]
 
 
-def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = None) -> OtherRanks:
+def reshard(
+    source: Path,
+    target: Path,
+    ranks: int,
+    batch_size: int | None = None,
+    progress: Progress = silent,
+) -> OtherRanks:
     """Write a checkpoint of the run `source`, its latest or the one named, into the run `target`,
     for `ranks` ranks of `batch_size` samples; what was written, as they see it."""
-    checkpoint = _checkpoint(source)
+    checkpoint = checkpoint_of(source)
     check_whole(checkpoint)
     for rank in range(read_job(checkpoint)["world_size"]):
         read_rank(checkpoint, rank)
@@ -36,7 +43,7 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        _write(checkpoint, part, found)
+        _write(checkpoint, part, found, progress)
         part.rename(written)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -46,27 +53,20 @@ def reshard(source: Path, target: Path, ranks: int, batch_size: int | None = Non
     return replace(found, checkpoint=written)
 
 
-def _write(checkpoint: Path, part: Path, found: OtherRanks) -> None:
+def _write(checkpoint: Path, part: Path, found: OtherRanks, progress: Progress) -> None:
     anew = ("rank-*.json", "job.json", "digest.json")
-    for file in checkpoint.iterdir():
-        if not any(map(file.match, anew)):
-            shutil.copyfile(file, part / file.name)
+    kept = [file for file in checkpoint.iterdir() if not any(map(file.match, anew))]
+    copied, size = 0, sum(file.stat().st_size for file in kept)
+    for file in kept:
+        shutil.copyfile(file, part / file.name)
+        copied += file.stat().st_size
+        progress("bytes of the checkpoint", copied, size)
     for rank in range(found.ranks):
         write_json(part / f"rank-{rank}.json", found.rank(rank))
     write_json(part / "job.json", {**found.job, "samples_of_step": found.ranks * found.batch_size})
     # What was copied keeps the digest that it was written with: a bad copy is found as it is read.
     every = {file.name: digest_of(file) for name in anew for file in part.glob(name)}
-    copied = {name: one for name, one in read_digest(checkpoint).items() if (part / name).exists()}
-    write_digest(part, copied | every)
-
-
-def _checkpoint(source: Path) -> Path:
-    if (source / "job.json").exists():
-        return source
-    found = sorted((source / "checkpoints").glob(STEPS))
-    if not found:
-        raise DataError(
-            f"{source}: holds no checkpoint. Name a run's folder (train.run), or one of its "
-            "checkpoints/step-... folders."
-        )
-    return found[-1]
+    as_before = {
+        name: one for name, one in read_digest(checkpoint).items() if (part / name).exists()
+    }
+    write_digest(part, as_before | every)

@@ -1,0 +1,101 @@
+"""`recd explain`: what a word or a message means; what a row costs in every tier."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from recd_plugins.cli.options import AsJson, Debug, RegistryFile, reported
+from recd_plugins.cli.plan import Ranks, overrides_with_ranks
+
+__all__ = ["explain"]
+
+FLOAT = 4
+"""Bytes of an element, where a row's bytes alone are known."""
+OVERRIDE = re.compile(r"[^\s=]+=")
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[WORD|key=value]...",
+        help="A word of the glossary, an option, a record, a metric, or a message that was "
+        "printed; or overrides of the registry, for prices.",
+    ),
+]
+Lookups = Annotated[
+    float, typer.Option("--p", help="Expected lookups of the row in a sample.", min=0)
+]
+RowBytes = Annotated[int, typer.Option("--row-bytes", help="Bytes of the row.", min=1)]
+Factor = Annotated[
+    float, typer.Option("--dedupe-factor", help="Of session dedup, which divides lookups.", min=1)
+]
+Multiplier = Annotated[
+    float | None,
+    typer.Option(
+        "--k",
+        help="Bytes that a replica takes over the row's own; by default as the planner has it.",
+        min=1,
+        show_default=False,
+    ),
+]
+Whose = Annotated[
+    Literal["ours", "paper"],
+    typer.Option(
+        "--prices",
+        help="ours: of what our tiers do; paper: FlexShard's, where a row is sent once per access, "
+        "all replicas' gradients are all-reduced in every step, and k is 6.25.",
+    ),
+]
+
+
+def explain(
+    words: Words = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    ranks: Ranks = None,
+    p: Lookups = 0.001,
+    row_bytes: RowBytes = 256,
+    dedupe_factor: Factor = 1.0,
+    k: Multiplier = None,
+    prices: Whose = "ours",
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a word or a message means; without one, price a row in every tier, with formulas.
+
+    `recd explain "dedupe factor"`, `recd explain hang_after`, and of a message as much as you like.
+    """
+    with reported(debug):
+        asked = " ".join(word for word in words or () if not OVERRIDE.match(word))
+        if asked:
+            from recd_plugins.cli.words import meanings
+
+            found = meanings(asked)
+            entries = [meaning.values() for meaning in found]
+            text = "\n\n".join(map(str, found))
+            print(json.dumps({"word": asked, "meanings": entries}) if as_json else text)
+            return
+        from recd_plugins.planning.cost import PAPER_K, priced, row_factor
+        from recd_plugins.planning.explain.price_list import PriceList
+        from recd_plugins.planning.topology import Cluster
+        from recd_plugins.registry import Registry
+
+        chosen = Registry.load(registry, overrides_with_ranks(words, ranks))
+        train, usual = chosen.train, PAPER_K if prices == "paper" else None
+        listed = PriceList(
+            prices=priced(
+                prices,
+                cluster=Cluster.of(chosen.topology, train.ranks),
+                batch_size=train.batch_size,
+                k=k
+                or usual
+                or row_factor(train.optimizer.fused_params(), max(row_bytes // FLOAT, 1)),
+            ),
+            p=p,
+            width=row_bytes,
+            dedupe_factor=dedupe_factor,
+        )
+        print(json.dumps(listed.values()) if as_json else "\n".join(listed.lines()))

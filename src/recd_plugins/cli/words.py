@@ -1,0 +1,165 @@
+"""What a word means: of the glossary, of registry.yaml, of `recd`, of metrics, or of a message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import RegistryError, nearest, shown
+
+__all__ = ["Meaning", "meanings"]
+
+PAGES = ("glossary", "metrics")
+"""Pages of docs/ whose tables say what words mean; a wheel has them beside this file."""
+ROW = re.compile(r"^\| (?P<words>.+?) \| (?P<text>.+?) \|", flags=re.MULTILINE)
+MOST = 3
+"""Messages that are shown of those that a text may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """One meaning of a word."""
+
+    kind: str
+    """What it is: a word of the glossary, an option, ..."""
+    name: str
+    text: str
+    page: str
+    """The page of docs/ that says more."""
+
+    def values(self) -> dict[str, str]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind})\n  {self.text}\n  {self.page}"
+
+
+def meanings(asked: str) -> list[Meaning]:
+    """All that a word means; where no word is meant, the messages that the text is a part of."""
+    asked = " ".join(asked.split())
+    known: dict[str, None] = {}
+    found = []
+    for source in (_words, _settings, _commands, _records):  # the last have plugins imported
+        for names, meaning in source():
+            known |= dict.fromkeys(names)
+            if _plain(asked) in map(_plain, names):
+                found.append(meaning)
+        if found:
+            break
+    if not found:
+        from recd_plugins.cli.messages import messages_like
+
+        for message in messages_like(asked)[:MOST]:
+            where = f"{message.file}:{message.line}"
+            found.append(
+                Meaning(
+                    kind=f"{message.kind}, {where}",
+                    name=message.template,
+                    text=message.kind_text,
+                    page=message.page,
+                )
+            )
+    if not found:
+        close = nearest(asked, known).partition(" Known:")[0].partition("Known:")[0].strip()
+        raise RegistryError(
+            f"{shown(asked)} is no word of the glossary, no command, option, record or metric, and "
+            f"part of no message{f'; {close}' if close else '.'} docs/glossary.md has all words."
+        )
+    return found
+
+
+def _plain(word: str) -> str:
+    """`Dedupe_factor` and `dedupe factor` are one word, and so are `train.ranks` and `ranks`."""
+    return word.lower().replace("_", " ").replace("-", " ").removeprefix("train.").strip("`. ")
+
+
+def _words() -> Iterator[tuple[list[str], Meaning]]:
+    for page in PAGES:
+        kind = "metric" if page == "metrics" else "word"
+        for row in ROW.finditer(_text(page)):
+            names = [name.strip("` ") for name in row["words"].split(", ")]
+            text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", row["text"])
+            yield names, Meaning(kind=kind, name=row["words"], text=text, page=f"docs/{page}.md")
+
+
+@cache
+def _text(page: str) -> str:
+    beside = Path(__file__).parent / "pages" / f"{page}.md"
+    path = beside if beside.exists() else Path(__file__).parents[3] / "docs" / f"{page}.md"
+    return path.read_text(encoding="utf-8")
+
+
+def _commands() -> Iterator[tuple[list[str], Meaning]]:
+    from recd_plugins.cli.main import app
+
+    for name, command in commands(app):
+        text = (command.help or "").split("\n\n")[0]
+        shape = f"`recd {name}`"
+        meaning = Meaning(
+            kind="command", name=shape, text=" ".join(text.split()), page="docs/commands.md"
+        )
+        yield [name, f"recd {name}"], meaning
+
+
+def commands(app: Any) -> Iterator[tuple[str, Any]]:
+    """Each command and group of commands of `recd`, as a user types it after `recd`."""
+    import typer
+
+    def below(command: Any, *path: str) -> Iterator[tuple[str, Any]]:
+        load = getattr(command, "load", None)
+        whole = command if load is None else load()
+        if path:
+            yield " ".join(path), whole
+        if hasattr(whole, "list_commands"):
+            for name in whole.list_commands(None):
+                yield from below(whole.commands[name], *path, name)
+
+    yield from below(typer.main.get_command(app))
+
+
+def _settings() -> Iterator[tuple[list[str], Meaning]]:
+    from recd_plugins.describe import nested, options_of
+    from recd_plugins.planning.topology import Topology
+    from recd_plugins.registry.settings import TrainSettings
+    from recd_plugins.slots import SLOTS
+
+    for slot, record in SLOTS.items():
+        text = (record.__doc__ or "").split("\n\n")[0]
+        page = f"docs/slots.md#{slot}"
+        yield [slot], Meaning(kind="slot", name=slot, text=" ".join(text.split()), page=page)
+    for key, config in {"train": TrainSettings, "topology": Topology}.items():
+        parts = {key: config} | {
+            f"{key}.{option.name}": inner
+            for option in options_of(config)
+            for inner in nested(config)
+            if inner.__name__ == f"{option.name.capitalize()}Settings"
+        }
+        for prefix, part in parts.items():
+            for option in options_of(part):
+                name = f"{prefix}.{option.name}"
+                default = f", by default {option.default}" if option.default else ""
+                text = f"{option.takes}{default}. {option.doc}"
+                meaning = Meaning(kind="option", name=name, text=text, page="docs/train.md")
+                yield [name, option.name], meaning
+
+
+def _records() -> Iterator[tuple[list[str], Meaning]]:
+    from recd_plugins.describe import options_of
+    from recd_plugins.hooks.manager import Catalog, available
+
+    for claim in Catalog(sorted(available()), Path(), strict=False).claims:
+        record, whose = claim.record, f"of {claim.provider.plugin}"
+        name, page = f"{record.slot}: {record.name}", f"docs/slots.md#{record.slot}-{record.name}"
+        meaning = Meaning(kind=f"record {whose}", name=name, text=record.summary, page=page)
+        yield [record.name, name, f"{record.slot}:{record.name}"], meaning
+        for option in options_of(record.config):
+            text = f"{option.takes}. {option.doc}"
+            kind = f"option of {name}"
+            yield (
+                [option.name, f"{record.name}.{option.name}"],
+                Meaning(kind=kind, name=option.name, text=text, page=page),
+            )

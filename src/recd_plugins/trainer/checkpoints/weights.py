@@ -1,0 +1,45 @@
+"""The weights of a run's checkpoint in a plain model, by one process: to serve, to export."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+from recd_plugins.errors import DataError
+from recd_plugins.trainer.checkpoints.checkpoint import check_whole, checkpoint_of, read_job
+from recd_plugins.trainer.checkpoints.storage import JsonReader
+
+__all__ = ["load_weights"]
+
+
+def load_weights(model: nn.Module, run: str | Path) -> int:
+    """Fill a model that no rank has sharded, as `stack.model()`, from the latest checkpoint of a
+    run, or from the one named; the step of it. Parameters on the meta device become the CPU's.
+    """
+    path = checkpoint_of(Path(run))
+    check_whole(path)
+    step: int = read_job(path)["step"]
+    for module in model.modules():
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(tensor.is_meta for tensor in own):
+            module.to_empty(device="cpu", recurse=False)
+    tensors: dict[str, Tensor] = {f"model.{name}": one for name, one in model.state_dict().items()}
+    reader = JsonReader(path)
+    kept = reader.read_metadata().state_dict_metadata
+    wrong = [
+        name.removeprefix("model.")
+        for name, one in tensors.items()
+        if getattr(kept.get(name), "size", None) != one.size()
+    ]
+    if wrong:
+        raise DataError(
+            f"{path}: has no {wrong[0]!r} of the shape that this model has. Build the model by the "
+            "registry that the run was trained by (job.json of the checkpoint holds it)."
+        )
+    with warnings.catch_warnings():  # that this is one process, which is what it is for
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+    return step

@@ -1,0 +1,59 @@
+"""Example runs: what the guides for clusters, checkpoints and engines say, done or checked."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from snippets import Reader, blocks
+
+from recd_plugins.errors import CapabilityError
+from recd_plugins.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.slow
+def test_weights_leave_a_run_and_are_served_in_int8(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    reader.read(DOCS / "checkpoints.md")
+    reader.read(DOCS / "export.md")
+    assert reader.ran == ["recd train", "python weights.py", "python serve.py"]
+
+
+@pytest.mark.slow
+def test_one_registry_goes_to_a_cluster(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    reader.read(DOCS / "cluster.md")
+    assert any("recd plan --ranks 16" in command for command in reader.ran)
+
+
+@pytest.mark.parametrize("page", ["kafka", "spark", "ray"])
+def test_the_registry_of_a_guide_names_what_there_is(page: str) -> None:
+    """Its options are checked before it is said that a package or Java is missing."""
+    (text,) = (text for language, text in blocks(DOCS / f"{page}.md") if language == "yaml")
+    with suppress(CapabilityError):
+        assert Registry.load(yaml.safe_load(text)).has_dataset
+
+
+def test_the_job_of_kubernetes_starts_the_ranks_of_the_registry() -> None:
+    folder = ROOT / "examples" / "a100_cluster"
+    service, job = yaml.safe_load_all((folder / "job.yaml").read_text())
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    nodes, each = (
+        int(one.partition("=")[2])
+        for one in container["command"]
+        if one.startswith(("--nnodes", "--nproc"))
+    )
+    ranks = yaml.safe_load((folder / "registry.yaml").read_text())["train"]["ranks"]
+    assert nodes * each == ranks
+    assert spec["completions"] == spec["parallelism"] == nodes
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == each
+    assert service["metadata"]["name"] == pod["subdomain"]
+    names = {one["name"] for one in pod["volumes"]}
+    assert names == {one["name"] for one in container["volumeMounts"]}

@@ -1,0 +1,128 @@
+"""Rung 1 (values): what all commands have in common, and what `recd explain` knows of words."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from recd_plugins.cli.explain import explain
+from recd_plugins.cli.main import DAY, app
+from recd_plugins.cli.messages import messages, messages_like
+from recd_plugins.cli.words import commands, meanings
+from recd_plugins.errors import RegistryError
+
+SERVERS = {"serve coordinator", "serve worker"}
+"""Commands that run until they are ended, and print where they listen."""
+
+PROGRESS = {
+    "advise": "a bar of what is prepared and tried, a line for what is weighed",
+    "data check": "a bar of bytes",
+    "data import": "a bar of bytes",
+    "data prepare": "a bar of rows",
+    "data profile": "a bar of batches",
+    "data rewrite": "a bar of stripes",
+    "data stats": "a bar of rows",
+    "data vocabulary": "a bar of bytes",
+    "plan": "a bar of what is prepared",
+    "reshard": "a bar of bytes",
+    "tune batch": "a line for each trial",
+    "tune loss": "a bar of trainings",
+    "topology measure": "a line for each link",
+    "train": "a bar of what is prepared, a line every log_every steps",
+}
+SHORT = {
+    "data layout": "reads footers",
+    "data schema": "reads a sample",
+    "data show": "reads footers",
+    "doctor": "tries two ranks",
+    "explain": "computes",
+    "init": "reads footers",
+    "plugins new": "writes six files",
+    "plugins show": "lists",
+    "report": "reads logs of runs",
+    "scars curve": "computes",
+}
+"""Of each command, how it shows that it gets on, or why it need not."""
+
+
+def leaves() -> dict[str, object]:
+    return {name: one for name, one in commands(app) if not hasattr(one, "commands")}
+
+
+def test_every_command_prints_json_and_long_ones_their_progress() -> None:
+    every = leaves()
+    assert {*every} - SERVERS == {*PROGRESS, *SHORT}, "say which of the two it is"
+    for name, command in every.items():
+        options = {option for one in command.params for option in one.opts}  # type: ignore[attr-defined]
+        assert "--json" in options or name in SERVERS, f"recd {name} has no --json"
+        source = inspect.getsource(inspect.getmodule(inspect.unwrap(command.callback)))  # type: ignore[attr-defined, arg-type]
+        if PROGRESS.get(name, "").startswith("a bar"):
+            assert "with progress()" in source, f"recd {name} draws no progress"
+
+
+def test_help_has_the_order_of_a_day() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    words = [
+        word for line in shown.splitlines() if line.startswith("│ ") for word in line.split()[1:2]
+    ]
+    day = [name for names in DAY.values() for name in names]
+    assert [word for word in words if word in day] == day
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(shell: str) -> None:
+    def completed(line: str) -> str:
+        words = line.split()
+        environment = {
+            "_RECD_COMPLETE": f"complete_{shell}",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+            "_TYPER_COMPLETE_ARGS": line,
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        }
+        return CliRunner().invoke(app, env=environment, prog_name="recd").output
+
+    assert "import" in completed("recd data im")
+    assert "--least-batch" in completed("recd scars curve --least")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "says"),
+    [
+        ("Dedupe factor", "word", "values before deduplication"),
+        ("hang_after", "option", "0 waits for ever"),
+        ("train.optimizer.dense_lr", "option", "Its learning rate"),
+        ("preprocess", "slot", ""),
+        ("data import", "command", "Make a table"),
+        ("dedup: exact", "record of recd_dedup", "Equal samples"),
+        ("data_wait", "metric", "waits for its reader"),
+        (
+            "error: override 'lr': write key=value, as train.batch_size=512.",
+            "RegistryError",
+            "regis",
+        ),
+    ],
+)
+def test_a_word_is_explained(asked: str, kind: str, says: str) -> None:
+    found = meanings(asked)
+    assert any(one.kind.startswith(kind) and says in str(one) for one in found), found
+
+
+def test_explain_takes_words_and_names_the_nearest() -> None:
+    printed = CliRunner().invoke(app, ["explain", "dedupe", "factor", "--json"]).output
+    assert json.loads(printed)["meanings"][0]["page"] == "docs/glossary.md"
+    assert inspect.getdoc(explain)
+    with pytest.raises(RegistryError, match="did you mean 'coverage'"):
+        meanings("coverag")
+
+
+def test_every_message_is_found_by_itself() -> None:
+    every = messages()
+    assert len(every) > 500
+    for message in every[:: len(every) // 12]:
+        if message.letters >= 24:
+            texts = [one.template for one in messages_like(message.template.replace("…", "7"))]
+            assert message.template in texts
