@@ -23,6 +23,7 @@ __all__ = [
     "NoticeWarning",
     "Notices",
     "Slower",
+    "Unneeded",
     "Unused",
     "hide_other_warnings",
     "hide_warnings",
@@ -110,6 +111,13 @@ class Missed(Notice):
     """It is used, and gains far less than it could of the same data."""
 
     verdict = "gains less than it could"
+    refused = False
+
+
+class Unneeded(Notice):
+    """It is read and made ready, and nothing takes it."""
+
+    verdict = "is not needed"
     refused = False
 
 

@@ -23,6 +23,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.notices import Notice, Unneeded
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
@@ -418,8 +419,15 @@ class Stack:
         self._planned = True
         self.dense_bytes = _bytes_beside(model, plan)
         self._usage.planned(planner, group)
+        if self._may_select and self._usage.asks_for("model"):
+            self._usage.found(_unneeded(self._features.unneeded(_looked_up(model))))
         self._usage.watch(model, planner, self._planning, adapted=bool(self._adapted))
         return plan
+
+    @property
+    def _may_select(self) -> bool:
+        """Whether the dataset can leave features out."""
+        return self.registry.has_dataset and hasattr(self.registry.one("dataset").config, "without")
 
     def planner(self) -> Planner:
         """What plans, built once: `explain` says what it planned last."""
@@ -585,6 +593,26 @@ class Stack:
     def _planning(self) -> Choice:
         """What plans: a cache stands in front of the sharding slot's planner."""
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
+
+
+def _looked_up(model: nn.Module) -> set[str]:
+    """The features of all tables of a model."""
+    from recd_plugins.planning.model_tables import model_tables
+
+    return {name for table in model_tables(model).values() for name in table.features}
+
+
+def _unneeded(features: Sequence[str]) -> Iterator[Notice]:
+    """Of features that are read for a model whose tables do not have them."""
+    if features:
+        names = ", ".join(features)
+        yield Unneeded(
+            what=f"dataset: {names}",
+            why="it is read, and no table of the model looks it up, nor what a transform makes of "
+            "it",
+            cure=f"Write `dataset.without: [{names}]`, where the model takes it from the batch in "
+            "no other way.",
+        )
 
 
 def _bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:

@@ -13,6 +13,7 @@ from stack_plugin import SCHEMA
 import recd_plugins as rp
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.stack import _unneeded
 from recd_plugins.testing.batches import to_lists
 from recd_plugins.testing.conformance import ContractBroken, check_record
 from recd_plugins.testing.gloo import GlooPool
@@ -49,6 +50,19 @@ EXPECTED = {
     "user_b": [[2 * i] for i in range(4)],
     "crossed": [[15 * i % 97] for i in range(4)],
 }
+
+
+def test_what_is_neither_looked_up_nor_made_into_something_is_not_needed(
+    registry: dict[str, Any],
+) -> None:
+    steps = rp.load({**registry, "preprocess": [CROSS]})._features
+    assert steps.unneeded({"crossed"}) == ("item",)
+    assert steps.unneeded({"item"}) == ("user_a", "user_b")
+    assert steps.unneeded({"crossed", "item"}) == ()
+    (notice,) = _unneeded(("user_a", "user_b"))
+    assert "dataset: user_a, user_b is not needed" in str(notice)
+    assert "`dataset.without: [user_a, user_b]`" in str(notice)
+    assert not list(_unneeded(()))
 
 
 @pytest.mark.parametrize("kind", ["exact", "partial"])

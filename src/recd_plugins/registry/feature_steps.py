@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
@@ -134,6 +134,17 @@ class FeatureSteps:
     def schema(self) -> Schema:
         """The schema of what comes out of `preprocess`."""
         return self.steps[-1].after() if self.steps else self.read
+
+    def unneeded(self, looked_up: Collection[str]) -> tuple[str, ...]:
+        """The tables' features of which neither is looked up what is left of them, nor what a
+        transform makes of them."""
+        needed = set(looked_up)
+        for step in reversed(self.steps):
+            new = {*step.after().sparse_names} - {*step.before.sparse_names}
+            # A transform that makes other features of several needs all of these.
+            if not step.dense and needed & new:
+                needed |= {*step.takes}
+        return tuple(name for name in self.read.sparse_names if name not in needed)
 
     def check(self) -> None:
         """Check that the features exist which `preprocess` and `pooling` name."""

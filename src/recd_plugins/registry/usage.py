@@ -45,6 +45,10 @@ class Usage:
         """The trainer asks for what these slots, or `retier_every`, are for."""
         self._asked.update(what)
 
+    def asks_for(self, what: str) -> bool:
+        """Whether it did."""
+        return what in self._asked
+
     def unused(self, choice: Choice, why: str, cure: str) -> None:
         """A choice does nothing, as all ranks find alike."""
         self._give(_unused(choice, why, cure))
