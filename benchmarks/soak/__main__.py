@@ -75,7 +75,8 @@ def _figures(name: str, watched: Watched) -> Iterator[Figure]:
         unit="",
         target=0,
         at_most=True,
-        note=f"exit code {watched.code}; temporary files: {', '.join(watched.left) or 'none'}",
+        note=f"exit code {watched.code}; temporary files: {', '.join(watched.left) or 'none'}"
+        + (f"; it printed: {watched.printed}" if watched.code else ""),
     )
 
 

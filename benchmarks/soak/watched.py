@@ -48,6 +48,8 @@ class Watched:
     code: int
     left: Sequence[str]
     """Temporary files that outlived it."""
+    printed: str = ""
+    """The end of what it printed."""
 
 
 def watch(job: Mapping[str, Any], seconds: float, folder: Path) -> Watched:
@@ -79,7 +81,12 @@ def watch(job: Mapping[str, Any], seconds: float, folder: Path) -> Watched:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    return Watched(looks=looks, code=code, left=sorted(one.name for one in temporary.iterdir()))
+    return Watched(
+        looks=looks,
+        code=code,
+        left=sorted(one.name for one in temporary.iterdir()),
+        printed=(folder / "printed").read_text()[-2_000:],
+    )
 
 
 def _wait(
