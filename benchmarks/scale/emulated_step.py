@@ -23,6 +23,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.steps import OnNodes
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
@@ -37,7 +38,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.tiers.sharder import tier_sharders
 from recd_plugins.trainer.measure.model_compute import measured_compute
 
-__all__ = ["HISTORY", "EmulatedJob", "computed", "steps_of"]
+__all__ = ["HISTORY", "EmulatedJob", "EmulatedSteps", "computed", "steps_of"]
 
 CPU = torch.device("cpu")
 HISTORY, ITEM = "history", "item"
@@ -176,22 +177,34 @@ def computed(job: EmulatedJob, fewest: int) -> Compute:
     )
 
 
-def steps_of(job: EmulatedJob, tiers: TierPlan | None, rounds: int) -> list[float]:
-    """Seconds of each step, from barrier to barrier."""
+@dataclass(frozen=True, kw_only=True)
+class EmulatedSteps:
+    """The steps of one rank."""
+
+    seconds: list[float]
+    """The time of each step, from barrier to barrier."""
+    node_bytes: float
+    """What left this rank's node in the middle step."""
+
+
+def steps_of(job: EmulatedJob, tiers: TierPlan | None, rounds: int) -> EmulatedSteps:
+    """Steps on held batches."""
     draw = np.random.default_rng(100 + dist.get_rank())
     dedup = job.samples_per_session > 1
     pipeline = _pipeline(job, tiers, dedup)
     stream = cycle([job.batch(draw, dedup=dedup) for _ in range(HELD)])
-    seconds = []
+    seconds, sent = [], []
     for number in range(WARM_UP + rounds):
         gc.collect()
+        before = bytes_sent()  # before the barrier, behind which others begin
         dist.barrier()
         begun = time.perf_counter()
         pipeline.progress(stream)
         dist.barrier()
         if number >= WARM_UP:
             seconds.append(time.perf_counter() - begun)
-    return seconds
+            sent.append(bytes_sent() - before)
+    return EmulatedSteps(seconds=seconds, node_bytes=statistics.median(sent))
 
 
 def _pipeline(job: EmulatedJob, tiers: TierPlan | None, dedup: bool) -> Any:

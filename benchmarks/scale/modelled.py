@@ -17,12 +17,16 @@ from benchmarks.flexshard.paper import MODELS as PAPER_MODELS
 from benchmarks.scale.devices import FLEXSHARD, DeviceSheet
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.topology import Cluster
 
 __all__ = ["MODELS", "ModelledJob", "by_flexshard", "by_recd", "job"]
 
+K = 1.65
+"""Bytes of a replica over its row's: weights, gradients under way, row-wise Adagrad."""
 SKEW = 1.05
 """The exponent of Zipf's law by which the `sessions` dataset draws ids."""
 KEPT = 17
@@ -49,6 +53,10 @@ class ModelledJob:
     compute: Compute
     shares: Mapping[str, float]
     """Unique samples of each table's features, over samples of a clustered batch."""
+
+    def prices(self, cluster: Cluster) -> Prices:
+        """Of rows, on a cluster of its devices."""
+        return Prices(cluster=cluster, batch_size=self.batch_size, k=K)
 
     def tables(self, *, unique: bool, world_size: int) -> dict[str, SequenceTable]:
         """All tables, those of `unique` samples where these are looked up; pooled ones table-wise,

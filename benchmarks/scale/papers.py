@@ -15,8 +15,8 @@ from benchmarks.flexshard.paper import MODELS, PRICES
 from benchmarks.flexshard.paper_tables import table_5, table_6
 from benchmarks.harness import Figure
 from benchmarks.scale.devices import ZIONEX
-from benchmarks.scale.modelled import REST_MS, by_recd
-from benchmarks.scale.sides import K, modelled_step
+from benchmarks.scale.modelled import REST_MS, K, by_recd
+from benchmarks.scale.sides import modelled_step
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, zipf
 from recd_plugins.planning.ledger import Ledger

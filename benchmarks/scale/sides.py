@@ -14,10 +14,8 @@ from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
 from recd_plugins.planning.topology import GB, Cluster
 
-__all__ = ["PLANS", "TOGETHER", "at_batch", "modelled_step", "modelled_steps"]
+__all__ = ["PLANS", "TOGETHER", "at_batch", "modelled_step", "modelled_steps", "step_of"]
 
-K = 1.65
-"""Bytes of a replica over its row's: weights, gradients under way, row-wise Adagrad."""
 BUDGET = 1.0 * GB
 """For SCARS' cache, and for all together, a rank."""
 TOGETHER = "together"
@@ -47,16 +45,23 @@ def modelled_steps(job: ModelledJob, cluster: Cluster) -> dict[str, StepForecast
 
 def _with(job: ModelledJob, cluster: Cluster, plan: str) -> StepForecast:
     unique = plan in ("RecD", TOGETHER) and bool(job.shares)
-    prices = Prices(cluster=cluster, batch_size=job.batch_size, k=K)
     tables = job.tables(unique=unique, world_size=cluster.world_size)
-    sizes: dict[str, TableSizes] = dict.fromkeys(job.bags, AS_TORCHREC)
     sequences = {name: tables[name] for name in job.sequences}
-    sizes |= _sizes(plan, sequences, prices)
-    compute = job.compute
+    return step_of(job, cluster, _sizes(plan, sequences, job.prices(cluster)), unique=unique)
+
+
+def step_of(
+    job: ModelledJob, cluster: Cluster, sizes: Mapping[str, TableSizes], *, unique: bool
+) -> StepForecast:
+    """One step with these sizes of sequences; pooled tables are TorchRec's."""
     return StepForecast(
-        ledger=Ledger.of(tables, sizes, prices),
-        compute=compute,
-        unique={name: job.shares[name] for name in compute.features} if unique else {},
+        ledger=Ledger.of(
+            job.tables(unique=unique, world_size=cluster.world_size),
+            {**dict.fromkeys(job.bags, AS_TORCHREC), **sizes},
+            job.prices(cluster),
+        ),
+        compute=job.compute,
+        unique={name: job.shares[name] for name in job.compute.features} if unique else {},
     )
 
 

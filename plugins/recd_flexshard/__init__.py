@@ -24,6 +24,7 @@ def recd_sharding() -> list[ShardingRecord[Any]]:
             config=FlexShardConfig,
             build=build_flexshard,
             in_front=True,
+            tiers=True,
         )
     ]
 

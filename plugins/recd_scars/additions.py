@@ -15,7 +15,7 @@ def _hot_batches(situation: Situation) -> Mapping[str, Any] | NotHere:
         return NotHere("there is one rank, to which every batch is hot")
     if not situation.tables:
         return NotHere("the model has no TorchRec table")
-    if situation.use("sharding") not in ("", "torchrec"):
+    if situation.tiers:
         return {"cache": {"use": "scars", "size": "plan"}}
     if situation.budget_gb <= 0:
         return NotHere(

@@ -36,6 +36,8 @@ class Situation:
     """Ranks and links."""
     budget_gb: float = 0.0
     """Memory that a rank may take over TorchRec's own plan, GB."""
+    tiers: bool = False
+    """Whether the planner of its slot `sharding` gives rows replicas, as that record declares."""
     objective: Objective = "samples_per_second"
 
     def use(self, slot: str) -> str:

@@ -564,6 +564,8 @@ class ShardingRecord(Record[C, Planner]):
     slot = "sharding"
     in_front: bool = False
     """Whether its planner stands in front of another, which is `context.others`."""
+    tiers: bool = False
+    """Whether its planner is a `TierPlanner`, whose tier plan a cache may take as its own."""
 
 
 class CacheRecord(Record[C, Planner]):

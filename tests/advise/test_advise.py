@@ -13,17 +13,21 @@ import yaml
 from forked import run_module
 from typer.testing import CliRunner
 
-from recd_plugins.additions import Addition, NotHere
+from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, advise
 from recd_plugins.advise.walk import WORTH, AdviceGoal, in_order
 from recd_plugins.cli.main import app
+from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
+from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.topology import Cluster
 from recd_plugins.planning.torchrec_planner import remembered_proposals
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.training import train_quietly
+from recd_scars.additions import ADDITIONS
 
 STRANGER = """
 from recd_plugins.api import Addition, NotHere, hookimpl
@@ -41,6 +45,17 @@ def recd_additions():
                  add=lambda situation: {}),
     ]
 """
+
+
+TABLE = ModelTable(
+    name="items",
+    module="rows",
+    pooled=False,
+    num_rows=8,
+    dim=4,
+    element_bytes=4,
+    features=("item",),
+)
 
 
 def registry(folder: Path, samples_per_session: float, **more: Any) -> dict[str, Any]:
@@ -217,6 +232,23 @@ def claims(**after: Mapping[str, tuple[str, ...]]) -> list[ClaimedAddition]:
         )
         for name, options in after.items()
     ]
+
+
+@pytest.mark.parametrize(("tiers", "size"), [(True, "plan"), (False, "budget")])
+def test_hot_batches_take_the_tier_plan_of_whoever_declares_one(tiers: bool, size: str) -> None:
+    (hot,) = ADDITIONS
+    added = hot.add(
+        Situation(
+            values={"sharding": {"use": "strangers"}},
+            schema=Schema(),
+            tables={"items": TABLE},
+            cluster=Cluster(n_nodes=2, ranks_per_node=1),
+            budget_gb=1.0,
+            tiers=tiers,
+        )
+    )
+    assert isinstance(added, Mapping)
+    assert added["cache"]["size"] == size
 
 
 def test_additions_come_after_those_that_they_follow_or_need() -> None:

@@ -90,7 +90,7 @@ def test_every_number_of_sums_that_are_added_up_on_all_ranks() -> None:
         "dynamic_memory": sums * 5 / 4,
         "a2a_global": ids + (load - 1) * 320 * 8,
         "ar_global": sums,
-        "between_nodes": ids * 4 / 2 + 2 * sums,
+        "between_nodes": ids * 4 / 2 + 3 * sums,
         "local": 3 * 320 * 32 * load + 2 * sums,
     }
     for name, value in vars(found).items():

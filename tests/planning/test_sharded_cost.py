@@ -85,6 +85,7 @@ OF_ONE_RANK = {"static_memory": 40.0, "rows_accessed": 4 * 160.0}
                 "dynamic_memory": 4 * 1_280,
                 "a2a_global": 4 * 0.5 * (2_560 + 5_120),
                 "local": 4 * 4 * 1_280,
+                "updated": 5,  # all ten of them are looked up
             },
         ),
         (
@@ -111,7 +112,7 @@ OF_ONE_RANK = {"static_memory": 40.0, "rows_accessed": 4 * 160.0}
                     "rows_accessed": 320,
                     "dynamic_memory": 8_192,
                     "ar_global": 320,
-                    "between_nodes": 2 * 320,
+                    "between_nodes": 3 * 320,
                     "local": 4 * 320 + 3 * 320 * 32 + 2 * 8_192,
                 },
                 {},
@@ -275,6 +276,7 @@ def test_every_number_of_a_rank_that_serves_more_than_its_share() -> None:
             "a2a_cross": mean.a2a_cross * load,
             "a2a_intra": mean.a2a_intra * place,
             "local": mean.local + 2 * more,
+            "updated": appears(np.array([0.008, 0.002, 0.001, 0.001]), U * B),
         }
         for name, value in vars(found).items():
             np.testing.assert_allclose(value, expected[name], err_msg=f"{coalesce} {name}")

@@ -86,6 +86,13 @@ def test_a_sharding_that_breaks_a_rule_is_reported_with_the_rule(
     assert rule in broken(sharding, pool=gloo_pool)
 
 
+def test_a_record_declares_whether_its_planner_gives_rows_replicas(gloo_pool: GlooPool) -> None:
+    sharding = ShardingRecord(
+        name="mine", summary="Mine.", config=Rate, build=build_mute, tiers=True
+    )
+    assert "Declare `tiers=False`" in broken(sharding, pool=gloo_pool)
+
+
 def test_a_sharding_needs_ranks() -> None:
     assert "check_record(record, pool=gloo_pool)" in broken(record(ShardingRecord, object))
 

@@ -24,6 +24,7 @@ from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import AS_TORCHREC
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.registry import Registry
+from recd_plugins.slots import ShardingRecord
 from recd_plugins.stack import Stack
 
 if TYPE_CHECKING:
@@ -152,6 +153,11 @@ class Outlooks:
         planned for."""
         train = {**(values.get("train") or {}), "ranks": self._ranks}
         return self._registry.having({**values, "train": train, "strict": False})
+
+    def plans_tiers(self, values: Values) -> bool:
+        """Whether the record that plans a registry's tables declares replicas of rows."""
+        record = self.registry(values).one("sharding").record
+        return isinstance(record, ShardingRecord) and record.tiers
 
     def schema(self, values: Values) -> Schema:
         """The columns of the dataset, which is prepared first if it is not there."""

@@ -266,6 +266,7 @@ class _OnTheWay:
                 tables=self._base.tables,
                 cluster=self._base.ledger.prices.cluster,
                 budget_gb=self._goal.budget_gb,
+                tiers=self._outlooks.plans_tiers(values),
                 objective=self._goal.objective,
             )
             with _named(claim):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recd_plugins.compat.rows_kernel import rows_kernel
 from recd_plugins.embedding.expand import expand_rows, expand_values
 from recd_plugins.embedding.pooling import DedupPooling
 from recd_plugins.embedding.unexpanded import Unexpanded
@@ -71,24 +72,8 @@ def seconds_of_kernels(call: Callable[[], object], device: torch.device) -> floa
 def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
     """Seconds in which a table yields the embeddings of ids, and is updated by their gradients; of
     each of these ids. The table has fewer rows than a real one, as many as a cache may hold."""
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
     device = ids[0].device
-    on_cpu = device.type == "cpu"
-    place = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
-    where = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
-    table = SplitTableBatchedEmbeddingBagsCodegen(
-        [(TABLE_ROWS, dim, place, where)],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        pooling_mode=PoolingMode.NONE,
-        device=device,
-    )
-    table.init_embedding_weights_uniform(-0.1, 0.1)
+    table = rows_kernel(TABLE_ROWS, dim, device)
 
     def seconds(some: Tensor) -> float:
         rows, offsets = some.long() % TABLE_ROWS, torch.arange(len(some) + 1, device=device)

@@ -50,8 +50,8 @@ def row_wise_bags(
     rows_accessed   l pB
     dynamic_memory  (U + 1) c f B s
     a2a_global      8 l pB + 4 U c f B: ids, and how many each rank has of each bag
-    ar_global       U c f B s: parts of sums are reduced and scattered, their gradients gathered,
-                    which are the halves of an all-reduce
+    ar_global       d U c f B s: parts of sums are reduced and scattered, their gradients gathered,
+                    which are the halves of an all-reduce, or more: d is the topology's `scattered`
     local           3 l pB r + 2 U c f B s
     with c = 1, for TorchRec sends all bags; behind replicas that share of bags which has a row
     without one (`travelling`); and l the `load` of each rank [U], how many times
@@ -62,6 +62,7 @@ def row_wise_bags(
     lookups = rows.lookups * prices.batch_size
     parts = u * share * bags * prices.batch_size
     sums = parts * dim * SUM_BYTES
+    reduced = prices.cluster.scattered * sums
     ids = lookups * ID_BYTES + parts * LENGTH_BYTES
     return Cost(
         static_memory=rows.num_rows * width / u,
@@ -69,8 +70,8 @@ def row_wise_bags(
         rows_accessed=lookups * load,
         dynamic_memory=sums * (u + 1) / u,
         a2a_global=ids + (load - 1.0) * lookups * ID_BYTES,
-        ar_global=sums,
-        between_nodes=ids * u * (n - 1) / n + 2 * (n - 1) * sums,
+        ar_global=reduced,
+        between_nodes=ids * u * (n - 1) / n + prices.cluster.reduced_between_nodes * reduced,
         local=3 * lookups * width * load + 2 * sums,
     )
 

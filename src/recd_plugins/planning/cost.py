@@ -84,6 +84,8 @@ class Cost:
     """Bytes of rows that the rank reads and writes in its own memory."""
     coalesced: Any = 0.0
     """Ids that are compared to find equal ones."""
+    updated: Any = 0.0
+    """Rows that TorchRec looks up one by one, each once, whose gradients the rank applies."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(**{name: mine + getattr(other, name) for name, mine in vars(self).items()})
@@ -145,6 +147,7 @@ class Prices:
         dynamic_memory  2 s r; coalesced (2 s + pB) r, since the answers are spread again
         a2a_global      s (2 r + 8)
         local           4 s r; coalesced (4 s + 4 pB) r
+        updated         appears(B U) / U
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
         appears(B W) / W. Per node, each rank first asks for i = appears(B) rows of a
         concentrator: the rank of its node with the home's place. That adds ids_sent i,
@@ -175,6 +178,7 @@ class Prices:
             between_nodes=payload * u * (n - 1) / n,
             local=(2 * moved + (4 - pooled) * spread) * width,
             coalesced=0.0 * accesses if coalesce == "none" else accesses,
+            updated=appears(rows.presence, self.batch_size * u) / u,
         )
 
     def column_wise(self, rows: RowDistribution, width: Any) -> Cost:
@@ -186,6 +190,7 @@ class Prices:
         dynamic_memory  2 pB r
         a2a_global      pB (2 r + 8 U)
         local           4 pB r
+        updated         appears(B U)
         """
         accesses = rows.p * self.batch_size
         n, _, u = self._shape
@@ -198,6 +203,7 @@ class Prices:
             a2a_global=payload,
             between_nodes=payload * u * (n - 1) / n,
             local=4 * accesses * width,
+            updated=appears(rows.presence, self.batch_size * u),
         )
 
     def replicated(self, rows: RowDistribution, width: Any, pooled: Any = 0) -> Cost:
@@ -225,7 +231,7 @@ class Prices:
                 rows_accessed=accesses,
                 dynamic_memory=accesses * width,
                 ar_global=every * width,
-                between_nodes=2 * (n - 1) * every * width,
+                between_nodes=self.cluster.reduced_between_nodes * every * width,
                 local=4 * (accesses + 1) * width,
             )
         own, union = appears(rows.presence, self.batch_size), self._union(rows)
@@ -318,13 +324,13 @@ def milliseconds(
     cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
 ) -> dict[str, float]:
     """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
-    own work: rows at the rate of random ones, ids that are made unique at theirs, and small
-    operations. Where ranks differ all wait for the one that has the most."""
+    own work: rows at the rate of random ones, ids that are made unique and rows that are updated
+    at theirs, and small operations. Where ranks differ all wait for the one that has the most."""
     found = {}
     for name in COLLECTIVES:
         link, called = getattr(cluster, name), calls.get(name, 0)
         found[name] = (called - 1) * link.latency_ms + float(link.ms(np.max(getattr(cost, name))))
-    own = float(cluster.local_ms(np.max(cost.local), np.max(cost.coalesced)))
+    own = float(cluster.local_ms(np.max(cost.local), np.max(cost.coalesced), np.max(cost.updated)))
     found["local"] = own + operations * cluster.op_us * 1e-3
     return found
 
@@ -366,7 +372,7 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
     """What one row more or less changes: its bytes at each link's rate, no latencies; as long as
     what overlaps the global all-to-all is shorter."""
-    total = cluster.local_ms(cost.local, cost.coalesced)
+    total = cluster.local_ms(cost.local, cost.coalesced, cost.updated)
     for name in COLLECTIVES:
         share = 1 - cluster.overlap if name in OVERLAPPING else 1.0
         total = total + getattr(cost, name) * (share * 1000 / (getattr(cluster, name).gbps * GB))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from recd_plugins.compat.rows_kernel import rows_kernel
 from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
 __all__ = ["ROUNDS", "fit_link", "measure_topology", "own_group"]
@@ -82,6 +83,8 @@ def measure_topology(
         found["a2a_intra"] = found["a2a_global"]
     if "a2a_global" in found:
         found["beside"] = _beside(timer, found["a2a_global"], largest, work)
+    if "ar_global" in found:
+        found["scattered"] = _scattered(timer, found["ar_global"], largest)
     found |= own_work(timer, work)
     found |= _links(found, world, w)
     stated = {name: value for name, value in vars(known).items() if value is not None}
@@ -149,6 +152,20 @@ def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) 
     return min(max((working + calling - overlapping) / min(working, calling), 0.0), 1.0)
 
 
+def _scattered(timer: Timer, link: Link, largest: int) -> float:
+    """Time a reduce-scatter and an all-gather of a payload in turns with an all-reduce of it."""
+    world, size = timer.group, min(int(link.gbps * GB * LONG_ENOUGH / 2), largest)
+    buffer = torch.zeros(max(size // 4 // world.size(), 1) * world.size(), device=timer.device)
+    part = torch.zeros(len(buffer) // world.size(), device=timer.device)
+
+    def halves() -> None:
+        dist.reduce_scatter_tensor(part, buffer, group=world)
+        dist.all_gather_into_tensor(buffer, part, group=world)
+
+    whole, both = map(middle, timer.in_turns([partial(_all_reduce, buffer, part, world), halves]))
+    return max(both / whole, 1.0)
+
+
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
     dist.all_to_all_single(other, buffer, group=group)
 
@@ -178,6 +195,8 @@ def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
 
 ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 """A table of 64 MB, which no processor's cache holds."""
+UPDATED = 1 << 13
+"""Rows whose gradients are applied: of fewer each takes less, for a cache holds what it takes."""
 OPERATIONS, OPERANDS = 40, 1 << 12
 """Operations in a row, and the ids that each is of."""
 
@@ -194,7 +213,8 @@ def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callab
 
 
 def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
-    """Rows gathered; ids made unique, each there four times; small operations, to which a rank
+    """Rows gathered; ids made unique, each there four times; gradients of distinct rows applied, as
+    the kernel for the CPU does it that yields rows one by one; small operations, to which a rank
     comes from the work `before` them, as it does in a step: over and over, with all that they need
     at hand, they would take a tenth of the time.
 
@@ -209,11 +229,22 @@ def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
         )
     )
     small = timer.after(before, lambda: _small_operations(few), IN_A_ROW)
-    return {
+    found = {
         "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathered / GB,
         "unique_ns": unique / LOOKUPS * 1e9,
         "op_us": small / OPERATIONS * 1e6,
     }
+    if timer.device.type == "cpu":
+        found["update_ns"] = timer.seconds(_updating(timer.device)) / UPDATED * 1e9
+    return found
+
+
+def _updating(device: torch.device) -> Callable[[], object]:
+    """Rows looked up and stepped, each once. What the lookup takes of it is a tenth."""
+    kernel = rows_kernel(TABLE_ROWS, ROW_BYTES // 4, device)
+    rows = torch.randperm(TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:UPDATED]
+    offsets, gradients = torch.arange(UPDATED + 1), torch.ones(UPDATED, ROW_BYTES // 4)
+    return lambda: kernel(rows, offsets).backward(gradients)
 
 
 def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from recd_plugins.planning.access.distribution import Floats
+from recd_plugins.planning.access.distribution import Floats, appears
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.tier_plan import Coalesce
@@ -31,7 +31,8 @@ def row_wise_cost(
 
     A rank that serves l times its share has l times the rows_accessed, a2a_global and a2a_cross,
     2 (l - 1) s r more of local and (l - 1) s r of dynamic_memory; and of a2a_intra, what the ranks
-    of its place in all nodes serve together, for it is their concentrator.
+    of its place in all nodes serve together, for it is their concentrator. It updates the rows
+    that it has.
     """
     rows = table.rows.part(first, table.rows.num_rows)
     cost = prices.row_wise(rows, table.width, coalesce, pooled).total(rows.counts)
@@ -41,6 +42,9 @@ def row_wise_cost(
     cluster = prices.cluster
     place = load.reshape(cluster.n_nodes, cluster.ranks_per_node).mean(axis=0)
     more = (load - 1) * cost.rows_accessed * table.width
+    every = table.rows
+    touched = appears(every.presence, prices.batch_size * cluster.world_size)
+    kept = every.within(first, every.num_rows) / every.counts
     return dataclasses.replace(
         cost,
         rows_accessed=cost.rows_accessed * load,
@@ -49,6 +53,7 @@ def row_wise_cost(
         a2a_cross=cost.a2a_cross * load,
         a2a_intra=cost.a2a_intra * np.tile(place, cluster.n_nodes),
         local=cost.local + 2 * more,
+        updated=(kept * touched) @ every.by_rank(cluster.world_size),
     )
 
 

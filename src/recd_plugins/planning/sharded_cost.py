@@ -53,14 +53,16 @@ def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
     dynamic_memory  c U y; and c y on every rank
     a2a_global      U (x + 2 c y)
     local           U (3 pB c r + 2 c y); where rows come one by one 4 U pB c r
+    updated         what all ranks look up of its rows, each once, where rows come one by one
     and of every rank ids_sent pB; with x = 8 pB + 4 f B, the ids and their lengths, and y = f B s
     the sums, or y = pB r the rows. A rank that has less than its share of all tables waits for
     those that have more.
     """
     n, w, u = _shape(prices)
     lookups, x, y = _moved(prices, table)
-    static, accessed, dynamic, payload, local = (np.zeros(u) for _ in range(5))
+    static, accessed, dynamic, payload, local, updated = (np.zeros(u) for _ in range(6))
     sent = between = 0.0
+    touched = table.rows.appearing(prices.batch_size * u)
     for shard in shards.shards:
         at, c = shard.rank, shard.columns
         part = shard.rows  # of rows over ranks, so that each has its share of ids
@@ -71,6 +73,7 @@ def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
         payload[at] += u * part * (x + 2 * c * y)
         own = 3 * part * lookups * c * table.width + 2 * part * c * y
         local[at] += u * (own if table.bags else 4 * part * c * y)
+        updated[at] += 0.0 if table.bags else part * touched
         sent += part * lookups
         between += (u - w) * part * (x + 2 * c * y)
     return Cost(
@@ -81,6 +84,7 @@ def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
         a2a_global=payload,
         between_nodes=between if n > 1 else 0.0,
         local=local,
+        updated=updated,
     )
 
 
@@ -125,7 +129,6 @@ def _in_nodes(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Co
 
 def _everywhere(prices: Prices, table: SequenceTable) -> Cost:
     """Data-parallel: all ranks have all rows, whose gradients are all-reduced, touched or not."""
-    n, _, _ = _shape(prices)
     lookups, _, y = _moved(prices, table)
     size = table.rows.num_rows * table.width
     return Cost(
@@ -133,7 +136,7 @@ def _everywhere(prices: Prices, table: SequenceTable) -> Cost:
         rows_accessed=lookups,
         dynamic_memory=y,
         ar_global=size,
-        between_nodes=2 * (n - 1) * size,
+        between_nodes=prices.cluster.reduced_between_nodes * size,
         local=4 * size + 3 * lookups * table.width + 2 * y,
     )
 

@@ -80,6 +80,13 @@ class Topology(Config):
     """Embedding rows that a rank reads or writes at random places, GB/s; by default not counted."""
     unique_ns: Annotated[float, Range(ge=0)] | None = None
     """Nanoseconds to coalesce one id; by default not counted."""
+    update_ns: Annotated[float, Range(ge=0)] | None = None
+    """Nanoseconds to apply the gradients of a row that is looked up by itself, and not in a bag:
+    fbgemm's kernel for the CPU takes microseconds. By default, and on a GPU, its bytes alone
+    count."""
+    scattered: Annotated[float, Range(ge=1)] | None = None
+    """What a reduce-scatter and an all-gather of a payload take together, over an all-reduce of
+    it: 1.5 with gloo, which reduces all of it on every rank; by default 1."""
     op_us: Annotated[float, Range(ge=0)] | None = None
     """Microseconds of an operation on some thousand ids, the Python around it included: tiers take
     hundreds of them a step; by default not counted."""
@@ -176,6 +183,8 @@ LATENCY_MS = 0.02
 """The latency of a collective that nobody measured."""
 BESIDE = 0.5
 """The share of what could be done beside an exchange, where nobody measured it."""
+DEVICE = ("gather_gbps", "unique_ns", "update_ns", "scattered", "op_us")
+"""What a topology says of a rank's own work, and of a backend's."""
 NO_LINK = Link(gbps=1e6)
 """The link of a collective over one rank: nothing moves."""
 
@@ -193,6 +202,8 @@ class Cluster:
     ar_cross: Link = NO_LINK
     gather_gbps: float = 1e6
     unique_ns: float = 0.0
+    update_ns: float = 0.0
+    scattered: float = 1.0
     op_us: float = 0.0
     beside: float = BESIDE
     overlap: float = 0.0
@@ -201,9 +212,18 @@ class Cluster:
     def world_size(self) -> int:
         return self.n_nodes * self.ranks_per_node
 
-    def local_ms(self, moved: Any, coalesced: Any) -> Any:
-        """Milliseconds to read and write so many bytes of rows, and to make so many ids unique."""
-        return moved / (self.gather_gbps * GB) * 1000 + coalesced * self.unique_ns * 1e-6
+    @property
+    def reduced_between_nodes(self) -> float:
+        """Bytes that leave nodes, of all together, for each of an all-reduce over all ranks: 2 N
+        (U - 1) / U, for a ring over them leaves every node once. None where there is one node."""
+        n, u = self.n_nodes, self.world_size
+        return 2 * n * (u - 1) / u if n > 1 else 0.0
+
+    def local_ms(self, moved: Any, coalesced: Any, updated: Any = 0.0) -> Any:
+        """Milliseconds to read and write so many bytes of rows, to make so many ids unique, and to
+        apply the gradients of so many rows."""
+        own = coalesced * self.unique_ns + updated * self.update_ns
+        return moved / (self.gather_gbps * GB) * 1000 + own * 1e-6
 
     @classmethod
     def of(cls, topology: Topology, world_size: int) -> Cluster:
@@ -227,7 +247,7 @@ class Cluster:
             "ar_global": _link(2 * (w - 1) / w / intra + across / w),
             "ar_cross": _link(across),
         }
-        stated = (*links, "gather_gbps", "unique_ns", "op_us", "beside", "overlap")
+        stated = (*links, *DEVICE, "beside", "overlap")
         links |= {name: value for name in stated if (value := getattr(topology, name)) is not None}
         links["a2a_cross"] = topology.a2a_cross or (links["a2a_global"] if n > 1 else NO_LINK)
         return cls(n_nodes=n, ranks_per_node=w, **links)

@@ -260,7 +260,12 @@ class PlanReport:
         )
         extra = plan.memory - base.memory
         whom = "TorchRec's own plan" if self._knows_torchrec else "row-wise"
-        yield f"memory: {in_bytes(extra, sign=True)} a rank over {whom}"
+        stays = plan.static_memory - base.static_memory
+        yield (
+            f"memory: {in_bytes(extra, sign=True)} a rank over {whom}: "
+            f"{in_bytes(stays, sign=True)} that stay, which a budget is for, and "
+            f"{in_bytes(extra - stays, sign=True)} of buffers while a step exchanges"
+        )
 
     def _alternatives(self) -> Iterator[str]:
         """What each collection might have had, and why it has what it has."""

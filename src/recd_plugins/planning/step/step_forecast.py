@@ -103,16 +103,18 @@ class StepForecast:
     def bytes_by_link(self) -> dict[str, float]:
         """Bytes of a step that leave nodes, and that ranks send to others of their node; of all
         nodes and ranks. Of a payload of S bytes a rank of U = N W sends (W - 1) / U S to others of
-        its node by an all-to-all over all, (W - 1) / W S by one within the node, and 2 (W - 1) / W
-        S by an all-reduce over all; the nodes send 2 (N - 1) S for this."""
+        its node by an all-to-all over all, (W - 1) / W S by one within the node; and by an
+        all-reduce, a ring of all ranks, 2 (U - 1) / U S to the next, which is of its node for W - 1
+        of W ranks."""
         cluster, cost = self.ledger.prices.cluster, self.ledger.cost
-        n, w, u = cluster.n_nodes, cluster.ranks_per_node, cluster.world_size
+        w, u = cluster.ranks_per_node, cluster.world_size
         mean = {name: float(np.mean(getattr(cost, name))) for name in COLLECTIVES}
         reduced = mean["ar_global"] + self.compute.dense_bytes
-        within = mean["a2a_global"] * (w - 1) / u + (mean["a2a_intra"] + 2 * reduced) * (w - 1) / w
+        around = 2 * reduced * (u - 1) / u
+        within = mean["a2a_global"] * (w - 1) / u + (mean["a2a_intra"] + around) * (w - 1) / w
         return {
             "between_nodes": float(np.mean(cost.between_nodes))
-            + 2 * (n - 1) * self.compute.dense_bytes,
+            + cluster.reduced_between_nodes * self.compute.dense_bytes,
             "within_nodes": u * within,
         }
 

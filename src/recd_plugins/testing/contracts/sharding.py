@@ -15,7 +15,7 @@ from recd_plugins.config import Config
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
-from recd_plugins.slots import Context, Record
+from recd_plugins.slots import Context, Record, ShardingRecord
 from recd_plugins.testing.arrange import Arranged, tables_of
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.contracts.subject import ContractBroken, Subject
@@ -23,6 +23,7 @@ from recd_plugins.testing.gloo import RanksFailed
 from recd_plugins.testing.neighbours import with_neighbours
 from recd_plugins.testing.parity import check_parity
 from recd_plugins.testing.probe import SCHEMA, Probe
+from recd_plugins.tiers.tier_planner import TierPlanner
 
 __all__ = ["ByRecord", "check_sharding"]
 
@@ -39,6 +40,12 @@ class ByRecord:
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         context = dataclasses.replace(self.context, fused=optimizer.fused_params())
         planner = self.record.build(self.config, with_neighbours(self.record, context, self.others))
+        tiers = isinstance(planner, TierPlanner)
+        if isinstance(self.record, ShardingRecord) and tiers != self.record.tiers:
+            raise ContractBroken(
+                f"a record says by `tiers` whether its planner is a TierPlanner, and this one says "
+                f"{self.record.tiers} of a {type(planner).__name__}. Declare `tiers={tiers}`."
+            )
         group = dist.group.WORLD
         assert group is not None
         plan = planner.plan(model, Topology(), group)

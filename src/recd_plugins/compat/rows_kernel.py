@@ -1,0 +1,32 @@
+"""The kernel that TorchRec looks rows up with one by one, by itself: to be timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["rows_kernel"]
+
+
+def rows_kernel(num_rows: int, dim: int, device: torch.device) -> Any:
+    """A table that yields rows of float32 by `(ids, offsets)`, and steps them by row-wise Adagrad
+    in backward."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    on_cpu = device.type == "cpu"
+    place = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
+    where = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
+    table = SplitTableBatchedEmbeddingBagsCodegen(
+        [(num_rows, dim, place, where)],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        pooling_mode=PoolingMode.NONE,
+        device=device,
+    )
+    table.init_embedding_weights_uniform(-0.1, 0.1)
+    return table
