@@ -1,4 +1,4 @@
-"""Advice on a model of a hundred large tables: seconds, and memory."""
+"""Advice on a model of a hundred large tables: seconds, processor time, and memory."""
 
 from __future__ import annotations
 
@@ -56,13 +56,26 @@ def large(tables: int, rows: int, samples: int) -> Iterator[Figure]:
         subprocess.run(command, check=True, capture_output=True)  # makes the tables
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
+    each = ", ".join(f"{what} {seconds:.1f}" for what, seconds in found["steps"].items())
     note = (
-        f"{tables} tables of {rows:,} rows, {samples:,} samples, 16 ranks; {found['cpu']:.1f} s of "
-        f"processor time; with what would change it {found['whole']:.1f} s; "
-        f"advised: {', '.join(found['advised']) or 'nothing'}"
+        f"{tables} tables of {rows:,} rows, {samples:,} samples, 16 ranks; advised: "
+        f"{', '.join(found['advised']) or 'nothing'}; processor time of each: {each}"
     )
     yield Figure(
-        name="advice", value=found["wall"], unit="s", target=SECONDS, at_most=True, note=note
+        name="advice, with what would change it",
+        value=found["wall"],
+        unit="s",
+        target=SECONDS,
+        at_most=True,
+        note=note,
+    )
+    yield Figure(
+        name="advice, with what would change it, processor time",
+        value=sum(found["steps"].values()),
+        unit="s",
+        target=SECONDS,
+        at_most=True,
+        note="which other work on the machine changes little",
     )
     yield Figure(
         name="advice, peak memory", value=found["gib"], unit="GiB", target=GIB, at_most=True
@@ -75,20 +88,21 @@ def _measured(folder: Path, tables: int, rows: int, samples: int) -> dict[str, A
     from recd_plugins.registry import Registry
 
     registry = Registry.load(large_registry(folder, tables, rows, samples))
-    goal = AdviceGoal(budget_gb=BUDGET_GB)
-    began, cpu = time.perf_counter(), time.process_time()
+    began, last = time.perf_counter(), time.process_time()
+    steps: dict[str, float] = {}
+    now = "registry"
 
     def met(what: str) -> None:
-        taken = time.perf_counter() - began, time.process_time() - cpu
-        print(f"{what}: {taken[0]:.1f} s, {taken[1]:.1f} s of processor time", file=sys.stderr)
+        nonlocal now, last
+        steps[now] = time.process_time() - last
+        print(f"{now}: {steps[now]:.1f} s of processor time", file=sys.stderr, flush=True)
+        now, last = what, time.process_time()
 
-    advice = advise(registry, goal, with_what_ifs=False, met=met)
-    wall, taken = time.perf_counter() - began, time.process_time() - cpu
-    advise(registry, goal, with_what_ifs=True)
+    advice = advise(registry, AdviceGoal(budget_gb=BUDGET_GB), met=met)
+    met("")
     return {
-        "wall": wall,
-        "cpu": taken,
-        "whole": time.perf_counter() - began - wall,
+        "wall": time.perf_counter() - began,
+        "steps": steps,
         "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "advised": list(advice.walk.kept),
     }
