@@ -70,4 +70,5 @@ def schema(
         elif out is None:
             print(proposal.text, end="")
         else:
-            print(f"{out}: {len(proposal.doubts)} doubts to settle", file=sys.stderr)
+            doubts = len(proposal.doubts)
+            print(f"{out}: {doubts} doubt{'s' * (doubts != 1)} to settle", file=sys.stderr)

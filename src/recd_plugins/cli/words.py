@@ -16,6 +16,8 @@ __all__ = ["Meaning", "meanings"]
 PAGES = ("glossary", "metrics")
 """Pages of docs/ whose tables say what words mean; a wheel has them beside this file."""
 ROW = re.compile(r"^\| (?P<words>.+?) \| (?P<text>.+?) \|", flags=re.MULTILINE)
+SEVERAL = 3
+"""Words that a message has at least: fewer are looked up as one."""
 MOST = 3
 """Messages that are shown of those that a text may be."""
 
@@ -42,34 +44,19 @@ def meanings(asked: str) -> list[Meaning]:
     """All that a word means; where no word is meant, the messages that the text is a part of."""
     asked = " ".join(asked.split())
     known: dict[str, None] = {}
-    found = []
-    for source in (_words, _settings, _commands, _records):  # the last have plugins imported
-        for names, meaning in source():
+    for source in (_words, _settings, _commands, _messages, _records):
+        found = []
+        for names, meaning in source(asked):
             known |= dict.fromkeys(names)
             if _plain(asked) in map(_plain, names):
                 found.append(meaning)
         if found:
-            break
-    if not found:
-        from recd_plugins.cli.messages import messages_like
-
-        for message in messages_like(asked)[:MOST]:
-            where = f"{message.file}:{message.line}"
-            found.append(
-                Meaning(
-                    kind=f"{message.kind}, {where}",
-                    name=message.template,
-                    text=message.kind_text,
-                    page=message.page,
-                )
-            )
-    if not found:
-        close = nearest(asked, known).partition(" Known:")[0].partition("Known:")[0].strip()
-        raise RegistryError(
-            f"{shown(asked)} is no word of the glossary, no command, option, record or metric, and "
-            f"part of no message{f'; {close}' if close else '.'} docs/glossary.md has all words."
-        )
-    return found
+            return found
+    close = nearest(asked, known).partition(" Known:")[0].partition("Known:")[0].strip()
+    raise RegistryError(
+        f"{shown(asked)} is no word of the glossary, no command, option, record or metric, and "
+        f"part of no message{f'; {close}' if close else '.'} docs/glossary.md has all words."
+    )
 
 
 def _plain(word: str) -> str:
@@ -77,7 +64,7 @@ def _plain(word: str) -> str:
     return word.lower().replace("_", " ").replace("-", " ").removeprefix("train.").strip("`. ")
 
 
-def _words() -> Iterator[tuple[list[str], Meaning]]:
+def _words(asked: str) -> Iterator[tuple[list[str], Meaning]]:
     for page in PAGES:
         kind = "metric" if page == "metrics" else "word"
         for row in ROW.finditer(_text(page)):
@@ -93,7 +80,7 @@ def _text(page: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _commands() -> Iterator[tuple[list[str], Meaning]]:
+def _commands(asked: str) -> Iterator[tuple[list[str], Meaning]]:
     from recd_plugins.cli.main import app
 
     for name, command in commands(app):
@@ -121,7 +108,7 @@ def commands(app: Any) -> Iterator[tuple[str, Any]]:
     yield from below(typer.main.get_command(app))
 
 
-def _settings() -> Iterator[tuple[list[str], Meaning]]:
+def _settings(asked: str) -> Iterator[tuple[list[str], Meaning]]:
     from recd_plugins.describe import nested, options_of
     from recd_plugins.planning.topology import Topology
     from recd_plugins.registry.settings import TrainSettings
@@ -147,7 +134,19 @@ def _settings() -> Iterator[tuple[list[str], Meaning]]:
                 yield [name, option.name], meaning
 
 
-def _records() -> Iterator[tuple[list[str], Meaning]]:
+def _messages(asked: str) -> Iterator[tuple[list[str], Meaning]]:
+    """Those that a text of several words is, or is a part of."""
+    from recd_plugins.cli.messages import messages_like
+
+    if len(asked.split()) < SEVERAL:
+        return
+    for message in messages_like(asked)[:MOST]:
+        kind = f"{message.kind}, {message.file}:{message.line}"
+        name, text = message.template, message.kind_text
+        yield [asked], Meaning(kind=kind, name=name, text=text, page=message.page)
+
+
+def _records(asked: str) -> Iterator[tuple[list[str], Meaning]]:
     from recd_plugins.describe import options_of
     from recd_plugins.hooks.manager import Catalog, available
 
