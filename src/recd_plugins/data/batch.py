@@ -81,7 +81,8 @@ class Batch(Pipelineable):
     def pin_memory(self) -> Batch:
         return Batch(
             dense=self.dense.pin_memory(),
-            features=self.features.pin_memory(),
+            # What is counted here, the processor need not ask a device for.
+            features=self.features.sync().pin_memory(),
             labels=self.labels.pin_memory(),
             weights=self.weights.pin_memory(),
             dedup=None if self.dedup is None else self.dedup.pin_memory(),

@@ -18,6 +18,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.compat.torchrec import exchanges_of, yields_ids
 from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.exchange import DeferredExchange, DeferredSplits
 from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.routed_batch import RoutedBatch
@@ -106,7 +107,7 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         ids = KeyedJaggedTensor(
             keys=[feature.name for feature in self.tiers.features],
             values=values.to(batch.given.dtype),
-            lengths=torch.tensor(lengths, dtype=torch.int32, device=batch.ids.device),
+            lengths=numbers_on(batch.ids.device, lengths).to(torch.int32),
             stride=1,
             length_per_key=lengths,
         )

@@ -26,9 +26,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.sparse.rows.coalesce import coalesce
+from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Peers, Pending
 from recd_plugins.tiers.places import Layout, Nodes
-from recd_plugins.tiers.router import Segments
+from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
 
 __all__ = [
@@ -64,8 +65,10 @@ def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
     """The first `counts[0]` of `ids` [N] int64 are table 0's, and so on."""
     if ids.is_cuda:
         keys, inverse = torch.unique(to_keys(ids, counts), return_inverse=True)
-        own, tables = of_keys(keys)
-        return CoalescedIds(own, torch.bincount(tables, minlength=len(counts)).tolist(), inverse)
+        ends = SPAN * torch.arange(1, len(counts) + 1, device=keys.device) - SPAN // 2
+        cuts = [0, *torch.searchsorted(keys, ends).tolist()]
+        found = [stop - start for start, stop in pairwise(cuts)]
+        return CoalescedIds(of_keys(keys)[0], found, inverse)
     parts = [coalesce(part) for part in ids.split(list(counts))]
     found = [len(part.ids) for part in parts]
     inverse = torch.empty_like(ids)
@@ -78,7 +81,7 @@ def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
 
 def to_keys(ids: Tensor, counts: Sequence[int]) -> Tensor:
     """Keys that differ where tables do, of ids that lie as `coalesce_by_table` takes them."""
-    each = torch.tensor(counts, dtype=torch.int64, device=ids.device)
+    each = numbers_on(ids.device, counts)
     tables = torch.arange(len(counts), device=ids.device)
     return ids + SPAN * torch.repeat_interleave(tables, each, output_size=len(ids))
 
@@ -134,8 +137,8 @@ class NodeExchange(Multistreamable):
 
 def ask_node(asked: AskedIds, node: Peers) -> Collectives[NodeExchange]:
     """Every rank of the node must ask; first it sends how many ids, then the ids."""
-    answers = (yield node.all_to_all(asked.counts)).tolist()
-    sends = asked.counts.tolist()
+    answered = yield node.all_to_all(asked.counts)
+    answers, sends = torch.stack([answered, asked.counts]).tolist()
     ids = yield node.all_to_all(asked.ids, sends, answers)
     return NodeExchange(ids, sends, answers)
 
@@ -158,23 +161,21 @@ class HomeIds(Multistreamable):
         cls,
         group: TableGroup,
         ids: Tensor,
-        missed: Tensor,
+        routed: RoutedIds,
         segments: Segments,
         nodes: Nodes,
         *,
         hot: bool = False,
     ) -> Collectives[HomeIds]:
-        """Coalesce those of a group's `ids` [N] that are at `missed` [n], ascending.
+        """Coalesce those of a group's `ids` [N] that miss as they are `routed`.
 
         Over a node this takes collectives, which every rank of it must run, for the others' ids.
         No id of a hot batch misses.
         """
         if hot:
-            inverse = None if group.coalesce == "none" else missed[:0]
+            inverse = None if group.coalesce == "none" else routed.missed[:0]
             return cls(ids[:0], [0] * len(segments.lengths), inverse)
-        ends = torch.tensor(segments.lengths, dtype=torch.int64, device=ids.device).cumsum(0)
-        cuts = [0, *torch.searchsorted(missed, ends).tolist()]
-        lengths = [end - start for start, end in pairwise(cuts)]
+        missed, lengths = routed.missed, routed.missed_lengths
         if group.coalesce == "none":
             return cls(ids[missed], lengths, None)
         found = coalesce_by_table(ids[missed], _by_table(lengths, segments, len(group.tables)))
@@ -244,9 +245,7 @@ def _ask_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> 
     So ids cross between nodes on one way, and those at home in this node cross to no other.
     """
     keys = to_keys(found.ids, found.counts)
-    blocks = torch.tensor(
-        [-(-rows // nodes.world.size) for rows in group.num_rows], device=keys.device
-    )
+    blocks = numbers_on(keys.device, [-(-rows // nodes.world.size) for rows in group.num_rows])
     homes = found.ids // blocks[of_keys(keys)[1]]
     concentrators = homes % nodes.ranks_per_node
     order = concentrators.argsort(stable=True)

@@ -217,7 +217,7 @@ class RoutedGroup(Multistreamable):
         hot: bool = False,
     ) -> RoutedGroup:
         """A group's `ids` [N] int64, as they are `routed`; those that miss are on their way."""
-        home_ids = HomeIds.of(replicas.group, ids, routed.missed, segments, nodes, hot=hot)
+        home_ids = HomeIds.of(replicas.group, ids, routed, segments, nodes, hot=hot)
         layout = replicas.per_node_layout
         asked = None
         if layout.count and not hot:

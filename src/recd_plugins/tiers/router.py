@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numba
@@ -20,7 +20,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from recd_plugins.sparse.rows.memory import prefetch
+from recd_plugins.sparse.rows.memory import numbers_on, prefetch
 
 __all__ = ["Hits", "RankedBitmap", "RoutedIds", "Router", "Segments"]
 
@@ -75,6 +75,8 @@ class RoutedIds(NamedTuple):
     """The ids whose rows have a copy in every node."""
     outside: int
     """How many of the ids that miss are of no row of their table, or of no table."""
+    missed_lengths: list[int]
+    """How many ids of each feature miss."""
 
 
 class Router:
@@ -119,28 +121,43 @@ class Router:
             0 < self._replicated.count < self._hot.count,
             self._replicated.count > 0,
         )
+        missed_lengths = np.diff(np.searchsorted(parts[0], np.cumsum(segments.lengths)), prepend=0)
         missed, at, positions, node_at, node_positions = map(torch.from_numpy, parts)
-        return RoutedIds(missed, Hits(at, positions), Hits(node_at, node_positions), int(outside))
+        return RoutedIds(
+            missed,
+            Hits(at, positions),
+            Hits(node_at, node_positions),
+            int(outside),
+            missed_lengths.tolist(),
+        )
 
     def route_by_ops(self, ids: Tensor, segments: Segments) -> RoutedIds:
-        """`route` in torch's own operations, wherever the ids live."""
-        lengths = torch.tensor(segments.lengths, dtype=torch.int64, device=ids.device)
-        starts, sizes = (
-            torch.from_numpy(each).to(ids.device).repeat_interleave(lengths, output_size=len(ids))
-            for each in self._placed(segments)
+        """`route` in torch's own operations, wherever the ids live; it waits for them once."""
+        starts, sizes = self._placed(segments)
+        lengths, starts_of, sizes_of, ends = numbers_on(
+            ids.device,
+            [segments.lengths, starts.tolist(), sizes.tolist(), [*accumulate(segments.lengths)]],
         )
-        known = (ids >= 0) & (ids < sizes)
-        rows = torch.where(known, ids + starts, 0)
+        feature = torch.repeat_interleave(lengths, output_size=len(ids))
+        known = (ids >= 0) & (ids < sizes_of[feature])
+        rows = torch.where(known, ids + starts_of[feature], 0)
         hot = known & self._hot.holds(rows)
         order = self._hot.rank(rows)
         replicated = hot & self._replicated.holds(torch.where(hot, order, 0))
-        at, node_at = (tier.nonzero().squeeze(1) for tier in (replicated, hot & ~replicated))
+        before = torch.nn.functional.pad((~hot).cumsum(0), (1, 0))
+        counts = torch.stack([(~hot).sum(), replicated.sum(), (~known).sum()])
+        num_missed, num_replicated, outside, *missed = torch.cat([counts, before[ends]]).tolist()
+        # The ids of each way, in ascending order, without asking how many there are of each.
+        by_way = (hot.to(torch.uint8) + (hot & ~replicated)).argsort(stable=True)
+        num_per_node = len(ids) - num_missed - num_replicated
+        misses, at, node_at = by_way.split([num_missed, num_replicated, num_per_node])
         node_order = order[node_at]
         return RoutedIds(
-            (~hot).nonzero().squeeze(1),
+            misses,
             Hits(at, self._replicated.rank(order[at])),
             Hits(node_at, node_order - self._replicated.rank(node_order)),
-            int((~known).sum()),
+            outside,
+            [stop - start for start, stop in pairwise([0, *missed])],
         )
 
     def _placed(self, segments: Segments) -> tuple[I64, I64]:

@@ -20,6 +20,7 @@ from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_co
 
 from recd_plugins.compat.pytorch import at_end_of_backward
 from recd_plugins.errors import CapabilityError
+from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Pending, in_flight
 from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
@@ -77,7 +78,7 @@ class Entries:
     def between(self, first: int, last: int, start: int) -> Entries:
         """The entries, if sorted, of places in [first, last), which are counted from `start` on."""
         assert self.sources is not None
-        ends = torch.tensor([first, last], dtype=self.places.dtype, device=self.places.device)
+        ends = numbers_on(self.places.device, [first, last]).to(self.places.dtype)
         low, high = torch.searchsorted(self.places, ends).tolist()
         return Entries(
             self.places[low:high] + (start - first),
@@ -139,16 +140,21 @@ class Chunks:
         self._touched = touched
         self._own = own
         self._width = width
-        self._union = [share.nonzero().squeeze(1) for share in touched.anywhere]
-        self.count = -(-max(map(len, self._union)) // width)
-        # Of this rank's rows in each share, how many come before each chunk: [W, count + 1].
-        mine = [
-            torch.bincount((order[rows] - 1) // width, minlength=self.count).cumsum(0)
-            for order, rows in zip(
-                touched.anywhere.cumsum(1, dtype=torch.int32), touched.mine, strict=True
-            )
+        sizes: list[int] = touched.anywhere.sum(1).tolist()
+        places = touched.anywhere.flatten().nonzero().squeeze(1)
+        size = touched.anywhere.shape[1]
+        self._union = [rows - size * i for i, rows in enumerate(places.split(sizes))]
+        self.count = -(-max(sizes) // width)
+        # How many rows of each share come before each chunk, of those that this rank has gradients
+        # for, [W, count + 1]; and of this rank's share, of those that each rank has some for.
+        ends = width * torch.arange(self.count + 1, device=places.device)
+        theirs = [(touched.by_rank[rank], self._union[own]) for rank in range(len(touched.by_rank))]
+        before = [
+            torch.nn.functional.pad(some[rows].cumsum(0), (1, 0))[ends.clamp(max=len(rows))]
+            for some, rows in [*zip(touched.mine, self._union, strict=True), *theirs]
         ]
-        self._before = torch.nn.functional.pad(torch.stack(mine), (1, 0)).tolist()
+        counts: list[list[int]] = torch.stack(before).tolist()
+        self._before, self._theirs = counts[: len(sizes)], counts[len(sizes) :]
 
     def rows(self, number: int, share: int | None = None) -> Tensor:
         """The rows of a chunk in one share, by default this rank's own."""
@@ -163,7 +169,7 @@ class Chunks:
         """How many gradients each rank has for this one's share, and [r] the row of each among
         the chunk's."""
         touched = self._touched.by_rank[:, self.rows(number)]
-        counts: list[int] = touched.sum(1).tolist()
+        counts = [before[number + 1] - before[number] for before in self._theirs]
         return counts, touched.nonzero()[:, 1]
 
     def entries(self, gradients: Entries) -> Iterator[Entries]:
