@@ -164,15 +164,17 @@ def regrets(
     """Of each setting, and their median; `most` registries of the search.
 
     In the folder `kept` a setting has its table, its topology, what is advised and what was timed:
-    a later run goes on from there. After so many seconds no registries are begun any more, and a
-    setting that has some left has no figure.
+    a later run goes on from there. After so many seconds, of which each setting has its share, no
+    registries are begun any more, and a setting that has some left has no figure.
     """
-    until = time.monotonic() + seconds
+    end = time.monotonic() + seconds
     if missing := available():
         print(f"no emulated cluster, so no regret: it needs {missing}", file=sys.stderr)
         return
     found = []
-    for setting in settings:
+    for place, setting in enumerate(settings):
+        now = time.monotonic()
+        until = now + (end - now) / (len(settings) - place)
         with (
             tempfile.TemporaryDirectory(prefix="recd-bench-") as temporary,
             Network(N_NODES, setting.mbit) as network,

@@ -16,6 +16,7 @@ from benchmarks.scale import papers
 from benchmarks.scale.__main__ import Modelled, deviations, modelled
 from benchmarks.scale.devices import A100, H100
 from benchmarks.scale.emulated_step import HISTORY, EmulatedJob, EmulatedModel
+from benchmarks.scale.frontier import curves
 from benchmarks.scale.modelled import MODELS, flops_of_transformer, job
 from benchmarks.scale.page import paper_table, step_table, written
 from benchmarks.scale.sides import PLANS, modelled_step
@@ -117,6 +118,13 @@ def test_each_model_has_a_step(name: str) -> None:
     step = modelled_step(job(name, A100), A100.cluster(4), "row-wise")
     assert step.ms > 0
     assert step.memory > 0
+
+
+def test_the_frontier_begins_without_a_replica_and_ends_where_these_save_time() -> None:
+    whole, cluster = job("RM-1", A100), A100.cluster(4)
+    found = curves(whole, cluster)
+    assert found["tiers"][0].ms == modelled_step(whole, cluster, "row-wise").ms
+    assert all(steps[-1].ms < steps[0].ms for steps in found.values())
 
 
 def test_each_figure_of_the_papers_is_there_and_each_miss_has_a_cause() -> None:
