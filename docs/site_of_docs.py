@@ -29,7 +29,7 @@ NAVIGATION: dict[str, list[str]] = {
     "Tutorials": ["own-data", "tutorial", "own-trainer", "cluster", "notebooks", "install"],
     "How to": [
         *("training", "cuda", "plugins", "tier_planners", "advise", "schema", "storage", "service"),
-        *("schedulers", "kafka", "spark", "ray", "checkpoints", "export"),
+        *("report", "schedulers", "kafka", "spark", "ray", "checkpoints", "export"),
     ],
     "Papers": ["recd", "flexshard", "scars", "dsi", "together"],
     "Reference": [

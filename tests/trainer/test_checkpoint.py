@@ -119,7 +119,10 @@ def killed_anywhere(folder: str, overrides: list[str]) -> list[tuple[Any, Any]]:
     return found
 
 
-TIMES = ("samples_per_second", "step_ms", "data_wait", "reading_ms", "peak_memory_mib", "run")
+TIMES = (
+    *("samples_per_second", "step_ms", "data_wait", "reading_ms", "by_rank", "run"),
+    *("peak_memory_mib", "memory_mib"),
+)
 
 
 def reported(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -1,11 +1,10 @@
-"""Value tests: what runs have logged comes back as rows, curves, a page; then `recd report`."""
+"""Value tests: what runs have logged comes back as rows and curves; then `recd report`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from recd_plugins.trainer.measure.metrics import Metrics
 from recd_plugins.trainer.measure.runs_compared import (
     Curve,
     draw_curves,
-    page,
     read_run,
     row,
     spread,
@@ -143,54 +141,7 @@ def test_rates_have_their_spread(tmp_path: Path) -> None:
     report.close({"samples_per_second": 100.0})
     run = read_run(tmp_path / "run")
     assert spread(run) == {"samples_per_second": (100.0, 100.0)}
-    assert "100 <small>100 to 100</small>" in page([run], "run")
     assert spread(read_run(write_run(tmp_path / "short"))) == {}
-
-
-class Tags(HTMLParser):
-    """Sees that all that opens closes, and collects what a page would fetch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.fetched: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href") and value and not value.startswith("#"):
-                self.fetched.append(value)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in ("meta", "br"):
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_a_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
-    plain = read_run(write_run(tmp_path / "a"), "plain & <simple>")
-    recd = read_run(write_run(tmp_path / "b", parts=True), "RecD")
-    text = page([plain, recd], "plain & <simple> and RecD")
-    tags = Tags()
-    tags.feed(text)
-    assert tags.open == []
-    assert tags.fetched == []
-    assert "<script" not in text
-    assert "plain &amp; &lt;simple&gt;" in text
-    assert "<simple>" not in text
-    assert text.count("<svg") == 3  # curves, all-to-all, parts
-    assert re.search(r"<tr><td>RecD</td><td>20</td><td>0\.0500</td>", text)
-    assert page([plain, recd], "plain & <simple> and RecD") == text  # no date, no random ids
-
-
-def test_a_page_of_a_run_without_a_summary_leaves_out_what_is_not_known(tmp_path: Path) -> None:
-    text = page([read_run(write_run(tmp_path / "a", ended=False))], "a")
-    assert text.count("<svg") == 1
-    assert "dedupe factor" not in text
 
 
 def invoke(*arguments: str) -> Any:

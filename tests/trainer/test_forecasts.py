@@ -20,10 +20,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api.training import WatchedBatches
 from recd_plugins.compat.pytorch import is_innermost
+from recd_plugins.report.page import SECTIONS, page
+from recd_plugins.report.sources import read_sources
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.beside import Beside, lines
-from recd_plugins.trainer.measure.runs_compared import page, read_run
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 
@@ -93,8 +94,9 @@ def test_a_run_says_what_was_forecast_and_what_came(gloo_pool: GlooPool, tmp_pat
     assert json.loads((run / "summary.json").read_text())["forecasts"] == json.loads(
         json.dumps(found)
     )
-    shown = page([read_run(run)], "run")
-    assert "Forecast beside fact" in shown
+    shown = page(read_sources([str(run)]))
+    drawn = {at for at, _, _ in SECTIONS if f'<section id="{at}">' in shown}
+    assert drawn == {at for at, _, _ in SECTIONS} - {"step"}  # which nobody profiled
     assert "lookups that DP serves" in shown
     assert "all-to-all, ids" in shown
 

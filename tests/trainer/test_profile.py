@@ -106,6 +106,16 @@ def test_a_run_breaks_its_step_down(tmp_path: Path, gloo_pool: GlooPool) -> None
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     (profile,) = [line for line in lines if line["kind"] == "profile"]
     assert profile == {"kind": "profile", "step": 8, **parts}  # steps 5 to 7, counted from 0
+    ranks = json.loads((tmp_path / "run/timeline.json").read_text())["ranks"]
+    assert len(ranks) == 2
+    for rank in ranks:
+        names, starts, ends = zip(*rank["thread"], strict=True)
+        assert set(names) <= set(PARTS)
+        assert starts[0] == 0
+        assert starts[1:] == ends[:-1]
+        assert ends[-1] == pytest.approx(rank["ms"], abs=1e-3)
+        assert {name for name, _, _ in rank["collectives"]} >= {"all_to_all", "all_reduce"}
+        assert all(0 <= start < end <= rank["ms"] + 1e-3 for _, start, end in rank["collectives"])
     with gzip.open(tmp_path / "run/trace.json.gz") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert any(name.startswith("## pooling ") for name in names if name)

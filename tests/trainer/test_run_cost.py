@@ -97,6 +97,19 @@ def test_a_run_measures_its_steps(tmp_path: Path, gloo_pool: GlooPool) -> None:
         assert cost["traffic"]["all_reduce"] == found[0]["traffic"]["all_reduce"]
         assert summary["peak_memory_mib"] == cost["peak_memory_mib"] > 100
     assert summaries[0]["cost"] == summaries[1]["cost"]
+    for line in found:
+        step, waited = line["by_rank"]["step_ms"], line["by_rank"]["wait_ms"]
+        assert sum(step) / 2 == pytest.approx(line["step_ms"])
+        assert sum(waited) / sum(step) == pytest.approx(line["data_wait"])
+        owned = line["memory_mib"]
+        whole = [sum(sizes) for sizes in zip(*owned.values(), strict=True)]
+        assert max(whole) == pytest.approx(line["peak_memory_mib"])
+        assert owned["gradients"] == [4 * (linear + 1) / 2**20] * 2
+        assert owned["dense"] >= owned["gradients"]
+    sent = found[0]["sent"]
+    through = sum(found[0]["traffic"]["all_to_all"].values())
+    assert [sum(row) for row in sent] == pytest.approx([through] * 2, rel=0.5)
+    assert sum(map(sum, sent)) == pytest.approx(2 * through)
 
 
 @pytest.mark.parametrize(

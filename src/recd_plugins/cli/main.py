@@ -18,13 +18,14 @@ from recd_plugins.cli.reshard import reshard
 from recd_plugins.cli.topology import topology
 from recd_plugins.cli.train import train
 from recd_plugins.cli.tune import tune
+from recd_plugins.cli.watch import watch
 
 __all__ = ["DAY", "app", "main"]
 
 DAY: dict[str, dict[str, Any]] = {
     "Set up": {"doctor": doctor, "data": data, "init": init, "plugins": plugins},
     "Decide": {"topology": topology, "advise": advise, "plan": plan, "explain": explain},
-    "Train": {"train": train, "report": report, "tune": tune, "reshard": reshard},
+    "Train": {"train": train, "watch": watch, "report": report, "tune": tune, "reshard": reshard},
 }
 """The host's commands in the order of a user's day, as `recd --help` has them."""
 

@@ -1,8 +1,9 @@
-"""`recd report`: runs side by side, as a table, a page, a figure."""
+"""`recd report`: runs, plans, advice and measures on one page; runs as a table and a figure too."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,11 @@ __all__ = ["report"]
 
 Runs = Annotated[
     list[str],
-    typer.Argument(help="Folders of runs, as runs/latest or plain=runs/latest.1.", metavar="RUN"),
+    typer.Argument(
+        help="Folders of runs, as runs/latest or plain=runs/latest.1; and files with what `recd "
+        "plan`, `advise`, `data stats` or `scars curve` printed with --json.",
+        metavar="WHAT",
+    ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")]
 FigureFile = Annotated[
@@ -34,14 +39,21 @@ def report(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lay runs side by side: what they learned, and what their steps cost, on one HTML page."""
+    """Draw runs, and what commands printed, on one HTML page that needs nothing beside itself.
+
+    Of runs: what they learned, where their steps' time goes, what moves, repeats and is hot, whose
+    memory it is, forecast beside fact, the registry and the machine; several are laid side by side.
+    """
     with reported(debug):
-        from recd_plugins.trainer.measure.runs_compared import page, reading, row, spread
+        from recd_plugins.report.page import page
+        from recd_plugins.report.sources import read_sources
+        from recd_plugins.trainer.measure.runs_compared import reading, row, spread
 
         check_writable(out, "--out", (".html", ".htm"))
         check_writable(figure, "--figure", PICTURES)
-        logs = [_read(run) for run in runs]
-        write_whole(out, page(logs, " and ".join(log.name for log in logs)))
+        sources = read_sources(runs)
+        logs = sources.runs
+        write_whole(out, page(sources))
         if figure is not None:
             _save(logs, figure)
         rows = {log.name: row(log) for log in logs}
@@ -51,20 +63,12 @@ def report(
         found = {"page": str(out), "runs": rows, "quartiles": quartiles, "reading_ms": parts}
         print(json.dumps(found))
     else:
-        _show(rows, quartiles, parts)
+        if rows:
+            _show(rows, quartiles, parts)
         print(out)
 
 
-def _read(run: str) -> RunLog:
-    from recd_plugins.trainer.measure.runs_compared import read_run
-
-    name, equals, path = run.partition("=")
-    if equals and not Path(run).exists():
-        return read_run(Path(path), name)
-    return read_run(Path(run))
-
-
-def _save(logs: list[RunLog], path: Path) -> None:
+def _save(logs: Sequence[RunLog], path: Path) -> None:
     from matplotlib.figure import Figure
 
     from recd_plugins.trainer.measure.runs_compared import draw_curves

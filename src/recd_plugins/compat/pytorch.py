@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.distributed import Store
+from torch.distributed import ProcessGroup, Store, get_process_group_ranks
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StoredBytes
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import _get_default_store, _resolve_process_group
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
@@ -26,6 +26,7 @@ __all__ = [
     "narrow_tensor_by_index",
     "own_store",
     "pytree",
+    "ranks_of",
     "schema_of",
     "tensor_without_memory",
     "was_written_to",
@@ -59,6 +60,15 @@ def own_store() -> Store:
 def was_written_to(tensor: Tensor) -> bool:
     """Whether a tensor was changed in place since it was made."""
     return tensor._version > 0
+
+
+def ranks_of(group: Any) -> list[int]:
+    """The ranks of the group that a collective's operator was handed as torch dispatches it: boxed,
+    or by name."""
+    if isinstance(group, str):
+        named: Any = group
+        return get_process_group_ranks(_resolve_process_group(named))
+    return get_process_group_ranks(ProcessGroup.unbox(group))
 
 
 def tensor_without_memory(

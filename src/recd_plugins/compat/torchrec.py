@@ -40,6 +40,7 @@ __all__ = [
     "exchanges_of",
     "flush_kernels",
     "fused_arithmetic",
+    "kernel_tensors",
     "leave_clipping",
     "leave_means",
     "leave_weights",
@@ -321,6 +322,24 @@ def count_forward(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
                 kernel.iter.add_(1)
 
 
+def kernel_tensors(model: nn.Module) -> Iterator[tuple[bool, Tensor]]:
+    """What fbgemm's kernels keep of a sharded model's tables on this rank, and whether that is
+    rows, or the fused optimizer's state of them."""
+    for kernel in _kernels(model):
+        for name, tensor in (*kernel.named_parameters(), *kernel.named_buffers()):
+            if name.endswith(("_dev", "_host", "_uvm")):
+                yield name.startswith("weights"), tensor
+
+
+def _kernels(model: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
+    for module in model.modules():
+        if isinstance(module, ShardedModule) and hasattr(module, "_lookups"):
+            for lookup in _lookups(module):
+                for kernel in lookup.modules():
+                    if isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen):
+                        yield kernel
+
+
 def _steps_by_count(kernel: Any) -> bool:
     return "ADAM" in kernel.optimizer.name or "LAMB" in kernel.optimizer.name
 
@@ -332,12 +351,8 @@ def leave_weights(model: nn.Module) -> None:
     the rest of a pooled lookup, forward and backward. Weights that are learnt, as those of
     TorchRec's position weights, keep theirs.
     """
-    for module in model.modules():
-        if isinstance(module, ShardedModule) and hasattr(module, "_lookups"):
-            for lookup in _lookups(module):
-                for kernel in lookup.modules():
-                    if isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen):
-                        kernel.register_forward_pre_hook(_without_gradients, with_kwargs=True)
+    for kernel in _kernels(model):
+        kernel.register_forward_pre_hook(_without_gradients, with_kwargs=True)
 
 
 def _without_gradients(

@@ -237,6 +237,11 @@ class Replicas:
             one.replicated_tier = one.per_node_tier = None
         self.filled = False
 
+    def copies(self) -> Iterator[Tensor]:
+        """What holds rows and optimizer state beside their home; nothing while not `filled`."""
+        for tier in self._tiers():
+            yield from (tier.share.rows, tier.share.state)
+
     def _tiers(self) -> list[Tier]:
         both = [(one.replicated_tier, one.per_node_tier) for one in self.groups]
         return [tier for pair in both for tier in pair if tier is not None]

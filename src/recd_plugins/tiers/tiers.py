@@ -237,6 +237,10 @@ class Tiers:
             self._holds.flush()
             purge_kernels(self._sharded)
 
+    def copies(self) -> Iterator[Tensor]:
+        """What holds rows and optimizer state beside their home, by now."""
+        return self._holds.copies()
+
     @property
     def tables(self) -> set[str]:
         """The tables that have tiers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from collections import deque
@@ -342,6 +343,7 @@ class Loop:
         self._parts = self._profile.finish(
             folder / "trace.json.gz" if dist.get_rank() == 0 else None
         )
+        self._report.keep("timeline.json", json.dumps({"ranks": self._profile.timeline}) + "\n")
         self._report.values("profile", self._training.step, self._parts)
         for line in explain_breakdown(self._parts):
             self._report.say(line)
@@ -373,6 +375,7 @@ class Loop:
         self._evaluated = training.step
         self._call("on_evaluation", values)
         self._report.metrics("test", training.step, values)
+        self._report.values("calibration", training.step, {"labels": window.calibration})
         self._report_lines()
         return values
 

@@ -22,6 +22,7 @@ from recd_plugins.trainer.checkpoints.other_ranks import resumed_position
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.elastic import Launchers, own_place, samples_of_step, taken_over
 from recd_plugins.trainer.loop import Loop, evaluates_again
+from recd_plugins.trainer.provenance import keep_provenance
 from recd_plugins.trainer.run_folder import RunReport, check_resumable, set_aside
 from recd_plugins.trainer.run_lock import RunLock
 from recd_plugins.trainer.watchdog import Watchdog
@@ -88,6 +89,7 @@ def _begun(
         moved = set_aside(settings.run) if dist.get_rank() == 0 else None
         watchdog.folder = settings.run / "stacks"
         report = _report(stack, None)
+        keep_provenance(report, stack, job)
         if moved:
             report.say(f"the run before is now {moved}")
         report.say(f"a new run: {settings.run}")
@@ -131,6 +133,7 @@ def _resumed(
             )
         loader.load_state_dict(resumed_position(loader.state_dict(), reached.loader))
         report = _report(stack, reached)
+        keep_provenance(report, stack, job)
         for one in lost:
             report.say(f"a damaged checkpoint is passed over: {one}")
         if other:

@@ -180,6 +180,11 @@ class RunReport:
         for name, value in _numbers(kind, values):
             self._board.add_scalar(name, value, step)
 
+    def keep(self, name: str, text: str) -> None:
+        """A file of the run beside its metrics, whole or not at all."""
+        if self._speaks:
+            write_whole(self._run / name, text)
+
     def sync(self) -> None:
         """The disk has every line that was reported: a checkpoint counts on them."""
         if self._speaks:

@@ -12,7 +12,7 @@ import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.bag_cost import travelling
-from recd_plugins.planning.cost import marginal_ms
+from recd_plugins.planning.cost import COLLECTIVES, marginal_ms
 from recd_plugins.planning.explain.words import aligned, in_bytes, in_share, in_us
 from recd_plugins.planning.ledger import Entry, Ledger, TableLedger, TierName, home_cost
 from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
@@ -33,6 +33,8 @@ LINKS = {
     "ar_cross": "cross-node all-reduce",
     "local": "lookups",
 }
+POINTS = 60
+"""Of a coverage curve."""
 LEAST_MS = 1e-4
 """Milliseconds that are shown: a topology that nobody measured has lookups of next to none."""
 
@@ -144,6 +146,13 @@ class PlanReport:
                 name: float(ledger.cost.between_nodes) for name, ledger in self._compared()
             },
             "exchanged": {name: ledger.cost.exchanged for name, ledger in self._compared()},
+            "ms_by_collective": {
+                name: dict(ledger.ms_by_collective) for name, ledger in self._compared()
+            },
+            "bytes_by_collective": {
+                name: {to: float(getattr(ledger.cost.mean, to)) for to in COLLECTIVES}
+                for name, ledger in self._compared()
+            },
             "frontier": None if self.frontier is None else self.frontier.points(),
             "considered": {
                 path: [dataclasses.asdict(one) for one in every]
@@ -155,6 +164,7 @@ class PlanReport:
                     "as_torchrec": table.sizes.as_torchrec,
                     "ms": self._ms(name),
                     "why_not_more": why_not_more(table, self.ledger, self.room),
+                    "coverage": _coverage(table.table.rows),
                     **{
                         FILED.get(tier, tier): report._asdict()
                         for tier, report in self.tiers(name).items()
@@ -286,6 +296,12 @@ class PlanReport:
                 )
             yield from aligned(rows)
             yield _won(path or "tables", every)
+
+
+def _coverage(rows: RowDistribution) -> list[tuple[int, float]]:
+    """(hottest rows, the share of lookups that they take), rows rising to all of them."""
+    sizes = np.unique(np.geomspace(1, max(rows.num_rows, 1), POINTS).astype(np.int64))
+    return list(zip(sizes.tolist(), rows.coverage(sizes).tolist(), strict=True))
 
 
 def compared(ms: float, other: float, name: str) -> str:

@@ -11,7 +11,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["PARTS", "STEP", "Span", "breakdown", "device_breakdown", "explain_breakdown"]
+__all__ = [
+    "PARTS",
+    "STEP",
+    "Span",
+    "breakdown",
+    "collectives_of",
+    "device_breakdown",
+    "explain_breakdown",
+    "lane",
+]
 
 STEP = "## step ##"
 """The range around a whole step."""
@@ -99,6 +108,42 @@ def breakdown(spans: Iterable[Span]) -> dict[str, float]:
         found["exposed"] += exposed
         found[piece.part] += piece.end - piece.start - exposed
     return found
+
+
+def lane(spans: Iterable[Span], step: Span) -> Iterator[tuple[str, float, float]]:
+    """What the step's thread does within it: part, start and end, as `breakdown` adds them up."""
+    spans = list(spans)
+    flights = _union(
+        (span.start, span.end) for span in spans if span.in_flight and _COLLECTIVE.match(span.name)
+    )
+    for piece in sorted(_pieces(spans), key=lambda one: one.start):
+        start, end = max(piece.start, step.start), min(piece.end, step.end)
+        if piece.span.thread != step.thread or start >= end:
+            continue
+        waits = _WAITS.search(piece.span.name) and piece.part in ("exchange", "dense")
+        for first, last in flights if waits else ():
+            first, last = max(first, start), min(last, end)
+            if first < last:
+                if start < first:
+                    yield piece.part, start, first
+                yield "exposed", first, last
+                start = last
+        if start < end:
+            yield piece.part, start, end
+
+
+def collectives_of(spans: Iterable[Span], step: Span) -> list[tuple[str, float, float]]:
+    """Each collective that is in flight within the step, as far as it is: name, start and end."""
+    return sorted(
+        (
+            (span.name.partition(":")[2] or span.name, max(span.start, step.start), end)
+            for span in spans
+            if span.in_flight
+            and _COLLECTIVE.match(span.name)
+            and (end := min(span.end, step.end)) > max(span.start, step.start)
+        ),
+        key=lambda one: one[1:],
+    )
 
 
 def device_breakdown(spans: Iterable[Span], device: Iterable[Span]) -> dict[str, float]:

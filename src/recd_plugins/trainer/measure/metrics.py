@@ -20,6 +20,9 @@ __all__ = ["LabelMetrics", "Metrics", "MetricsWindow", "joined_windows"]
 ETA = 1e-12
 """Predictions are kept this far from 0 and 1, as TorchRec does."""
 
+CALIBRATION_BINS = 20
+"""Bins of alike many samples, by their prediction, whose labels are set beside it."""
+
 AUC_SAMPLES = 131_072
 """The latest samples per rank whose AUC a training window reports."""
 
@@ -74,12 +77,26 @@ def _auc(predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor | float
     return torch.trapezoid(true, false) / false[-1] / true[-1]
 
 
+def _calibration(predictions: Tensor, labels: Tensor, weights: Tensor) -> list[list[float]]:
+    """[mean prediction, mean label, weight] of `CALIBRATION_BINS` bins, predictions rising."""
+    order = torch.argsort(predictions)
+    found = []
+    for part in order.tensor_split(min(CALIBRATION_BINS, max(1, len(order)))):
+        weight = weights[part].sum()
+        if weight > 0:
+            means = [(weights[part] * one[part]).sum() / weight for one in (predictions, labels)]
+            found.append([*map(float, means), float(weight)])
+    return found
+
+
 class MetricsWindow:
     """Collects outputs step by step; `metrics` joins the ranks and starts anew."""
 
     def __init__(self, device: torch.device, *, auc_samples: int | None = AUC_SAMPLES) -> None:
         self._device = device
         self._auc_samples = auc_samples
+        self.calibration: list[list[float]] = []
+        """Of the latest `metrics`, where all samples are kept for them: `_calibration`."""
         self._reset()
 
     def _reset(self) -> None:
@@ -139,6 +156,8 @@ class MetricsWindow:
             torch.stack([torch.cat(part) for part in zip(*self._outputs, strict=True)])
         )
         outputs = outputs[:, outputs[2] > 0]
+        if self._auc_samples is None:
+            self.calibration = _calibration(*outputs)
         result = Metrics(
             loss=float(sums[0] / sums[1]),
             ne=float(_normalised_entropy(entropy, seen, positive, negative)),
@@ -230,6 +249,13 @@ class LabelMetrics:
                 values |= {f"ne/{label.name}": one.ne, f"auc/{label.name}": one.auc}
         self._reset()
         return values
+
+    @property
+    def calibration(self) -> dict[str, list[list[float]]]:
+        """Of the latest `metrics` of all samples, by label that is no regression: mean prediction,
+        mean label and weight of bins of alike many samples, predictions rising."""
+        both = zip(self._labels, self._windows, strict=True)
+        return {label.name: window.calibration for label, window in both if ranks(label)}
 
 
 def joined_windows(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,19 +1,14 @@
-"""Runs side by side: their metrics.jsonl and summary.json as rows, curves and one HTML page."""
+"""Runs side by side: what lies in their folders, as rows and curves."""
 
 from __future__ import annotations
 
-import html
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.data.read_seconds import PARTS as READING
 from recd_plugins.errors import DataError
-from recd_plugins.trainer.measure.beside import Beside, why_parted
-from recd_plugins.trainer.measure.breakdown import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = [
     "COLORS",
     "COLUMNS",
+    "RATES",
     "Curve",
     "RunLog",
     "draw_curves",
-    "page",
     "read_run",
     "reading",
     "row",
@@ -53,22 +48,11 @@ RATES = {"samples_per_second": "train", "step_ms": "cost"}
 COLORS = ("#9db8d9", "#d9622b", "#4a7c59", "#8a5a9e", "#c9a227", "#3f6ea8", "#a8433f", "#7d7d7d")
 
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; background: #fafaf8;
-       max-width: 72rem; margin: 3rem auto; padding: 0 1.5rem; }
-h1 { font-size: 1.6rem; font-weight: 600; } h2 { font-size: 1.1rem; margin-top: 2.5rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .35rem .9rem; border-bottom: 1px solid #e3e3dd; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-th { font-weight: 500; color: #5b6875; } p { color: #5b6875; max-width: 46rem; }
-svg { max-width: 100%; height: auto; }
-"""
+KEPT = ("summary", "plan", "timeline", "environment")
+"""The files of a run beside its metrics and its registry, without their ending."""
 
 LEAST_SPAN = 0.02
 """What axes span at least, as a share of the largest value that they show."""
-
-DUBLIN = ("Creator", "Date", "Format", "Type")
-"""What matplotlib would say of an SVG, its address included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +72,20 @@ class RunLog:
     """The lines of metrics.jsonl; of the kinds train, test, cost and profile."""
     summary: Mapping[str, Any]
     """Empty until the run has ended."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """As `recd plan --json` prints it, and where TorchRec has the tables."""
+    timeline: Sequence[Mapping[str, Any]] = ()
+    """A profiled step of each rank, where there was one."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, and the machine."""
+    registry: str = ""
+    """The text of it."""
 
     def curve(self, kind: str, value: str) -> Curve:
         """The curve of a value in the lines of `kind`: curve("test", "auc")."""
-        lines = [line for line in self.lines if line["kind"] == kind and line[value] is not None]
+        lines = [
+            line for line in self.lines if line["kind"] == kind and line.get(value) is not None
+        ]
         return Curve(steps=[line["step"] for line in lines], values=[line[value] for line in lines])
 
 
@@ -106,11 +100,24 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
     whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     try:
         lines = [json.loads(line) for line in whole]
-        summary_file = folder / "summary.json"
-        summary = json.loads(summary_file.read_text()) if summary_file.exists() else {}
+        kept = {one: _kept(folder / f"{one}.json") for one in KEPT}
     except ValueError as error:
-        raise DataError(f"{folder}: metrics.jsonl or summary.json is damaged: {error}.") from error
-    return RunLog(name=name or folder.name, lines=lines, summary=summary)
+        raise DataError(f"{folder}: a file of the run is damaged: {error}.") from error
+    registry = folder / "registry.yaml"
+    return RunLog(
+        name=name or folder.name,
+        lines=lines,
+        summary=kept["summary"],
+        plan=kept["plan"],
+        timeline=kept["timeline"].get("ranks", ()),
+        environment=kept["environment"],
+        registry=registry.read_text(encoding="utf-8") if registry.exists() else "",
+    )
+
+
+def _kept(file: Path) -> Mapping[str, Any]:
+    """What a file of a run holds; a run that older code made lacks some."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def row(run: RunLog) -> dict[str, float | None]:
@@ -205,146 +212,3 @@ def _widen(axes: Any, curves: Sequence[Curve]) -> None:
 
 def _last(curve: Curve) -> float | None:
     return curve.values[-1] if curve.values else None
-
-
-def page(runs: Sequence[RunLog], title: str) -> str:
-    """A table of the runs, their curves, what they move and where their steps' time goes."""
-    return "\n".join(_page(runs, title)) + "\n"
-
-
-def _page(runs: Sequence[RunLog], title: str) -> Iterator[str]:
-    yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-    yield f"<title>{_text(title)}</title><style>{STYLE}</style></head><body>"
-    yield f"<h1>{_text(title)}</h1>"
-    yield from _table(runs)
-    if any(run.lines for run in runs):
-        yield "<h2>Curves</h2>"
-        yield _svg(lambda figure: draw_curves(runs, figure), 11, 3.4)
-    moved = {run.name: _moved(run) for run in runs if run.summary.get("cost")}
-    if any(moved.values()):
-        ways = sorted({way for one in moved.values() for way in one})
-        yield "<h2>Collectives</h2>"
-        yield "<p>MiB that a rank hands over in a step, mean over the ranks.</p>"
-        yield _svg(lambda figure: _bars(figure, moved, ways), 9, 0.9 + 0.45 * len(moved))
-    yield from _reading(runs)
-    yield from _forecasts(runs)
-    parts = {run.name: run.summary["parts_ms"] for run in runs if run.summary.get("parts_ms")}
-    if parts:
-        yield "<h2>Where a step's time goes</h2><p>Milliseconds, under the profiler: "
-        yield "; ".join(f"<b>{part}</b> {_text(PARTS[part])}" for part in PARTS) + ".</p>"
-        yield _svg(lambda figure: _bars(figure, parts, tuple(PARTS)), 9, 0.7 + 0.45 * len(parts))
-    yield "</body></html>"
-
-
-def _moved(run: RunLog) -> dict[str, float]:
-    """MiB by collective; all-to-alls by what they are for."""
-    found: dict[str, float] = {}
-    for to, phases in (run.summary["cost"].get("traffic") or {}).items():
-        for phase, size in phases.items():
-            way = f"all-to-all, {phase}" if to == "all_to_all" else to.replace("_", "-")
-            found[way] = found.get(way, 0.0) + size / 2**20
-    return found
-
-
-def _reading(runs: Sequence[RunLog]) -> Iterator[str]:
-    """What each part of reading a batch takes."""
-    found = {run.name: reading(run) for run in runs if reading(run)}
-    if not found:
-        return
-    parts = list(dict.fromkeys(part for one in found.values() for part in one))
-    words = "; ".join(f"<b>{part}</b> {_text(READING[part])}" for part in READING)
-    yield "<h2>Reading a batch</h2>"
-    yield f"<p>Milliseconds of whoever reads, beside the step or in it: {words}; the others are "
-    yield "transforms, by name.</p><table><tr><th>run</th>"
-    yield from (f"<th>{_text(part)}</th>" for part in parts)
-    yield "</tr>"
-    for name, one in found.items():
-        cells = "".join(
-            f"<td>{one[part]:,.2f}</td>" if part in one else "<td></td>" for part in parts
-        )
-        yield f"<tr><td>{_text(name)}</td>{cells}</tr>"
-    yield "</table>"
-
-
-def _forecasts(runs: Sequence[RunLog]) -> Iterator[str]:
-    """What was forecast of each run, beside what came."""
-    if not any(run.summary.get("forecasts") for run in runs):
-        return
-    yield "<h2>Forecast beside fact</h2>"
-    for run in runs:
-        found = [Beside.of(one) for one in run.summary.get("forecasts") or ()]
-        if not found:
-            continue
-        yield f"<table><tr><th>{_text(run.name)}</th><th>forecast</th><th>fact</th></tr>"
-        for one in found:
-            cells = "".join(f"<td>{_text(cell)}</td>" for cell in one.words)
-            yield f"<tr>{cells}</tr>"
-        yield "</table>"
-        yield from (f"<p>{_text(line)}</p>" for line in why_parted(found))
-
-
-def _table(runs: Sequence[RunLog]) -> Iterator[str]:
-    rows = [row(run) for run in runs]
-    shown = [key for key in COLUMNS if any(one[key] is not None for one in rows)]
-    yield "<table><tr><th>run</th>"
-    yield from (f"<th>{_text(COLUMNS[key])}</th>" for key in shown)
-    yield "</tr>"
-    for run, values in zip(runs, rows, strict=True):
-        quartiles = spread(run)
-        cells = "".join(
-            f"<td>{_number(key, values[key])}{_between(key, quartiles.get(key))}</td>"
-            for key in shown
-        )
-        yield f"<tr><td>{_text(run.name)}</td>{cells}</tr>"
-    yield "</table>"
-    if any(spread(run) for run in runs):
-        yield "<p>Rates are medians over the lines of metrics; small, the quartiles.</p>"
-
-
-def _number(key: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    if key.startswith(("loss", "test_")):
-        return f"{value:.4f}"
-    return f"{value:,.0f}" if value >= 100 or key == "steps" else f"{value:,.2f}"
-
-
-def _between(key: str, quartiles: tuple[float, float] | None) -> str:
-    if quartiles is None:
-        return ""
-    low, high = (_number(key, one) for one in quartiles)
-    return f" <small>{low} to {high}</small>"
-
-
-def _bars(figure: Figure, sides: dict[str, Any], parts: Sequence[str]) -> None:
-    """A stacked bar for each run."""
-    axes = figure.subplots()
-    names = list(sides)
-    left = [0.0] * len(names)
-    for part, color in zip(parts, COLORS, strict=False):
-        widths = [sides[name].get(part, 0.0) for name in names]
-        axes.barh(names, widths, left=left, label=part, height=0.6, color=color)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.invert_yaxis()
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    figure.legend(frameon=False, loc="outside right upper")
-
-
-def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    # The same runs give the same page: no date, and ids from a fixed salt.
-    with matplotlib.rc_context({"svg.hashsalt": "recd", "font.size": 9}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure)
-        figure.patch.set_alpha(0)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(DUBLIN))
-    text = file.getvalue()
-    return text[text.index("<svg") :]
-
-
-def _text(text: str) -> str:
-    return html.escape(text)

@@ -15,7 +15,9 @@ import torch.distributed as dist
 
 from recd_plugins.slots import Callback
 from recd_plugins.trainer.checkpoints.positions import Positions
+from recd_plugins.trainer.measure.memory_owners import OTHER, OWNERS, memory_owners
 from recd_plugins.trainer.measure.peak_memory import PeakMemory
+from recd_plugins.trainer.measure.repeats import repeats
 from recd_plugins.trainer.measure.traffic import COLLECTIVES, PHASES, Traffic, TrafficCounter
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["CostMeter", "StepCost", "mean_cost"]
 
 _ROUTES = [(to, phase) for to in sorted(set(COLLECTIVES.values())) for phase in PHASES]
+
+RANKS = 64
+"""Ranks of which each has a number of its own in a cost; of those after them the means tell."""
 
 SPACING = 20
 """Steps between two that are sampled, at least."""
@@ -51,6 +56,14 @@ class StepCost:
     reading_ms: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds of each part of reading a step's batch, of whoever does it, beside the step or
     in it; mean over them and over the ranks. Empty where the loader does not say it."""
+    by_rank: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Of the first `RANKS` ranks, `step_ms` and `wait_ms`: a step's time, and that of it in which
+    the rank waits for its reader."""
+    sent: Sequence[Sequence[float]] = ()
+    """[R, R] bytes that each of these ranks hands to all-to-alls and sends for each other, and for
+    itself, of a sampled step; empty where none was."""
+    memory_mib: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Of these ranks, by owner (`OWNERS`): together the peak so far."""
 
     @property
     def seconds(self) -> float:
@@ -120,11 +133,13 @@ class CostMeter(Callback):
         self._waited = self._positions.waited
         self._read = dict(self._positions.read_seconds)
         self._traffic: Traffic | None = None
+        self._sent: dict[int, int] = {}
         self._factor: float | None = None
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         if self._counter is not None and batch.dedup is not None:
             self._factor = batch.dedup.dedupe_factor()
+            training.log("repeats", {"groups": repeats(batch.dedup)})
         return batch
 
     def before_step(self, training: Training) -> None:
@@ -139,14 +154,14 @@ class CostMeter(Callback):
 
     def after_step(self, training: Training) -> None:
         if self._counter is not None:
-            self._traffic = self._counter.traffic
+            self._traffic, self._sent = self._counter.traffic, self._counter.sent
             self.close()
         self._seconds += time.perf_counter() - self._began
         self._steps += 1
 
     def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
         """Adds samples per second; the cost is a line of its own."""
-        cost = self.cost()
+        cost = self.cost(memory_owners(training.model, training.dense))
         self._so_far.add(cost)
         self._rates.append(metrics["samples"] / cost.seconds)
         metrics["samples_per_second"] = self._rates[-1]
@@ -170,6 +185,7 @@ class CostMeter(Callback):
             "waited": self._positions.waited - self._waited,
             "read": self._unreported(),
             "traffic": self._traffic,
+            "sent": list(self._sent.items()),
             "factor": self._factor,
             "sampled_from": self._sampled.start,
         }
@@ -180,6 +196,7 @@ class CostMeter(Callback):
         read = self._positions.read_seconds
         self._read = {part: read[part] - state.get("read", {}).get(part, 0.0) for part in read}
         self._traffic, self._factor = state["traffic"], state["factor"]
+        self._sent = dict(state.get("sent", ()))
         self._sampled = range(state["sampled_from"], self._sampled.stop)
 
     def _unreported(self) -> dict[str, float]:
@@ -192,14 +209,16 @@ class CostMeter(Callback):
             self._counter.__exit__(None, None, None)
             self._counter = None
 
-    def cost(self) -> StepCost:
-        """Since the last one; every rank must call it, after the same steps."""
+    def cost(self, held: Mapping[str, int] | None = None) -> StepCost:
+        """Since the last one; every rank must call it, after the same steps. `held`: bytes of this
+        rank's memory, by owner."""
         began = time.perf_counter()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._seconds += time.perf_counter() - began
         traffic = self._traffic or {}
         reading = self._unreported()
+        shown = min(RANKS, dist.get_world_size())
         mine = torch.tensor(
             [
                 self._seconds / max(1, self._steps),
@@ -208,6 +227,8 @@ class CostMeter(Callback):
                 self._memory.peak(),
                 *(seconds / max(1, self._steps) for seconds in reading.values()),
                 *(traffic.get(to, {}).get(phase, 0) for to, phase in _ROUTES),
+                *(self._sent.get(rank, 0) for rank in range(shown)),
+                *((held or {}).get(owner, 0) for owner in OWNERS),
             ],
             dtype=torch.float64,
             device=self._device,
@@ -216,7 +237,11 @@ class CostMeter(Callback):
         dist.all_gather(ranks, mine)
         every = torch.stack(ranks).cpu()
         seconds, waited, factor, _, *others = every.mean(0).tolist()
-        read, routes = others[: len(reading)], others[len(reading) :]
+        read, routes = others[: len(reading)], others[len(reading) :][: len(_ROUTES)]
+        each = every[:shown]
+        sent = each[:, -len(OWNERS) - shown : -len(OWNERS)]
+        owned = dict(zip(OWNERS, each[:, -len(OWNERS) :].T / 2**20, strict=True))
+        owned[OTHER] = each[:, 3] / 2**20 - sum(owned.values())
         found: dict[str, dict[str, float]] = {}
         for (collective, phase), size in zip(_ROUTES, routes, strict=True):
             if size:
@@ -231,6 +256,14 @@ class CostMeter(Callback):
             peak_memory_mib=float(every[:, 3].max()) / 2**20,
             traffic=found,
             reading_ms={part: 1e3 * one for part, one in zip(reading, read, strict=True)},
+            by_rank={
+                "step_ms": (1e3 * each[:, 0]).tolist(),
+                "wait_ms": (1e3 * each[:, 1]).tolist(),
+            },
+            sent=sent.tolist() if sent.any() else (),
+            memory_mib={
+                owner: sizes.clamp(min=0).tolist() for owner, sizes in owned.items() if sizes.any()
+            },
         )
 
 
@@ -260,6 +293,10 @@ class _CostSoFar:
         self._bytes: dict[tuple[str, str], float] = {}
         self._reading: dict[str, float] = {}
         self._reading_steps = 0
+        self._by_rank: dict[str, list[float]] = {}
+        self._sent: list[list[float]] = []
+        self._sent_steps = 0
+        self._memory: Mapping[str, Sequence[float]] = {}
 
     def add(self, cost: StepCost) -> None:
         self._times.append(cost.step_ms)
@@ -273,6 +310,18 @@ class _CostSoFar:
             self._reading_steps += cost.steps
         for part, value in cost.reading_ms.items():
             self._reading[part] = self._reading.get(part, 0.0) + value * cost.steps
+        for name, values in cost.by_rank.items():
+            sums = self._by_rank.get(name, [0.0] * len(values))
+            added = [cost.steps * value for value in values]
+            self._by_rank[name] = [a + b for a, b in zip(sums, added, strict=True)]
+        if cost.sent:
+            rows = self._sent or [[0.0] * len(cost.sent) for _ in cost.sent]
+            self._sent = [
+                [a + b for a, b in zip(*both, strict=True)]
+                for both in zip(rows, cost.sent, strict=True)
+            ]
+            self._sent_steps += 1
+        self._memory = cost.memory_mib or self._memory
         if cost.traffic:
             self._sampled += 1
         for to, phases in cost.traffic.items():
@@ -294,6 +343,12 @@ class _CostSoFar:
             peak_memory_mib=self._peak,
             traffic=traffic,
             reading_ms={part: value / self._reading_steps for part, value in self._reading.items()},
+            by_rank={
+                name: [value / self._steps for value in values]
+                for name, values in self._by_rank.items()
+            },
+            sent=[[value / self._sent_steps for value in row] for row in self._sent] or (),
+            memory_mib=self._memory,
         )
 
 

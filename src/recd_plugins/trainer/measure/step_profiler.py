@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torchrec.distributed.types import ShardedModule
 
 from recd_plugins.trainer.measure.breakdown import PARTS, STEP, Span, breakdown, device_breakdown
+from recd_plugins.trainer.measure.timeline import of_ranks, timeline
 
 __all__ = ["StepProfiler", "pooling_modules"]
 
@@ -45,6 +47,8 @@ class StepProfiler:
         self.too_short = bool(steps) and not self._steps
         """Whether the run has too few steps for it."""
         self._profiler: profile | None = None
+        self.timeline: list[dict[str, Any]] = []
+        """Of the ranks, once it is finished: `timeline`."""
         self._handles: list[Any] = []
 
     def covers(self, step: int) -> bool:
@@ -83,6 +87,7 @@ class StepProfiler:
         spans, device = _spans(self._profiler)
         self._profiler = None
         parts = device_breakdown(spans, device) if device else breakdown(spans)
+        self.timeline = of_ranks(timeline([*spans, *_in_flight(device)]), self._device)
         mean = torch.tensor(list(parts.values()), dtype=torch.float64, device=self._device)
         dist.all_reduce(mean)
         mean *= 1e3 / self._steps / dist.get_world_size()
@@ -128,6 +133,11 @@ def _ranged(module: nn.Module, name: str) -> list[Any]:
         module.register_forward_pre_hook(enter),
         module.register_forward_hook(leave, always_call=True),
     ]
+
+
+def _in_flight(device: Iterable[Span]) -> Iterator[Span]:
+    """The kernels of a device as they run beside the thread that launched them."""
+    return (dataclasses.replace(one, in_flight=True) for one in device)
 
 
 def _spans(profiler: profile) -> tuple[list[Span], list[Span]]:

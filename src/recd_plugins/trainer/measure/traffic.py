@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.module_tracker import ModuleTracker
 
-from recd_plugins.compat.pytorch import TorchDispatchMode, argument_names, schema_of
+from recd_plugins.compat.pytorch import TorchDispatchMode, argument_names, ranks_of, schema_of
 
 __all__ = ["COLLECTIVES", "PHASES", "Traffic", "TrafficCounter"]
 
@@ -54,6 +54,8 @@ class TrafficCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._bytes: dict[tuple[str, str], int] = {}
+        self.sent: dict[int, int] = {}
+        """Of all-to-alls and sends, the bytes for each rank, itself among them."""
         self._tracker = ModuleTracker()  # never entered: asked whether a backward is running
 
     @property
@@ -80,10 +82,27 @@ class TrafficCounter(TorchDispatchMode):
         collective = next((to for start, to in COLLECTIVES.items() if name.startswith(start)), None)
         if collective is None:  # a barrier, a wait, the receiver of what another sends
             return
-        at = next((i for i, name in enumerate(argument_names(func)) if name.startswith("input")), 0)
+        names = argument_names(func)
+        at = next((i for i, name in enumerate(names) if name.startswith("input")), 0)
         for tensor in _tensors(args[at]):
             key = collective, self._phase(tensor)
             self._bytes[key] = self._bytes.get(key, 0) + tensor.numel() * tensor.element_size()
+        if collective in ("all_to_all", "send"):
+            self._count_sent(args[at], dict(zip(names, args, strict=False)))
+
+    def _count_sent(self, operand: Any, named: Mapping[str, Any]) -> None:
+        """By the rank that each part of an all-to-all's operand is for, or that a send names."""
+        ranks = ranks_of(named.get("process_group", named.get("group_name")))
+        if "dst" in named:
+            ranks, operand = [ranks[named["dst"]]], list(_tensors(operand))
+        if isinstance(operand, Tensor):
+            splits = named["input_split_sizes"] or [len(operand) // len(ranks)] * len(ranks)
+            row = operand.numel() // max(1, len(operand)) * operand.element_size()
+            sizes = [rows * row for rows in splits]
+        else:
+            sizes = [part.numel() * part.element_size() for part in operand]
+        for rank, size in zip(ranks, sizes, strict=True):
+            self.sent[rank] = self.sent.get(rank, 0) + size
 
     def _phase(self, tensor: Tensor) -> str:
         if self._tracker.is_bw:

@@ -1,0 +1,45 @@
+"""`recd watch`: the page of a run while it trains."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from recd_plugins.cli.options import Debug, reported
+
+__all__ = ["watch"]
+
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        help="Folders of runs, as runs/latest; several are side by side.", metavar="RUN"
+    ),
+]
+Port = Annotated[int, typer.Option("--port", help="Of the page; 0: one that is free.", min=0)]
+
+
+def watch(runs: Runs, port: Port = 0, debug: Debug = False) -> None:
+    """Show what `recd report` draws of a run while it trains, on a page of this machine alone.
+
+    It reads the run's files every two seconds, and ends with Ctrl-C.
+    """
+    with reported(debug):
+        from recd_plugins.errors import DataError
+        from recd_plugins.report.sources import read_sources
+        from recd_plugins.report.watch import HOST, Watched
+
+        read_sources(runs)  # what is no run is said before a page is
+        try:
+            watched = Watched(runs, port)
+        except OSError as error:
+            raise DataError(
+                f"--port: {HOST}:{port} cannot be listened at ({error.strerror}). Name another, or "
+                "0 for one that is free."
+            ) from error
+        print(f"{watched.address}  (Ctrl-C ends it)", flush=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            watched.close()

@@ -1,0 +1,1 @@
+"""What runs recorded and commands printed, drawn: one HTML page that needs nothing else."""

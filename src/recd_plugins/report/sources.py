@@ -1,0 +1,95 @@
+"""What can be drawn: folders of runs, and files that commands printed with `--json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import DataError
+from recd_plugins.trainer.measure.runs_compared import RunLog, read_run
+
+__all__ = ["KINDS", "Printed", "Sources", "read_sources"]
+
+KINDS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "plan": (("plan", "tiers"), "recd plan"),
+    "advice": (("objective", "baseline", "additions"), "recd advise"),
+    "stats": (("stats",), "recd data stats"),
+    "cache curve": (("by_cache", "by_batch", "optimum"), "recd scars curve"),
+}
+"""What a file's values are: by keys that they have, and the command that prints them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printed:
+    """What a command printed with `--json`."""
+
+    name: str
+    kind: str
+    """Of `KINDS`."""
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """All that a page is about."""
+
+    runs: Sequence[RunLog] = ()
+    printed: Sequence[Printed] = ()
+
+    @property
+    def title(self) -> str:
+        runs, printed = ([one.name for one in every] for every in (self.runs, self.printed))
+        *others, last = [*runs, *printed]
+        return f"{', '.join(others)} and {last}" if others else last
+
+    def inks(self) -> Iterator[tuple[RunLog, str]]:
+        """Each run with its ink: where there are several, the first is what others are beside."""
+        inks = ("blue",) if len(self.runs) == 1 else ("slate", "blue", "orange", "green", "purple")
+        for number, run in enumerate(self.runs):
+            yield run, inks[number % len(inks)]
+
+    def legend(self) -> list[tuple[str, str]]:
+        """The runs in words, where there are several."""
+        return [(run.name, ink) for run, ink in self.inks()] if len(self.runs) > 1 else []
+
+    def of(self, kind: str) -> Iterator[Printed]:
+        return (one for one in self.printed if one.kind == kind)
+
+    def plans(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The plans with tiers, of runs and of files."""
+        for run in self.runs:
+            if run.plan.get("tiers"):
+                yield run.name, run.plan["tiers"]
+        for one in self.of("plan"):
+            if one.values["tiers"]:
+                yield one.name, one.values["tiers"]
+
+
+def read_sources(named: Sequence[str]) -> Sources:
+    """Each is a path, or NAME=path: of a run's folder or of a file."""
+    runs, printed = [], []
+    for one in named:
+        name, equals, path = one.partition("=")
+        known = Path(path) if equals and not Path(one).exists() else Path(one)
+        called = name if known != Path(one) else None
+        if known.is_file():
+            printed.append(_printed(known, called or known.stem))
+        else:
+            runs.append(read_run(known, called))
+    return Sources(runs=runs, printed=printed)
+
+
+def _printed(path: Path, name: str) -> Printed:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        kind = next(kind for kind, (keys, _) in KINDS.items() if set(keys) <= set(values))
+    except (ValueError, TypeError, StopIteration) as error:
+        commands = ", ".join(f"`{command} --json`" for _, command in KINDS.values())
+        raise DataError(
+            f"{path}: is neither a run's folder nor what a command printed. Name a folder as "
+            f"runs/latest, or a file with what {commands} printed."
+        ) from error
+    return Printed(name=name, kind=kind, values=values)

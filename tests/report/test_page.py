@@ -1,0 +1,173 @@
+"""Ladder: the page as a text, then as a browser draws it, then while a run trains."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import Tags, sources_of, write_run
+
+from recd_plugins.errors import DataError
+from recd_plugins.report import memory
+from recd_plugins.report.page import SECTIONS, page
+from recd_plugins.report.sources import Sources, read_sources
+from recd_plugins.report.watch import Watched
+from recd_plugins.trainer.measure.memory_owners import OWNERS
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+LOOKS = """
+<script>
+function faults() {
+  const found = [], wide = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth > wide) found.push("the page is wider than the screen");
+  for (const figure of document.querySelectorAll("figure")) {
+    const svg = figure.querySelector("svg"), frame = figure.getBoundingClientRect();
+    const marks = svg.querySelectorAll("rect, circle, polyline");
+    if (!marks.length || !svg.getBoundingClientRect().height) found.push(figure.id + " is empty");
+    const words = [...svg.querySelectorAll("text")].map(one => [one, one.getBoundingClientRect()])
+      .filter(([_, box]) => box.width);
+    for (const [one, box] of words) {
+      if (box.left < frame.left || box.right > frame.right)
+        found.push(figure.id + " leaves its frame: " + one.textContent);
+      for (const [other, place] of words)
+        if (one !== other && box.left + 1 < place.right && place.left + 1 < box.right
+            && box.top + 4 < place.bottom && place.top + 4 < box.bottom)
+          found.push(figure.id + ": " + one.textContent + " | " + other.textContent);
+    }
+  }
+  return found;
+}
+document.title = JSON.stringify({ figures: document.querySelectorAll("figure").length,
+  faults: faults() });
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    return sources_of(tmp_path_factory.mktemp("page"))
+
+
+def test_a_page_has_all_figures_and_needs_nothing_beside_itself(sources: Sources) -> None:
+    text = page(sources)
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.fetched == []
+    assert "<script" not in text
+    assert "plain &amp; &lt;simple&gt;" in text
+    assert "<simple>" not in text
+    assert "# &lt;b&gt;" in text
+    for at, heading, _ in SECTIONS:
+        assert f'<section id="{at}"><h2>{heading}</h2>' in text
+    assert len(tags.ids) == len(set(tags.ids))
+    assert len(tags.images) == text.count("<figure") == tags.tables - 1  # that of the runs
+    assert all(len(words) > 20 for words in tags.images)
+    assert len(text) < 500_000
+    assert page(sources) == text  # no date, no random ids
+    inks = set(re.findall(r"var\(--([a-z-]+)\)", text))
+    assert inks <= set(re.findall(r"--([a-z-]+):", text))
+
+
+def test_a_run_that_still_trains_shows_what_it_has(tmp_path: Path) -> None:
+    text = page(read_sources([str(write_run(tmp_path / "run", 1.0, ended=False))]))
+    assert "still running" in text
+    assert '<section id="learned">' in text
+    assert '<section id="traffic">' in text
+    assert '<section id="forecast">' not in text
+    assert "<dd>50</dd><dt>step, ms</dt>" in text
+    assert set(memory.OWNERS) == set(OWNERS)
+
+
+def test_an_older_run_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"kind": "train", "step": 5, "loss": 0.5}\n'
+        '{"kind": "cost", "step": 5, "step_ms": 9.0, "data_wait": 0.1, "traffic": {}}\n'
+    )
+    assert page(read_sources([str(tmp_path)])).count("<figure") == 2
+
+
+def test_a_file_that_no_command_printed_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    for text in ('{"a": 1}', "{", "[1]"):
+        file.write_text(text)
+        with pytest.raises(DataError, match=r"other\.json: is neither .*`recd plan --json`"):
+            read_sources([str(file)])
+
+
+def drawn(address: str, width: int, folder: Path) -> tuple[str, str]:
+    """The page as a browser has it in the end, and what its console says."""
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            *(f"--user-data-dir={folder}", f"--window-size={width},900"),
+            *("--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom"),
+            address,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout, "\n".join(one for one in done.stderr.splitlines() if "CONSOLE" in one)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")
+def test_a_browser_draws_every_figure_and_no_word_over_another(
+    sources: Sources, tmp_path: Path
+) -> None:
+    text = page(sources, script=LOOKS)
+    (tmp_path / "page.html").write_text(text)
+    for width in (390, 1200):
+        found, console = drawn(f"file://{tmp_path}/page.html", width, tmp_path / "profile")
+        assert console == ""
+        title = re.search(r"<title>(.*?)</title>", found)
+        assert title is not None
+        seen = json.loads(title[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+        assert seen == {"figures": text.count("<figure"), "faults": []}
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    found = Watched([f"now={write_run(tmp_path / 'run', 1.0, ended=False)}"])
+    yield found
+    found.close()
+
+
+def test_a_watched_page_is_drawn_anew_as_the_run_goes_on(watched: Watched, tmp_path: Path) -> None:
+    def get(path: str, **headers: str) -> tuple[str, str]:
+        request = urllib.request.Request(watched.address + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.read().decode(), answer.headers["ETag"]
+
+    text, tag = get("/figures")
+    assert "still running" in text
+    for headers, code in (({"If-None-Match": tag}, 304), ({"Host": "elsewhere.example"}, 403)):
+        with pytest.raises(urllib.error.HTTPError, match=str(code)) as error:
+            get("/figures", **headers)
+        error.value.close()
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 999, "loss": 0.1}\n')
+    later, other = get("/figures", **{"If-None-Match": tag})
+    assert other != tag
+    assert "<td>999</td>" in later
+    assert "setInterval(look" in get("/")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")
+def test_a_browser_watches(watched: Watched, tmp_path: Path) -> None:
+    found, console = drawn(watched.address, 1200, tmp_path / "profile")
+    assert console == ""
+    assert "Live: read at" in found
+    assert found.count("<figure") >= 8
