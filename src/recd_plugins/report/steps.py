@@ -71,7 +71,7 @@ def _timeline(ranks: Sequence[Mapping[str, Any]], longest: float, of: str) -> Fi
     for place, rank in enumerate(ranks):
         exposed = [(start, end) for part, start, end in rank["thread"] if part == "exposed"]
         hidden = _hidden(rank["collectives"], exposed)
-        named.append(f"rank {place} {number(rank['ms'])} ms, {share(hidden)} of it hidden")
+        named.append(f"rank {place} {number(rank['ms'])} ms, {share(hidden)} of collectives hidden")
         marks.append(
             f'<text x="0" y="{y + 12:g}" class="word name">rank {place}</text><text x="100%" '
             f'y="{y + 12:g}" text-anchor="end" class="word">{number(rank["ms"])} ms; '
@@ -122,7 +122,7 @@ def _timeline(ranks: Sequence[Mapping[str, Any]], longest: float, of: str) -> Fi
     used = {part for rank in ranks for part, _, _ in rank["thread"]}
     return Figure(
         title=f"A step of each rank{of}",
-        says="The thread of each rank and the collectives in flight beside it: "
+        says="Each rank's thread and the collectives in flight beside it: "
         + "; ".join(named)
         + ".",
         drawing=f'<svg class="plot" height="{y + 20:g}">{ticks}'
