@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Annotated
 
 import typer
 
-from recd_plugins.cli.options import Debug, reported
+from recd_plugins.cli.options import AsJson, Debug, reported
 
 __all__ = ["watch"]
 
@@ -20,7 +21,7 @@ Runs = Annotated[
 Port = Annotated[int, typer.Option("--port", help="Of the page; 0: one that is free.", min=0)]
 
 
-def watch(runs: Runs, port: Port = 0, debug: Debug = False) -> None:
+def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = False) -> None:
     """Show what `recd report` draws of a run while it trains, on a page of this machine alone.
 
     It reads the run's files every two seconds, and ends with Ctrl-C.
@@ -38,7 +39,10 @@ def watch(runs: Runs, port: Port = 0, debug: Debug = False) -> None:
                 f"--port: {HOST}:{port} cannot be listened at ({error.strerror}). Name another, or "
                 "0 for one that is free."
             ) from error
-        print(f"{watched.address}  (Ctrl-C ends it)", flush=True)
+        address = watched.address
+        print(
+            json.dumps({"page": address}) if as_json else f"{address}  (Ctrl-C ends it)", flush=True
+        )
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
