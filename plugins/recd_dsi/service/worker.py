@@ -40,6 +40,7 @@ from recd_plugins.api.batch import (
     Batch,
     RankBatches,
     batch_to_record,
+    head_and_body,
     without_body,
 )
 from recd_plugins.api.reading import Delivery, Shares, table_digest
@@ -113,9 +114,7 @@ class Worker(flight.FlightServerBase):
                 record = self._maker.batch(job, request, batch)
             except RecdError as error:
                 raise flight_error(error) from None
-            place = (
-                self._shared.put(record.column("body")[0].as_buffer()) if request.shared else None
-            )
+            place = self._shared.put(head_and_body(record)[1]) if request.shared else None
             yield record if place is None else (without_body(record), pa.py_buffer(place))
 
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:

@@ -9,6 +9,7 @@ from recd_plugins.data.wired_batch import (
     WIRED_SCHEMA,
     batch_from_record,
     batch_to_record,
+    head_and_body,
     without_body,
 )
 from recd_plugins.registry.program import TransformProgram
@@ -43,6 +44,7 @@ __all__ = [
     "batch_to_record",
     "check_groups",
     "features_of",
+    "head_and_body",
     "marked_batch",
     "parts_of",
     "read_batch",

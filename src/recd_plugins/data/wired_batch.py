@@ -28,6 +28,7 @@ __all__ = [
     "WIRED_SCHEMA",
     "batch_from_record",
     "batch_to_record",
+    "head_and_body",
     "without_body",
 ]
 
@@ -86,8 +87,7 @@ def batch_from_record(record: pa.RecordBatch, body: Tensor | None = None) -> Bat
             "is no batch. Make it by batch_to_record."
         )
     try:
-        record.validate(full=True)
-        head, sent = (column[0].as_buffer() for column in record.columns)
+        head, sent = head_and_body(record)
         if body is None:
             body = torch.from_dlpack(pa.Array.from_buffers(pa.uint8(), sent.size, [None, sent]))
         if body.data_ptr() % ITEM:  # as it came over a wire
@@ -108,10 +108,20 @@ def batch_from_record(record: pa.RecordBatch, body: Tensor | None = None) -> Bat
         raise DataError(f"a record batch is a damaged batch ({error}). Send it again.") from error
 
 
+def head_and_body(record: pa.RecordBatch) -> tuple[pa.Buffer, pa.Buffer]:
+    """Both on the record's memory; `ValueError` where it is no batch's."""
+    record.validate(full=True)
+    found = []
+    for column in record.columns:
+        _, offsets, data = column.buffers()
+        first, stop = np.frombuffer(offsets, np.int64, 2, 8 * column.offset).tolist()
+        found.append((data or pa.py_buffer(b"")).slice(first, stop - first))
+    return found[0], found[1]
+
+
 def without_body(record: pa.RecordBatch) -> pa.RecordBatch:
     """The head alone, where the body goes another way."""
-    empty = _one_binary(pa.py_buffer(b""))
-    return pa.RecordBatch.from_arrays([record.column(0), empty], schema=WIRED_SCHEMA)
+    return pa.RecordBatch.from_arrays([record.column(0), EMPTY], schema=WIRED_SCHEMA)
 
 
 def _numpy(tensor: Tensor) -> Numbers:
@@ -167,6 +177,9 @@ def _one_binary(data: pa.Buffer) -> pa.Array:
     """One row, on the same memory."""
     offsets = pa.py_buffer(np.array([0, data.size]))
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data])
+
+
+EMPTY = _one_binary(pa.py_buffer(b""))
 
 
 class _Unpacked:
