@@ -17,8 +17,14 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tables(tmp_path_factory.mktemp("service"))
 
 
+@pytest.fixture(autouse=True)
+def server(request: pytest.FixtureRequest) -> None:
+    """Workers start at once, where a test has some."""
+    if request.node.get_closest_marker("ranks"):
+        start_server()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _workers() -> Iterator[None]:
-    start_server()
     yield
     end_workers()
