@@ -51,8 +51,8 @@ WHOLE_PROGRAMS = ("examples", "benchmarks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`ranks` are the tests that ask for the pool, or for `workers` of the reader; `slow` are those
-    that run whole programs."""
+    """`ranks` are the tests that ask for the pool, or for `workers` of the reader; in two
+    folders all are `slow`: they run whole programs."""
     for item in items:
         workers = getattr(item, "callspec", None) and item.callspec.params.get("workers")
         if workers or "gloo_pool" in getattr(item, "fixturenames", ()):

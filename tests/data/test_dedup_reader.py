@@ -172,6 +172,7 @@ def test_whole_sessions_meet_the_papers_factor(tmp_path):
     assert measured == pytest.approx(1 / (1 - (SAMPLES - 1) / SAMPLES * d), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("converter", [EXACT, PARTIAL], ids=["exact", "partial"])
 @pytest.mark.parametrize("streams", [1, 2])
 def test_resuming_is_exact(clustered, converter, streams):

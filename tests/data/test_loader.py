@@ -166,6 +166,7 @@ def check_every_position(table, positions, **options) -> None:
         assert rest == batches[position : position + len(rest)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"tail": "pad", "streams": 2}, {"shuffle": False, "prefetch": False}]
 )

@@ -133,6 +133,7 @@ def test_other_deduplicated_features_are_refused(table: Table) -> None:
         list(open_stage(table, Plans(SOME), transform=transform))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [ALL, NONE, SOME])
 @pytest.mark.parametrize("window", [3, 4, 100])
 def test_it_resumes_exactly(table: Table, plan: TierPlan, window: int) -> None:
