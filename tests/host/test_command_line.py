@@ -14,7 +14,7 @@ from recd_plugins.cli.messages import messages, messages_like
 from recd_plugins.cli.words import commands, meanings
 from recd_plugins.errors import RegistryError
 
-SERVERS = {"serve coordinator", "serve worker"}
+SERVERS = {"serve coordinator", "serve worker", "watch"}
 """Commands that run until they are ended, and print where they listen."""
 
 PROGRESS = {
