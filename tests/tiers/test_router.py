@@ -22,7 +22,7 @@ def tensor(*ids: int) -> Tensor:
 
 
 def as_lists(routed: RoutedIds) -> list[list[int]]:
-    missed, replicated, per_node, _ = routed
+    missed, replicated, per_node, *_ = routed
     return [part.tolist() for part in (missed, *replicated, *per_node)]
 
 
@@ -124,7 +124,10 @@ def test_many_rows_and_ids_are_routed_as_by_ops(replicated: int, per_node: int) 
     ids = torch.randint(-10, 120_010, (sum(lengths),), generator=draw)
     segments = Segments(lengths, (0, 2, 1, -1, 0))
     found = as_lists(router.route(ids, segments))
-    assert found == as_lists(router.route_by_ops(ids, segments))
+    by_ops = router.route_by_ops(ids, segments)
+    assert found == as_lists(by_ops)
+    assert router.route(ids, segments).missed_lengths == by_ops.missed_lengths
+    assert sum(by_ops.missed_lengths) == len(by_ops.missed)
     assert [len(found[1]) > 0, len(found[3]) > 0] == [replicated > 0, per_node > 0]
 
 
@@ -147,6 +150,6 @@ def test_a_rank_counts_the_members_before_a_row(rows: set[int], size: int) -> No
 
 def test_hits_and_misses_are_typed_for_torch() -> None:
     router = Router([4], [tensor(1)], [tensor(2)])
-    missed, replicated, per_node, _ = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
+    missed, replicated, per_node, *_ = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
     assert isinstance(replicated, Hits)
     assert {t.dtype for t in (missed, *replicated, *per_node)} == {torch.int64}
