@@ -1,8 +1,8 @@
 """The reader service beside the local reader, and workers that are killed.
 
-    python -m benchmarks.service [--quick] [--json] [--trials N]
+    python -m benchmarks.service [--quick] [--json] [--trials N [--seed S]]
 
-`--trials N` disturbs workers at random in N runs, and measures nothing else.
+`--trials N` makes N runs, each with a fault at random times, and measures nothing else.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Report, main
-from benchmarks.service.disturbed import stall, trials
+from benchmarks.service.coordinated import coordinator_load
+from benchmarks.service.disturbed import stall
 from benchmarks.service.rates import one_worker, second_job, wire
+from benchmarks.service.trials import trials
 
 BATCH_SIZE = 512
 
 
-def measure(quick: bool, count: int | None = None, *, samples: int | None = None) -> Report:
+def measure(
+    quick: bool, count: int | None = None, seed: int = 0, *, samples: int | None = None
+) -> Report:
     """torch runs on one thread, as it does in a worker; `count`: trials alone, so many."""
     torch.set_num_threads(1)
     samples = samples or (30_000 if quick else 120_000)
@@ -36,7 +40,9 @@ def measure(quick: bool, count: int | None = None, *, samples: int | None = None
             figures.append(wire(folder, **sizes))
             figures.append(second_job(folder, rounds, **sizes))
             figures.append(stall(folder, few, **small))
-        figures.append(trials(folder, few if count is None else count, **small))
+            figures.append(coordinator_load(10.0 if quick else 60.0))
+        else:
+            figures.append(trials(folder, count, seed=seed))
     settings = {**sizes, "disturbed": small, "rounds": rounds, "torch_threads": 1}
     return Report(figures=figures, settings=settings)
 
@@ -44,6 +50,8 @@ def measure(quick: bool, count: int | None = None, *, samples: int | None = None
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--trials", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=0)
     options, rest = parser.parse_known_args()
-    about = "--trials N: disturb workers at random in N runs, and measure nothing else"
-    main("service", partial(measure, count=options.trials), rest, about=about)
+    about = "--trials N [--seed S]: N runs, each with a fault at random, and measure nothing else"
+    given = partial(measure, count=options.trials, seed=options.seed)
+    main("service", given, rest, about=about)

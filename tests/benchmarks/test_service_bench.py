@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from forked import start_server
 
-from benchmarks.service.disturbed import stall, trials
+from benchmarks.service.disturbed import stall
 from benchmarks.service.rates import one_worker, second_job, wire
 from recd_dsi.service.reader import end_workers
 
@@ -38,7 +38,5 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_killed_worker_changes_no_batch(folder: Path) -> None:
-    same = trials(folder, 1, **SIZES)
-    assert (same.value, same.target, same.met) == (1, 1, True)
+def test_a_killed_worker_is_missed_for_a_time(folder: Path) -> None:
     assert 0 < stall(folder, 1, **SIZES).value < 60

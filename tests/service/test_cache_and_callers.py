@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -19,7 +18,7 @@ from service_jobs import stack_of, until
 
 from recd_dsi.service.buffer import Buffer, DiskCache, Key
 from recd_dsi.service.calls import NO_CREDENTIALS, Caller, Credentials
-from recd_dsi.service.coordinator import Coordinator, join, watch_members
+from recd_dsi.service.coordinator import Coordinator, Members, join, watch_members
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
@@ -57,14 +56,19 @@ def test_what_memory_has_no_room_for_is_on_disk_within_its_bound(tmp_path: Path)
     assert buffer.get(key(0)) is None  # removed from the folder, too
 
 
-@pytest.mark.parametrize("damage", [b"", b"no batch", "half"])
-def test_a_damaged_file_of_the_cache_is_none(tmp_path: Path, damage: bytes | str) -> None:
-    cache = DiskCache(tmp_path, 1 << 20)
+def test_a_damaged_file_of_the_cache_is_none_and_is_written_anew(tmp_path: Path) -> None:
+    cache, file = DiskCache(tmp_path, 1 << 20), tmp_path / key(1).name
     cache.put(key(1), record(1))
-    file = tmp_path / key(1).name
     whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2] if isinstance(damage, str) else damage)
-    assert cache.get(key(1)) is None
+    flipped = [bytearray(whole) for _ in range(8)]
+    for number, damaged in enumerate(flipped):
+        damaged[len(whole) * number // 8 + 5] ^= 1 << number
+    for damage in (b"", b"no", b"no batch", whole[: len(whole) // 2], *map(bytes, flipped)):
+        file.write_bytes(damage)
+        assert cache.get(key(1)) is None
+        assert key(1) not in cache
+        cache.put(key(1), record(1))
+        assert cache.get(key(1)) == record(1)
 
 
 def batches_by(worker: Worker, tables: Path) -> list[Batch]:
@@ -172,21 +176,42 @@ def test_a_coordinator_started_again_knows_its_workers_again_and_clients_keep_th
     for number in (1, 2, 3):
         join(Known(number), address, NO_CREDENTIALS)  # type: ignore[arg-type]
     fleet = Fleet(NO_CREDENTIALS, 3)
-    watch_members(fleet, address, NO_CREDENTIALS, "ab", 3)
+    watch_members(fleet, address, NO_CREDENTIALS, "ab", 0, 3)
     until(lambda: len(fleet.remotes()) == 3)
     before = [(remote.slot, remote.address) for remote in fleet.remotes()]
     first.shutdown()
-    time.sleep(1.2)
-    assert [(remote.slot, remote.address) for remote in fleet.remotes()] == before
     again = Coordinator(port=port)
+    had: list[int] = []
     try:
-        until(lambda: len(again.members) == 3)
+        until(lambda: had.append(len(fleet.remotes())) or len(again.members) == 3)
         there = [(one["slot"], one["address"]) for one in again.members.there()]
         assert there == before
-        until(lambda: [(one.slot, one.address) for one in fleet.remotes()] == before)
+        until(lambda: all(one["id"].startswith("w") for one in again.known()["workers"]))
+        assert [(one.slot, one.address) for one in fleet.remotes()] == before
+        assert {*had} == {3}
     finally:
         fleet.close()
         again.shutdown()
+
+
+def test_a_coordinator_that_has_just_begun_believes_its_clients() -> None:
+    """Of 20 workers it has heard one; those that say nothing in the end are gone."""
+    members = Members(100.0)
+    had = [{"slot": slot, "address": f"h:{slot}"} for slot in range(20)]
+    assert members.hear({"id": "w", "address": "h:7", "slot": 7, "delivery": "ab"}, 100.5) == 7
+    members.told(had, "ab", 100.6)
+    assert [one["slot"] for one in members.there()] == [*range(20)]
+    assert members.hear({"id": "n", "address": "h:99", "slot": None}, 100.7) == 20
+    for rank in range(5):  # each asks others
+        asked = {one["address"] for one in members.chosen("ab", rank, 4)}
+        assert len(asked) == 4
+        assert "h:99" not in asked
+        had = [one for one in had if one["address"] not in asked]
+    assert not had
+    members.told([{"slot": 30, "address": "late"}], "ab", 104.0)
+    members.hear({"id": "w", "address": "h:7", "slot": 7, "delivery": "ab"}, 159.0)
+    members.forget(161.0)
+    assert [one["address"] for one in members.there()] == ["h:7"]
 
 
 @pytest.mark.slow

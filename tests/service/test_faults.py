@@ -1,22 +1,18 @@
-"""Rung 3 (worker processes): workers are killed, stopped and refused at random times; batches stay.
+"""Rung 3 (worker processes): whatever dies, hangs or is damaged, losses and batches stay.
 
 More trials than these: `python -m benchmarks.service --trials N`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import random
-import signal
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 from service_jobs import stack_of, until
 
+from benchmarks.service.faults import FAULTS
+from benchmarks.service.trials import prepare, trial
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
@@ -38,7 +34,7 @@ def _workers_of_each_test_alone() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def undisturbed(tables):
     loader = stack_of(tables, {"use": "local"}, "ikjt").loader(0, 1)
-    return [*loader, *loader]
+    return list(loader)
 
 
 def fleet_of(loader) -> Fleet:
@@ -46,58 +42,27 @@ def fleet_of(loader) -> Fleet:
     return loader.fleet()
 
 
-def pids(loader) -> list[int]:
-    backend = fleet_of(loader).backend
-    assert backend is not None
-    return [pid for pid in backend.pids if pid is not None]
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trials") / "tables"
+    prepare(folder, samples=1_500)
+    return folder
 
 
-def read_while(loader, disturb, seed: int) -> list:
-    """Two epochs, in which `disturb(pids)` is called at three times by chance."""
-    chance = random.Random(seed)
-    fleet_of(loader)
-    at = sorted(chance.sample(range(1, 2 * len(loader) - 1), 3))
-    found = []
-    for _ in range(2):
-        for batch in loader:
-            found.append(batch)
-            if len(found) in at:
-                until(lambda: pids(loader))  # all may have been killed just before
-                disturb(pids(loader), chance)
-    return found
-
-
-def kill_one(found, chance) -> None:
-    kill_all([chance.choice(found)], chance)
-
-
-def kill_all(found, chance) -> None:
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself
-            os.kill(pid, signal.SIGKILL)
-
-
-def stop_one(found, chance) -> None:
-    """It hangs, and goes on later."""
-    pid = chance.choice(found)
-    os.kill(pid, signal.SIGSTOP)
-
-    def go_on() -> None:
-        time.sleep(2.0)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-    threading.Thread(target=go_on, daemon=True).start()
-
-
-@pytest.mark.parametrize("disturb", [kill_one, kill_all, stop_one])
-def test_batches_are_those_of_an_undisturbed_run(tables, undisturbed, disturb):
-    loader = stack_of(tables, SERVICE, "ikjt").loader(0, 1)
-    found = read_while(loader, disturb, seed=5)
-    assert len(found) == len(undisturbed)
-    for theirs, ours in zip(undisturbed, found, strict=True):
-        assert_same_batch(theirs, ours)
-    assert loader.read_here == 0
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kill -9 of all workers",
+        "a worker hangs",
+        "kill -9 of the rank",
+        "a file replaced",
+        "half-open connections",
+    ],
+)
+def test_losses_are_those_of_an_undisturbed_run(trained, name):
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    assert not trial(trained, fault, seed=0)
 
 
 def test_a_rank_reads_itself_and_says_so_or_fails_where_nobody_answers(tables, undisturbed):

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import uuid
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
@@ -17,6 +18,8 @@ __all__ = ["Buffer", "DiskCache", "Key"]
 
 FORM = "head and body"
 """How a record has its batch; records of another form are others' files."""
+CHECKSUM = 4
+"""Bytes of a CRC-32."""
 
 
 class Key(NamedTuple):
@@ -106,7 +109,10 @@ class Buffer:
 
 
 class DiskCache:
-    """A folder of batches that any number of workers of a machine share, bounded in bytes."""
+    """A folder of batches that any number of workers of a machine share, bounded in bytes.
+
+    A file is an Arrow stream of one batch, and its CRC-32 behind it.
+    """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder = folder
@@ -119,31 +125,40 @@ class DiskCache:
         return (self._folder / key.name).exists()
 
     def get(self, key: Key) -> pa.RecordBatch | None:
-        """The batch, mapped; none where it is not there or does not read."""
+        """The batch; none where it is not there, and a damaged file is removed, to be made anew."""
         path = self._folder / key.name
         try:
-            with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-                record = reader.get_batch(0)
-                record.validate()
-        except (OSError, pa.ArrowException, ValueError):
+            found = pa.py_buffer(path.read_bytes())
+        except OSError:
+            return None
+        stream, checksum = found[:-CHECKSUM], found[-CHECKSUM:]
+        if found.size <= CHECKSUM or _checksum(stream) != checksum:
+            path.unlink(missing_ok=True)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
-        return record
+        with pa.ipc.open_stream(stream) as reader:
+            return reader.read_next_batch()
 
     def put(self, key: Key, record: pa.RecordBatch) -> None:
         """Write a batch, whole or not at all; once the disk is full, nothing is any more."""
         path = self._folder / key.name
         if self._full or path.exists():
             return
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, record.schema) as writer:
+            writer.write_batch(record)
+        stream = sink.getvalue()
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
         try:
-            with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, record.schema) as writer:
-                writer.write_batch(record)
+            with part.open("wb") as file:
+                file.write(stream)
+                file.write(_checksum(stream))
             part.rename(path)
         except OSError:
             self._full = True
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             return
         self._written += record.nbytes
         if self._written > self._most // 8:
@@ -163,3 +178,7 @@ class DiskCache:
                 return
             Path(path).unlink(missing_ok=True)
             over -= size
+
+
+def _checksum(stream: pa.Buffer) -> bytes:
+    return zlib.crc32(stream).to_bytes(CHECKSUM, "little")

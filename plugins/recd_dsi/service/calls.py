@@ -161,7 +161,8 @@ class Caller:
     def __init__(self, address: str, credentials: Credentials) -> None:
         """`address`: host:port."""
         self.address = address
-        options: dict[str, Any] = {}
+        # Its own connection: gRPC would share one that hangs with all who call the same server.
+        options: dict[str, Any] = {"generic_options": [("grpc.use_local_subchannel_pool", 1)]}
         if credentials.certificate is not None:
             options["tls_root_certs"] = _read(credentials.certificate)
         host, _, port = address.rpartition(":")

@@ -1,13 +1,15 @@
 """The coordinator: which workers are there, by what they say every second. It writes nothing down.
 
-Killed and started again it knows as much after one interval: workers say which slot they have. Who
-asked before keeps the list that it was given, so a coordinator that is away is missed by nobody.
+Killed and started again it knows them again at once: each client that asks says which workers it
+had, and these count as there until they were silent for too long. Who asked before keeps the list
+that it was given, so a coordinator that is away is missed by nobody.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +34,11 @@ from recd_plugins.api import DataError
 __all__ = ["Coordinator", "Members", "join", "watch_members"]
 
 INTERVAL = 1.0
-"""Seconds between two heartbeats of a worker, where there are few."""
-A_SECOND = 50
-"""Heartbeats a second at most: more workers say less often that they are there."""
+"""Seconds between two calls of a worker, or of a client, where there are few."""
+MOST_INTERVAL = 20.0
+"""Seconds between them where there are many."""
+A_SECOND = 25
+"""Calls a second of workers, and of clients, at most, up to that interval."""
 SILENCE = 3.0
 """Intervals without a word after which a worker is gone."""
 TIMEOUT = 2.0
@@ -44,18 +48,28 @@ MOST_CLIENTS = 1 << 12
 """Clients that its page shows."""
 
 
+def interval_of(count: int) -> float:
+    """Seconds until one of so many is to speak again."""
+    return min(MOST_INTERVAL, max(INTERVAL, count / A_SECOND))
+
+
 @dataclass
 class _Member:
     about: dict[str, Any]
     slot: int
-    heard: float
+    until: float
+    """When it is gone, if it says nothing before."""
 
 
 class Members:
     """Who is there: a pure record of heartbeats, by a clock that is handed in."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        self._began = self._forgot = now
         self._members: dict[str, _Member] = {}
+        """By address: a worker that is started again at its address has the slot of before."""
+        self._chosen: dict[str, list[dict[str, Any]]] = {}
+        """Workers as clients hear of them, by delivery; empty after each change."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -63,35 +77,84 @@ class Members:
     @property
     def interval(self) -> float:
         """Seconds until a worker is to speak again."""
-        return max(INTERVAL, len(self._members) / A_SECOND)
+        return interval_of(len(self._members))
 
     def hear(self, about: dict[str, Any], now: float) -> int:
         """A worker is there; its slot: the one that it has, unless another one has it."""
-        who, address, slot = about.get("id"), about.get("address"), about.get("slot")
+        who, address = about.get("id"), about.get("address")
         if not (isinstance(who, str) and isinstance(address, str) and 0 < len(who) <= 64):
             raise DataError("a heartbeat says neither who it is nor where.")
-        known = self._members.get(who)
+        known = self._members.get(address)
         if known is None:
-            taken = {member.slot for member in self._members.values()}
-            if len(taken) >= MOST_WORKERS:
-                raise DataError(f"{MOST_WORKERS} workers are there: no more may join.")
-            wanted = slot if isinstance(slot, int) and 0 <= slot < MOST_WORKERS else None
-            if wanted is None or wanted in taken:
-                wanted = next(n for n in range(len(taken) + 1) if n not in taken)
-            known = self._members[who] = _Member(about, wanted, now)
-        known.about, known.heard = about, now
+            known = self._add(about, about.get("slot"))
+        elif known.about.get("delivery") != about.get("delivery"):
+            self._chosen.clear()
+        known.about, known.until = about, now + SILENCE * self.interval
         return known.slot
+
+    def told(self, workers: Any, delivery: str, now: float) -> None:
+        """A client says which workers it has: news to a coordinator that has just begun."""
+        if now > self._began + SILENCE * INTERVAL or not isinstance(workers, list):
+            return
+        taken = {member.slot for member in self._members.values()}
+        for one in (one for one in workers if isinstance(one, dict)):
+            address, slot = one.get("address"), one.get("slot")
+            if not (isinstance(address, str) and isinstance(slot, int)):
+                continue
+            if address not in self._members and slot not in taken:
+                about = {"id": address[:64], "address": address, "delivery": delivery}
+                known = self._add(about, slot)
+                taken.add(known.slot)
+                known.until = now + SILENCE * MOST_INTERVAL
 
     def forget(self, now: float) -> None:
         """Those that were silent for too long are gone, and their slots free."""
-        since = now - SILENCE * self.interval
-        for who in [who for who, member in self._members.items() if member.heard < since]:
-            del self._members[who]
+        if now < self._forgot + INTERVAL / 4:
+            return
+        self._forgot = now
+        for address in [at for at, member in self._members.items() if member.until < now]:
+            self.drop(address)
+
+    def drop(self, address: str) -> None:
+        """A worker is gone."""
+        if self._members.pop(address, None) is not None:
+            self._chosen.clear()
 
     def there(self) -> list[dict[str, Any]]:
         """All of them, by slot."""
         members = sorted(self._members.values(), key=lambda member: member.slot)
         return [{**member.about, "slot": member.slot} for member in members]
+
+    def chosen(self, delivery: str, rank: int, most: int) -> list[dict[str, Any]]:
+        """The workers that a rank asks: of its delivery, others than its neighbours ask.
+
+        Where all that are there make other batches, it has those: one refuses, by digest.
+        """
+        able = self._able(delivery) or self._able("")
+        if not able:
+            return []
+        first = (zlib.crc32(delivery.encode()) + rank * most) % len(able)
+        return (able[first:] + able[:first])[:most]
+
+    def _able(self, delivery: str) -> list[dict[str, Any]]:
+        if not self._chosen:
+            self._chosen[""] = []
+            for one in self.there():
+                told = {name: one.get(name) for name in ("slot", "address", "delivery")}
+                self._chosen[""].append(told)
+                self._chosen.setdefault(str(one.get("delivery")), []).append(told)
+        return self._chosen.get(delivery, [])
+
+    def _add(self, about: dict[str, Any], slot: Any) -> _Member:
+        taken = {member.slot for member in self._members.values()}
+        if len(taken) >= MOST_WORKERS:
+            raise DataError(f"{MOST_WORKERS} workers are there: no more may join.")
+        wanted = slot if isinstance(slot, int) and 0 <= slot < MOST_WORKERS else None
+        if wanted is None or wanted in taken:
+            wanted = next(n for n in range(len(taken) + 1) if n not in taken)
+        self._chosen.clear()
+        found = self._members[about["address"]] = _Member(about, wanted, 0.0)
+        return found
 
 
 class Coordinator(flight.FlightServerBase):
@@ -101,7 +164,7 @@ class Coordinator(flight.FlightServerBase):
         self, host: str = HOST, port: int = 0, credentials: Credentials = NO_CREDENTIALS
     ) -> None:
         credentials.check(host)
-        self.members = Members()
+        self.members = Members(time.monotonic())
         self._clients: dict[str, tuple[float, dict[str, Any]]] = {}
         self._lock = threading.Lock()
         super().__init__(listening(host, port, credentials), **server_options(credentials))
@@ -110,15 +173,14 @@ class Coordinator(flight.FlightServerBase):
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
         """`heartbeat` of a worker; `workers` for a client."""
         try:
-            body = read_json(action.body.to_pybytes())
+            body, now = read_json(action.body.to_pybytes()), time.monotonic()
             with self._lock:
-                self.members.forget(time.monotonic())
+                self.members.forget(now)
                 if action.type == "heartbeat":
-                    slot = self.members.hear(body, time.monotonic())
+                    slot = self.members.hear(body, now)
                     return json_result({"slot": slot, "interval": self.members.interval})
                 if action.type == "workers":
-                    self._note_client(body.get("client"))
-                    return json_result({"workers": self.members.there()})
+                    return json_result(self._workers_for(body, now))
             raise DataError(f"there is no action {action.type[:40]!r}: heartbeat or workers.")
         except DataError as error:
             raise flight_error(error) from None
@@ -132,16 +194,23 @@ class Coordinator(flight.FlightServerBase):
             clients = [client for _, client in self._clients.values()]
             return {"workers": self.members.there(), "clients": clients}
 
-    def _note_client(self, client: Any) -> None:
-        """A client asks, and describes itself; nothing depends on it."""
-        now = time.monotonic()
-        self._forget_clients(now)
-        who = client.get("id") if isinstance(client, dict) else None
-        if isinstance(who, str) and 0 < len(who) <= 64 and len(self._clients) < MOST_CLIENTS:
-            self._clients[who] = (now, client)
+    def _workers_for(self, client: dict[str, Any], now: float) -> dict[str, Any]:
+        who, delivery = client.get("id"), str(client.get("delivery", ""))
+        rank, most = client.get("rank", 0), client.get("most", 1)
+        if not (isinstance(rank, int) and isinstance(most, int) and min(rank, most) >= 0):
+            raise DataError("a client says neither which rank it is nor how many workers it asks.")
+        self.members.told(client.pop("workers", None), delivery, now)
+        # It describes itself, too; nothing depends on that.
+        if isinstance(who, str) and 0 < len(who) <= 64:
+            if who not in self._clients:
+                self._forget_clients(now)
+            if who in self._clients or len(self._clients) < MOST_CLIENTS:
+                self._clients[who] = (now, client)
+        workers = self.members.chosen(delivery, rank, most)
+        return {"workers": workers, "interval": interval_of(len(self._clients))}
 
     def _forget_clients(self, now: float) -> None:
-        since = now - SILENCE * (INTERVAL + TIMEOUT)
+        since = now - SILENCE * (interval_of(len(self._clients)) + TIMEOUT)
         self._clients = {who: one for who, one in self._clients.items() if one[0] >= since}
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
@@ -168,26 +237,22 @@ def join(worker: Worker, coordinator: str, credentials: Credentials) -> None:
 
 
 def watch_members(
-    fleet: Fleet, coordinator: str, credentials: Credentials, delivery: str, most: int
+    fleet: Fleet, coordinator: str, credentials: Credentials, delivery: str, rank: int, most: int
 ) -> None:
-    """Keep a fleet to the workers that a coordinator knows: of one registry, at most so many.
-
-    Where all that are there make other batches, the fleet has those: one refuses, by digest.
-    """
+    """Keep a fleet to workers that a coordinator knows: of one registry, at most so many."""
     caller = Caller(coordinator, credentials)
 
     def look() -> None:
         while not fleet.closed:
             try:
-                client = {**fleet.about(), "delivery": delivery}
-                there = caller.act("workers", {"client": client}, TIMEOUT)["workers"]
-                able = [one for one in there if one.get("delivery") == delivery] or there
-                if able:
-                    first = int(delivery, 16) % len(able)
-                    chosen = (able[first:] + able[:first])[:most]
-                    fleet.now({int(one["slot"]): str(one["address"]) for one in chosen})
+                client = {"delivery": delivery, "rank": rank, "most": most}
+                had = [{"slot": one.slot, "address": one.address} for one in fleet.remotes()]
+                answer = caller.act("workers", {**fleet.about(), **client, "workers": had}, TIMEOUT)
+                there, pause = answer["workers"], float(answer["interval"])
+                if there:
+                    fleet.now({int(one["slot"]): str(one["address"]) for one in there})
             except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError):
-                pass  # the list that we have stands
-            time.sleep(INTERVAL)
+                pause = INTERVAL  # the list that we have stands
+            time.sleep(pause)
 
     threading.Thread(target=look, daemon=True, name="recd-members").start()

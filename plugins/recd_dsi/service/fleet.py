@@ -52,6 +52,7 @@ class Remote:
 
     def __init__(self, slot: int, address: str, credentials: Credentials) -> None:
         self.slot, self.address = slot, address
+        self._credentials = credentials
         self.caller = Caller(address, credentials)
         self.failures = 0
         self.down_until = 0.0
@@ -70,10 +71,14 @@ class Remote:
         self.failures = min(self.failures + 1, 16)
 
     def answers(self, timeout: float = PING) -> bool:
-        """Whether it says anything; if so, it is up."""
+        """Whether it says anything; if so, it is up.
+
+        If not, its connection may be half open, which gRPC would not notice: there is another.
+        """
         try:
             self.caller.act("ping", {}, timeout)
         except (pa.ArrowException, OSError, ValueError):
+            self.caller = Caller(self.address, self._credentials)
             self.failed()
             return False
         self.worked()

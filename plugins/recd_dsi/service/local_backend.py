@@ -143,6 +143,8 @@ def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
     """What a worker's process runs."""
     import torch
 
+    from recd_dsi.service.coordinator import join
+
     die_with_parent()
     torch.set_num_threads(1)
     try:
@@ -150,5 +152,7 @@ def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
     except RecdError as error:
         pipe.send_bytes(f"error {error}".encode())
         return
+    if options.join is not None:
+        join(worker, options.join, options.credentials)
     pipe.send_bytes(f"serves {worker.address}".encode())
     worker.serve()

@@ -151,7 +151,7 @@ class ServiceReader:
             ),
             rank,
             first_stream=shares.streams_of(rank)[0],
-            fleet=lambda: started(config, delivery),
+            fleet=lambda: started(config, delivery, rank),
             options=FetchingOptions(
                 prefetch_bytes=config.prefetch_mib * MIB,
                 hedge=config.hedge,
@@ -190,8 +190,11 @@ _FLEETS: dict[tuple[str, ServiceReaderConfig], Fleet] = {}
 """The workers that this process started, which all of its loaders share."""
 
 
-def started(config: ServiceReaderConfig, delivery: Delivery) -> Fleet:
-    """The workers of a registry, started where they are not yet."""
+def started(config: ServiceReaderConfig, delivery: Delivery, rank: int) -> Fleet:
+    """The workers of a registry, started where they are not yet.
+
+    Ranks whose loaders are in one process share the workers of the first.
+    """
     from recd_dsi.service.calls import credentials_of
     from recd_dsi.service.coordinator import watch_members
     from recd_dsi.service.fleet import Fleet
@@ -206,7 +209,7 @@ def started(config: ServiceReaderConfig, delivery: Delivery) -> Fleet:
             if config.coordinator is not None:
                 _FLEETS[place] = fleet = Fleet(credentials, config.workers)
                 watch_members(
-                    fleet, config.coordinator, credentials, delivery.digest, config.workers
+                    fleet, config.coordinator, credentials, delivery.digest, rank, config.workers
                 )
                 return fleet
             if not credentials.token:  # others of this machine can call its loopback, too

@@ -73,6 +73,8 @@ class WorkerOptions:
     shared_bytes: int = 64 << 20
     """Memory through which clients of this machine have batches; 0: over the wire."""
     credentials: Credentials = NO_CREDENTIALS
+    join: str | None = None
+    """The host:port of a coordinator that hears of it, once it serves."""
 
 
 class Worker(flight.FlightServerBase):

@@ -150,10 +150,12 @@ def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalRead
 
 
 def table_digest(table: Table) -> str:
-    """Changes with a table's stripes and with what is made of their columns, wherever it lies."""
+    """Changes with a table's files, by their footers, its stripes and what is made of its columns;
+    not with where it lies."""
     parts: list[object] = [
         (stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes
     ]
+    parts += [facts.digest for facts in table.facts.values()]
     if table.selection is not None:
         parts.append(table.selection.identity)
     if table.source is not None:

@@ -1,0 +1,156 @@
+"""What a coordinator costs: workers and clients of a large fleet call one, as real ones do."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Figure
+from recd_dsi.service.calls import NO_CREDENTIALS, Caller
+
+__all__ = ["coordinator_load"]
+
+WORKERS, CLIENTS, ASKED = 1000, 64, 8
+CALLERS = 16
+"""Connections that they share: what is measured is the coordinator, not this process."""
+DELIVERY = "0123456789abcdef"
+
+
+def coordinator_load(seconds: float) -> Figure:
+    """Processor time of a coordinator's process, once all that call it do so at their interval."""
+    command = [sys.executable, "-m", "recd_dsi.service.cli", "coordinator", "--page", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().removeprefix("serves ").strip()
+        fleet = _Simulated(address)
+        fleet.settle()
+        calls, began, used = fleet.calls, time.monotonic(), _processor_seconds(process.pid)
+        time.sleep(seconds)
+        used, took = _processor_seconds(process.pid) - used, time.monotonic() - began
+        calls = fleet.calls - calls
+        fleet.close()
+    finally:
+        process.kill()
+        process.wait()
+    return Figure(
+        name=f"coordinator of {WORKERS:,} workers and {CLIENTS} clients: share of a core",
+        value=used / took,
+        unit="of 1",
+        target=0.05,
+        at_most=True,
+        note=f"processor time of its process, page and all, over {took:.0f} s with "
+        f"{calls / took:.0f} calls a second, {fleet.refused} of them refused; the callers are "
+        "simulated",
+    )
+
+
+class _Simulated:
+    """Heartbeats and questions, each as often as the coordinator says."""
+
+    def __init__(self, address: str) -> None:
+        self.calls = self.refused = 0
+        self._heard: dict[int, int] = {}
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        turns: list[tuple[Callable[[Caller], float]]] = []
+        turns += [(self._worker(number),) for number in range(WORKERS)]
+        turns += [(self._client(number),) for number in range(CLIENTS)]
+        now = time.monotonic()
+        self._due = [(now + n / 200, n, turn) for n, (turn,) in enumerate(turns)]
+        heapq.heapify(self._due)
+        for _ in range(CALLERS):
+            caller = Caller(address, NO_CREDENTIALS)
+            threading.Thread(target=self._speak, args=(caller,), daemon=True).start()
+
+    def settle(self) -> None:
+        """Return once all have spoken twice, the second time at their interval."""
+        while min((self._heard.get(n, 0) for n in range(WORKERS + CLIENTS)), default=0) < 2:
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        """Call no more."""
+        self._closed.set()
+
+    def _worker(self, number: int) -> Callable[[Caller], float]:
+        about: dict[str, Any] = {
+            "id": uuid.uuid4().hex[:12],
+            "address": f"10.0.{number >> 8}.{number & 255}:8815",
+            "pid": 4000 + number,
+            "delivery": DELIVERY,
+            "tables": {"train": "ab" * 8},
+            "began": 1.7e9,
+            "made": 0,
+            "rows": 0,
+            "served": 0,
+            "hits": 0,
+            "windows": 0,
+            "seconds_made": 0.0,
+            "buffer_bytes": 1 << 28,
+            "wanted_bytes": 1 << 27,
+            "slot": None,
+        }
+
+        def speak(caller: Caller) -> float:
+            about["made"] += 100
+            answer = caller.act("heartbeat", about, 10.0)
+            about["slot"] = answer["slot"]
+            return float(answer["interval"])
+
+        return speak
+
+    def _client(self, number: int) -> Callable[[Caller], float]:
+        body: dict[str, Any] = {
+            "id": uuid.uuid4().hex[:12],
+            "delivery": DELIVERY,
+            "rank": number,
+            "most": ASKED,
+            "taken": 0,
+            "stalled": 0.0,
+            "read_here": 0,
+            "held_bytes": 1 << 26,
+            "workers": [],
+        }
+
+        def ask(caller: Caller) -> float:
+            body["taken"] += 100
+            answer = caller.act("workers", body, 10.0)
+            body["workers"] = [
+                {"slot": one["slot"], "address": one["address"]} for one in answer["workers"]
+            ]
+            return float(answer["interval"])
+
+        return ask
+
+    def _speak(self, caller: Caller) -> None:
+        while not self._closed.is_set():
+            with self._lock:
+                due, number, turn = self._due[0]
+                mine = due <= time.monotonic()
+                if mine:
+                    heapq.heappop(self._due)
+            if not mine:
+                time.sleep(0.005)
+                continue
+            try:
+                pause = turn(caller)
+            except Exception:
+                if self._closed.is_set():
+                    return
+                self.refused, pause = self.refused + 1, 1.0
+            with self._lock:
+                self.calls += 1
+                self._heard[number] = self._heard.get(number, 0) + 1
+                heapq.heappush(self._due, (time.monotonic() + pause, number, turn))
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
