@@ -138,6 +138,8 @@ def damage_cache(service: Service) -> None:
     for path in service.cache.iterdir():
         with contextlib.suppress(OSError):
             whole = bytearray(path.read_bytes())
+            if not whole:  # it is being written
+                continue
             at = service.chance.randrange(len(whole))
             if service.chance.random() < 0.5:
                 whole[at] ^= 1 << service.chance.randrange(8)

@@ -35,7 +35,7 @@ LOSSES, CHECKPOINT = "losses", "checkpoint.npz"
 
 
 def run_rank(registry: dict[str, Any], folder: Path, at: list[int], pipe: Connection) -> None:
-    """What the rank's process runs; it stops at some steps until it is told to go on."""
+    """What the rank's process runs; it stops at some steps until its parent lets it go on."""
     die_with_parent()
 
     def wait(step: int) -> None:

@@ -149,12 +149,12 @@ class Service:
                 if not pipe.poll(max(0.0, until - time.monotonic())):
                     self.rank.kill()
                     raise AssertionError(f"the rank did not end within {DEADLINE:g} s")
-                said, _, text = pipe.recv_bytes().decode().partition(" ")
-                if said == "holds":
+                word, _, text = pipe.recv_bytes().decode().partition(" ")
+                if word == "holds":
                     if int(text) > MOST_HELD:
                         self.wrong.append(f"{text} bytes waited in the rank")
                     continue
-                if said == "at":
+                if word == "at":
                     at.discard(int(text))
                     if self._fault.paused:
                         self._happen()
@@ -163,11 +163,11 @@ class Service:
                     pipe.send_bytes(b"go on")
                     continue
                 self.rank.join()
-                if said == "error":
+                if word == "error":
                     self.ended.append(text)
                     if not self._fault.may_end:
                         raise AssertionError(f"the rank ended: {text}")
-                return said
+                return word
         self.rank.join()
         return "killed"
 

@@ -199,7 +199,7 @@ def test_a_coordinator_that_has_just_begun_believes_its_clients() -> None:
     members = Members(100.0)
     had = [{"slot": slot, "address": f"h:{slot}"} for slot in range(20)]
     assert members.hear({"id": "w", "address": "h:7", "slot": 7, "delivery": "ab"}, 100.5) == 7
-    members.told(had, "ab", 100.6)
+    members.believe(had, "ab", 100.6)
     assert [one["slot"] for one in members.there()] == [*range(20)]
     assert members.hear({"id": "n", "address": "h:99", "slot": None}, 100.7) == 20
     for rank in range(5):  # each asks others
@@ -208,7 +208,7 @@ def test_a_coordinator_that_has_just_begun_believes_its_clients() -> None:
         assert "h:99" not in asked
         had = [one for one in had if one["address"] not in asked]
     assert not had
-    members.told([{"slot": 30, "address": "late"}], "ab", 104.0)
+    members.believe([{"slot": 30, "address": "late"}], "ab", 104.0)
     members.hear({"id": "w", "address": "h:7", "slot": 7, "delivery": "ab"}, 159.0)
     members.forget(161.0)
     assert [one["address"] for one in members.there()] == ["h:7"]

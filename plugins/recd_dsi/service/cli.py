@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.api import RegistryError
 from recd_plugins.api.cli import Commands, Debug, Overrides, RegistryFile, reported
+
+if TYPE_CHECKING:
+    from recd_dsi.service.calls import Credentials
+    from recd_dsi.service.coordinator import Coordinator
+    from recd_dsi.service.fleet import Backend
 
 __all__ = ["serve"]
 
@@ -34,6 +41,21 @@ Key = Annotated[
 
 @serve.command()
 def coordinator(
+    overrides: Overrides = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option("--registry", help="Start workers of it, on this machine.", metavar="FILE"),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", help="Workers to begin with, and at least.", min=1)
+    ] = 1,
+    most_workers: Annotated[
+        int | None,
+        typer.Option("--most-workers", help="Scale up to so many by clients' buffers.", min=1),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option("--backend", help="Who starts them: local, or ray.", metavar="NAME")
+    ] = "local",
     host: Host = "127.0.0.1",
     port: Port = 0,
     page: Annotated[
@@ -45,15 +67,23 @@ def coordinator(
     key: Key = None,
     debug: Debug = False,
 ) -> None:
-    """Hear workers, and tell trainers of them."""
+    """Hear workers, and tell trainers of them; start workers, as many as trainers need."""
     with reported(debug):
         from recd_dsi.service.calls import credentials_of
         from recd_dsi.service.coordinator import Coordinator
+        from recd_dsi.service.scaling import Bounds, Scaler, Scaling
         from recd_plugins.api.reading import die_with_parent
 
         die_with_parent()
-        server = Coordinator(host, port, credentials_of(token_file, certificate, key))
+        credentials = credentials_of(token_file, certificate, key)
+        server = Coordinator(host, port, credentials)
         typer.echo(f"serves {server.address}")
+        started = None
+        if registry is not None:
+            started = _started(registry, overrides or (), backend, workers, server, credentials)
+        if most_workers is not None:
+            server.scaling = Scaling(Bounds(fewest=workers, most=most_workers))
+            Scaler(server.scaling, server.clients, started)
         if page is not None:
             from recd_dsi.service.page import Page
 
@@ -102,6 +132,30 @@ def worker(
             join_coordinator(server, join, credentials)
         typer.echo(f"serves {server.address}")
         server.serve()
+
+
+def _started(
+    registry: Path,
+    overrides: Sequence[str],
+    backend: str,
+    workers: int,
+    server: Coordinator,
+    credentials: Credentials,
+) -> Backend:
+    """Workers of a registry that join the coordinator of this process."""
+    from recd_dsi.service.local_backend import LocalBackend
+    from recd_dsi.service.ray_backend import RayBackend
+    from recd_dsi.service.worker import WorkerOptions
+    from recd_plugins import load
+
+    delivery = load(registry, overrides).delivery()
+    options = WorkerOptions(join=server.address, credentials=credentials)
+    given = (delivery, options, workers, server.has_started)
+    if backend not in ("local", "ray"):
+        raise RegistryError(f"--backend: {backend} is none; choose local or ray.")
+    found = RayBackend(*given, address="auto") if backend == "ray" else LocalBackend(*given)
+    found.wait()
+    return found
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from recd_dsi.service.calls import (
 )
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import read_json
+from recd_dsi.service.scaling import Scaling
 from recd_dsi.service.worker import Worker
 from recd_plugins.api import DataError
 
@@ -92,7 +93,7 @@ class Members:
         known.about, known.until = about, now + SILENCE * self.interval
         return known.slot
 
-    def told(self, workers: Any, delivery: str, now: float) -> None:
+    def believe(self, workers: Any, delivery: str, now: float) -> None:
         """A client says which workers it has: news to a coordinator that has just begun."""
         if now > self._began + SILENCE * INTERVAL or not isinstance(workers, list):
             return
@@ -140,9 +141,9 @@ class Members:
         if not self._chosen:
             self._chosen[""] = []
             for one in self.there():
-                told = {name: one.get(name) for name in ("slot", "address", "delivery")}
-                self._chosen[""].append(told)
-                self._chosen.setdefault(str(one.get("delivery")), []).append(told)
+                entry = {name: one.get(name) for name in ("slot", "address", "delivery")}
+                self._chosen[""].append(entry)
+                self._chosen.setdefault(str(one.get("delivery")), []).append(entry)
         return self._chosen.get(delivery, [])
 
     def _add(self, about: dict[str, Any], slot: Any) -> _Member:
@@ -165,6 +166,9 @@ class Coordinator(flight.FlightServerBase):
     ) -> None:
         credentials.check(host)
         self.members = Members(time.monotonic())
+        self.scaling: Scaling | None = None
+        """Who says how many workers there should be, if anybody does."""
+        self._started: set[str] = set()
         self._clients: dict[str, tuple[float, dict[str, Any]]] = {}
         self._lock = threading.Lock()
         super().__init__(listening(host, port, credentials), **server_options(credentials))
@@ -185,21 +189,33 @@ class Coordinator(flight.FlightServerBase):
         except DataError as error:
             raise flight_error(error) from None
 
-    def known(self) -> dict[str, list[dict[str, Any]]]:
-        """Workers and clients, as they describe themselves: what its page shows."""
+    def known(self) -> dict[str, Any]:
+        """Workers and clients, as they describe themselves, and scaling: what its page shows."""
+        scaling = {} if self.scaling is None else {"scaling": self.scaling.about()}
+        clients = self.clients()
         with self._lock:
-            now = time.monotonic()
-            self.members.forget(now)
-            self._forget_clients(now)
-            clients = [client for _, client in self._clients.values()]
-            return {"workers": self.members.there(), "clients": clients}
+            self.members.forget(time.monotonic())
+            return {"workers": self.members.there(), "clients": clients, **scaling}
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Those that ask, as they describe themselves."""
+        with self._lock:
+            self._forget_clients(time.monotonic())
+            return [client for _, client in self._clients.values()]
+
+    def has_started(self, there: dict[int, str]) -> None:
+        """Its own workers, by slot: those that ended are gone at once."""
+        with self._lock:
+            for address in self._started - {*there.values()}:
+                self.members.drop(address)
+            self._started = {*there.values()}
 
     def _workers_for(self, client: dict[str, Any], now: float) -> dict[str, Any]:
         who, delivery = client.get("id"), str(client.get("delivery", ""))
         rank, most = client.get("rank", 0), client.get("most", 1)
         if not (isinstance(rank, int) and isinstance(most, int) and min(rank, most) >= 0):
             raise DataError("a client says neither which rank it is nor how many workers it asks.")
-        self.members.told(client.pop("workers", None), delivery, now)
+        self.members.believe(client.pop("workers", None), delivery, now)
         # It describes itself, too; nothing depends on that.
         if isinstance(who, str) and 0 < len(who) <= 64:
             if who not in self._clients:

@@ -109,6 +109,13 @@ class Fetching:
         """Bytes of the batches that wait here."""
         return sum(self._bytes.values())
 
+    @property
+    def filled(self) -> float:
+        """The share of what may wait here that does; all of it where nothing more is wanted."""
+        with self._change:
+            most = min(self._depth, self._length - self._next)
+            return 1.0 if self._closed or most <= 0 else len(self._ready) / most
+
     def get(self) -> Batch:
         """The next batch; `NobodyAnswers`, or what is wrong with it."""
         began = time.monotonic()

@@ -13,6 +13,7 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from recd_dsi.service.calls import Caller, Credentials
+from recd_dsi.service.scaling import Scaler
 
 __all__ = ["Backend", "Fleet", "Remote"]
 
@@ -32,6 +33,10 @@ class Backend(Protocol):
 
     def wait(self) -> None:
         """Return once a worker serves; an error if none can."""
+        ...
+
+    def resize(self, workers: int) -> None:
+        """Have so many from now on."""
         ...
 
     def close(self) -> None:
@@ -95,6 +100,8 @@ class Fleet:
     def __init__(self, credentials: Credentials, slots: int) -> None:
         """`slots`: how many workers there are when all are there."""
         self._credentials, self._slots = credentials, slots
+        self.scaler: Scaler | None = None
+        """Who says how many that is, if anybody does."""
         self.closed = False
         self.id = uuid.uuid4().hex[:12]
         self.readers: WeakSet[CountedLoader] = WeakSet()
@@ -131,15 +138,26 @@ class Fleet:
         return up[turn % len(up)] if up else None
 
     def about(self) -> dict[str, Any]:
-        """This client and what its loaders have done, together."""
+        """This client and what its loaders have done, together; how full the emptiest one is."""
         counts: Counter[str] = Counter()
+        filled = 1.0
         for reader in [*self.readers]:
-            counts.update(reader.about())
-        return {"id": self.id, **counts}
+            about = reader.about()
+            filled = min(filled, about.pop("filled", 1.0))
+            counts.update(about)
+        return {"id": self.id, **counts, **({"filled": filled} if self.readers else {})}
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers from now on, of those that this process starts."""
+        self._slots = workers
+        if self.backend is not None:
+            self.backend.resize(workers)
 
     def close(self) -> None:
         """Call nobody any more, and end those that this process started."""
         self.closed = True
+        if self.scaler is not None:
+            self.scaler.close()
         if self.backend is not None:
             self.backend.close()
         with self._lock:

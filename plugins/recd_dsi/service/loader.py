@@ -90,6 +90,7 @@ class ServiceLoader:
             "stalled": round(self.stalled, 3),
             "read_here": self.read_here,
             "held_bytes": self.fetching.held_bytes if self.fetching is not None else 0,
+            "filled": round(self.fetching.filled, 3) if self.fetching is not None else 1.0,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ LOOK = 0.1
 """Seconds between two looks at whether all are there."""
 PAUSE = 2.0
 """Seconds until a process that ended before it served is started again."""
-START = 120.0
+START = 300.0
 """Seconds in which the first worker must serve."""
 
 
@@ -64,6 +64,18 @@ class LocalBackend:
         """The processes, by slot."""
         return [None if one is None else one.process.pid for one in self._processes]
 
+    def resize(self, workers: int) -> None:
+        """Have so many from now on; of the last slots those end that are too many."""
+        with self._lock:
+            more = workers - len(self._processes)
+            gone = self._processes[workers:]
+            del self._processes[workers:], self._again[workers:]
+            self._processes += [None] * more
+            self._again += [0.0] * more
+        for one in gone:
+            if one is not None:
+                one.end()
+
     def close(self) -> None:
         """End them all."""
         with self._lock:
@@ -73,41 +85,42 @@ class LocalBackend:
                     one.end()
 
     def _keep(self) -> None:
+        before: dict[int, str] = {}
         while True:
             with self._lock:
                 if self._closed:
                     return
-                changes = sum(map(self._look, range(len(self._processes))))
+                for slot in range(len(self._processes)):
+                    self._look(slot)
                 there = {
                     slot: one.address
                     for slot, one in enumerate(self._processes)
                     if one is not None and one.address
                 }
-            if changes:
+            if there != before:
                 self._changed(there)
-                if there:
-                    self._first.set()
+                before = there
+            if there:
+                self._first.set()
             time.sleep(LOOK)
 
-    def _look(self, slot: int) -> bool:
-        """Start what is not there; whether anything changed."""
+    def _look(self, slot: int) -> None:
+        """Start what is not there."""
         one = self._processes[slot]
         if one is None:
             if time.monotonic() >= self._again[slot]:
                 self._processes[slot] = _WorkerProcess(self._context, self._text, self._options)
-            return False
-        had = one.address
+            return
         found = one.look()
         if isinstance(found, RecdError):
             self._error = found
             self._first.set()
         if one.process.is_alive():
-            return one.address != had
+            return
         if not one.address:
             self._again[slot] = time.monotonic() + PAUSE
         one.end()
         self._processes[slot] = None
-        return True
 
 
 class _WorkerProcess:

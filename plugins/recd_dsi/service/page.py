@@ -18,13 +18,13 @@ SPAN = 10.0
 """Seconds over which rates are means."""
 LOOK = 1.0
 """Seconds between two looks at the counts."""
-Known = Mapping[str, list[dict[str, Any]]]
-"""`workers` and `clients`, as they describe themselves."""
+Known = Mapping[str, Any]
+"""`workers` and `clients`, as they describe themselves, and `scaling`, where anybody scales."""
 COUNTERS = {
     "workers": ("made", "rows", "served", "hits", "windows"),
     "clients": ("taken", "stalled", "read_here"),
 }
-GAUGES = {"workers": ("buffer_bytes", "wanted_bytes"), "clients": ("held_bytes",)}
+GAUGES = {"workers": ("buffer_bytes", "wanted_bytes"), "clients": ("held_bytes", "filled")}
 HELP = {
     "made": "Batches made.",
     "rows": "Rows of the batches made.",
@@ -37,6 +37,7 @@ HELP = {
     "stalled": "Seconds in which the trainer waited for a batch.",
     "read_here": "Batches that the rank read itself.",
     "held_bytes": "Bytes of batches that wait in the rank.",
+    "filled": "The share of what may wait in the rank that does.",
 }
 
 
@@ -57,13 +58,14 @@ class Page:
     def state(self) -> dict[str, Any]:
         """All numbers, with rates."""
         known = self._known()
-        return {
+        found: dict[str, Any] = {
             kind: [
                 {**plain, **self._rates.of(f"{kind} {plain['id']}")}
                 for plain in (_plain(one, kind) for one in known[kind])
             ]
             for kind in COUNTERS
         }
+        return found | {"scaling": known.get("scaling")}
 
     def metrics(self) -> str:
         """The same as Prometheus reads it."""
@@ -127,6 +129,15 @@ def metrics(known: Known) -> str:
                 f'{full}{{{one_of}="{_label(one["id"])}"}} {_number(one.get(name)):.12g}'
                 for one in known[kind]
             ]
+    if scaling := known.get("scaling"):
+        lines += ["# HELP recd_workers_wanted How many workers there should be."]
+        lines += ["# TYPE recd_workers_wanted gauge", f"recd_workers_wanted {scaling['wanted']}"]
+        lines += ["# HELP recd_scalings_total Changes of that number."]
+        lines += ["# TYPE recd_scalings_total counter"]
+        lines += [
+            f'recd_scalings_total{{direction="{name}"}} {scaling[name + "s"]}'
+            for name in ("up", "down")
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -208,6 +219,8 @@ tr + tr td { border-top: 1px solid var(--line); } .gone { color: var(--bad) !imp
 <h1>Reader service</h1><div class="sums" id="sums"></div>
 <h2>Workers</h2><div class="wide"><table id="workers"></table></div>
 <h2>Clients</h2><div class="wide"><table id="clients"></table></div>
+<div id="scaling" hidden><h2>Scaling</h2><p id="why"></p>
+<div class="wide"><table id="changes"></table></div></div>
 <p id="at"></p>
 <script>
 const whole = n => Math.round(n || 0).toLocaleString("en");
@@ -222,7 +235,8 @@ const columns = {
   clients: [["client", "id", s => s.slice(0, 8)], ["registry", "delivery", s => s.slice(0, 8)],
     ["batches/s", "taken_per_s", n => (n || 0).toFixed(1)], ["taken", "taken", whole],
     ["stalled now", "stalled_per_s", share], ["stalled, s", "stalled", n => n.toFixed(2)],
-    ["read itself", "read_here", whole], ["buffer, MiB", "held_bytes", mib]] };
+    ["read itself", "read_here", whole], ["buffer, MiB", "held_bytes", mib],
+    ["filled", "filled", share]] };
 function row(tag, texts) {
   const line = document.createElement("tr");
   for (const text of texts) {
@@ -233,6 +247,14 @@ function show(state) {
   for (const [name, all] of Object.entries(columns))
     document.getElementById(name).replaceChildren(row("th", all.map(c => c[0])),
       ...state[name].map(one => row("td", all.map(c => c[2](one[c[1]])))));
+  const scaling = state.scaling;
+  document.getElementById("scaling").hidden = !scaling;
+  if (scaling) {
+    document.getElementById("why").textContent = `${scaling.wanted} workers are wanted, of ` +
+      `${scaling.fewest} to ${scaling.most}: ${scaling.why}.`;
+    document.getElementById("changes").replaceChildren(row("th", ["workers", "why", "after, s"]),
+      ...scaling.changes.slice(-10).reverse().map(one =>
+        row("td", [one.wanted, one.why, one.after.toFixed(0)]))); }
   const stalls = state.clients.map(one => one.stalled_per_s || 0);
   const sums = [["workers", whole(state.workers.length)], ["clients", whole(state.clients.length)],
     ["rows/s made", whole(sum(state.workers, "rows_per_s"))],

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_dsi.service.calls import HOST, Credentials
+from recd_dsi.service.coordinator import join
 from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.api import CapabilityError, RecdError
 from recd_plugins.api.reading import Delivery
@@ -29,7 +30,7 @@ __all__ = ["RayBackend", "WorkerActor", "host_of"]
 
 LOOK = 0.25
 """Seconds between two looks at whether all are there."""
-START = 180.0
+START = 300.0
 """Seconds in which the first worker must serve: a cluster may have to make room for it."""
 
 
@@ -52,9 +53,12 @@ class RayBackend:
         kind = self._ray.remote(max_restarts=-1, num_cpus=1, scheduling_strategy="SPREAD")(
             WorkerActor
         )
-        text = options_text(options)
-        self._actors = [kind.remote(delivery.text(), text, here) for _ in range(workers)]
-        self._found: list[dict[str, str]] = [{} for _ in self._actors]
+        given = (delivery.text(), options_text(options), here)
+        self._start = lambda: kind.remote(*given)
+        self._lock = threading.Lock()
+        self._actors = [self._start() for _ in range(workers)]
+        self._found: dict[Any, dict[str, str]] = {}
+        """By actor, what it says of itself while it is there."""
         self._closed = threading.Event()
         self._error: RecdError | None = None
         self._first = threading.Event()
@@ -77,12 +81,20 @@ class RayBackend:
     @property
     def pids(self) -> list[int | None]:
         """The processes, by slot; a node of another machine has numbers of its own."""
-        return [int(one["pid"]) if one else None for one in self._found]
+        return [int(one["pid"]) if one else None for one in self._by_slot()]
 
     @property
     def nodes(self) -> list[str | None]:
         """On which node of Ray each is, by slot."""
-        return [one.get("node") for one in self._found]
+        return [one.get("node") for one in self._by_slot()]
+
+    def resize(self, workers: int) -> None:
+        """Have so many from now on; of the last slots those end that are too many."""
+        with self._lock:
+            gone = self._actors[workers:]
+            del self._actors[workers:]
+            self._actors += [self._start() for _ in range(workers - len(self._actors))]
+        self._end(gone)
 
     def close(self) -> None:
         """End them all."""
@@ -90,35 +102,42 @@ class RayBackend:
             return
         self._closed.set()
         self._thread.join(5 * LOOK)
-        for actor in self._actors:
+        self._end(self._actors)
+
+    def _end(self, actors: list[Any]) -> None:
+        for actor in actors:
             with contextlib.suppress(Exception):  # Ray has ended already
                 self._ray.kill(actor)
 
+    def _by_slot(self) -> list[dict[str, str]]:
+        with self._lock:
+            return [self._found.get(actor, {}) for actor in self._actors]
+
     def _keep(self) -> None:
-        asked: dict[Any, int] = {}
-        waiting = set(range(len(self._actors)))
+        asked: dict[Any, Any] = {}
+        before: dict[int, str] = {}
         while not self._closed.wait(LOOK):
             try:
-                asked |= {self._actors[slot].where.remote(): slot for slot in waiting}
-                waiting.clear()
+                with self._lock:
+                    waiting = [one for one in self._actors if one not in asked.values()]
+                asked |= {actor.where.remote(): actor for actor in waiting}
                 ready, _ = self._ray.wait([*asked], num_returns=len(asked), timeout=LOOK)
-                before = self._there()
                 for reference in ready:
-                    slot = asked.pop(reference)
-                    waiting.add(slot)
-                    self._found[slot] = self._answered(reference)
+                    found = self._answered(reference)
+                    with self._lock:
+                        self._found[asked.pop(reference)] = found
+                        self._found = {one: self._found.get(one, {}) for one in self._actors}
             except Exception as error:  # nobody else would hear that Ray itself ended
                 if not self._closed.is_set():
                     self._error = CapabilityError(f"reader: Ray does not answer: {error}")
                     self._first.set()
                 return
-            if self._there() != before:
-                self._changed(self._there())
-            if self._there():
+            there = {slot: one["address"] for slot, one in enumerate(self._by_slot()) if one}
+            if there != before:
+                self._changed(there)
+                before = there
+            if there:
                 self._first.set()
-
-    def _there(self) -> dict[int, str]:
-        return {slot: one["address"] for slot, one in enumerate(self._found) if one}
 
     def _answered(self, reference: Any) -> dict[str, str]:
         """What an actor says of itself; nothing while it is away."""
@@ -158,6 +177,8 @@ class WorkerActor:
             worker = Worker(Delivery.from_text(self._delivery), replace(options, host=host))
         except RecdError as error:
             return {"error": str(error)}
+        if options.join is not None:
+            join(worker, options.join, options.credentials)
         threading.Thread(target=worker.serve, daemon=True, name="recd-worker").start()
         node = ray.get_runtime_context().get_node_id()
         return {"address": worker.address, "pid": str(os.getpid()), "node": node}
@@ -182,6 +203,7 @@ def options_text(options: WorkerOptions) -> str:
             "buffer_bytes": options.buffer_bytes,
             "disk": None if options.disk is None else str(options.disk.resolve()),
             "disk_bytes": options.disk_bytes,
+            "join": options.join,
             "token": credentials.token,
             "certificate": None
             if credentials.certificate is None
@@ -202,6 +224,7 @@ def options_of(text: str) -> WorkerOptions:
         buffer_bytes=found["buffer_bytes"],
         disk=paths["disk"],
         disk_bytes=found["disk_bytes"],
+        join=found["join"],
         credentials=Credentials(
             token=found["token"], certificate=paths["certificate"], key=paths["key"]
         ),

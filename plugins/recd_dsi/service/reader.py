@@ -37,6 +37,9 @@ class ServiceReaderConfig(Config):
 
     workers: Annotated[int, Range(ge=1, le=256)] = 2
     """Workers of a rank: so many are started; of those that are there, so many are asked."""
+    most_workers: Annotated[int | None, Range(ge=1, le=256)] = None
+    """Start more, up to so many, while batches that wait are too few, and fewer again, down to
+    `workers`, while they are plenty; by default as many as `workers` all the time."""
     backend: Literal["local", "ray"] = "local"
     """Who starts workers: each rank, as processes of its machine, which end with it (local), or as
     actors of Ray, spread over its nodes (ray)."""
@@ -96,6 +99,17 @@ class ServiceReaderConfig(Config):
                 f"skip leaves the order of rows as it is, which `sessions: {self.sessions}` makes "
                 "of what the rows hold. Choose split, or `damaged: raise`.",
                 "damaged",
+            )
+        if self.most_workers is not None and self.most_workers < self.workers:
+            raise RegistryError(
+                f"is {self.most_workers}, fewer than the {self.workers} `workers` to begin with.",
+                "most_workers",
+            )
+        if self.most_workers is not None and self.coordinator is not None:
+            raise RegistryError(
+                "is of workers that the rank starts. A coordinator scales its own: give it "
+                "`--most-workers`, and leave this out.",
+                "most_workers",
             )
 
 
@@ -161,7 +175,7 @@ class ServiceReader:
                 shared=config.shared_memory_mib > 0,
             ),
             fall_back=config.when_none_answers == "read",
-            workers=config.workers,
+            workers=config.most_workers or config.workers,
             leave_out=config.damaged == "skip",
         )
 
@@ -200,6 +214,7 @@ def started(config: ServiceReaderConfig, delivery: Delivery, rank: int) -> Fleet
     from recd_dsi.service.fleet import Fleet
     from recd_dsi.service.local_backend import LocalBackend
     from recd_dsi.service.ray_backend import RayBackend
+    from recd_dsi.service.scaling import Bounds, Scaler, Scaling
     from recd_dsi.service.worker import WorkerOptions
 
     with _LOCK:
@@ -231,6 +246,9 @@ def started(config: ServiceReaderConfig, delivery: Delivery, rank: int) -> Fleet
                 backend = LocalBackend(delivery, options, config.workers, fleet.now)
             backend.wait()
             fleet.backend = backend
+            if config.most_workers is not None:
+                bounds = Bounds(fewest=config.workers, most=config.most_workers)
+                fleet.scaler = Scaler(Scaling(bounds), lambda: [fleet.about()], fleet)
             _FLEETS[place] = fleet
         return _FLEETS[place]
 
