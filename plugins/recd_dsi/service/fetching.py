@@ -112,7 +112,7 @@ class Fetching:
     @property
     def filled(self) -> float:
         """The share of what may wait here that does; all of it where nothing more is wanted."""
-        with self._change:
+        with self._lock:
             most = min(self._depth, self._length - self._next)
             return 1.0 if self._closed or most <= 0 else len(self._ready) / most
 
