@@ -30,6 +30,14 @@ CURVES: Mapping[str, tuple[bool, Coalesce]] = {
 """Whether lookups are of unique samples, and how ids travel."""
 SHARES = (0.0, *(2.0**-power for power in range(16, -1, -1)))
 """Of the replicas with which a step takes the least time."""
+BESIDE = {
+    "row-wise": (-8, -9, "end"),
+    "FlexShard": (-8, 18, "end"),
+    "SCARS": (8, 40, "middle"),
+    "RecD": (8, 18, "start"),
+    "together": (8, 20, "start"),
+}
+"""Where the words of a point stand, so that no curve runs through them: right, down, anchor."""
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 440, 64, 20, 24, 48
 TICKS_GB, TICKS_MS = (3, 4, 5, 6, 7, 8, 9, 10), (25, 50, 100, 200)
@@ -99,11 +107,8 @@ def picture(ink: Ink) -> str:
         x, y = _at(step)
         body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{ink.text}"/>')
         words = f"{name}: {step.ms:.0f} ms, {step.memory / GB:.1f} GiB"
-        left = x > WIDTH / 2
-        below = 18 if name in ("FlexShard", "RecD") else -9
-        body.append(
-            _text(x + (-8 if left else 8), y + below, words, ink.text, "end" if left else "start")
-        )
+        right, down, anchor = BESIDE[name]
+        body.append(_text(x + right, y + down, words, ink.text, anchor))
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
