@@ -25,7 +25,7 @@ from recd_plugins.compat.pytorch import TorchDispatchMode, pytree
 __all__ = ["EmulatedCuda", "held", "on_device"]
 
 CUDA = torch.device("cuda", 0)
-OURS = Path(__file__).parents[2]
+OURS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("src", "plugins", "tests"))
 WAITS = {
     "aten::_local_scalar_dense": "item",
     "aten::_unique2": "unique",
@@ -225,7 +225,7 @@ def _asker() -> str:
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(str(OURS)) and file != __file__:
+        if file.startswith(OURS) and file != __file__:
             return f"{Path(file).name} {frame.f_code.co_name}"
         frame = frame.f_back
     return "torch"

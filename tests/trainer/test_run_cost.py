@@ -45,6 +45,17 @@ def test_a_run_costs_what_its_steps_cost() -> None:
     assert costs[1].seconds == pytest.approx(0.06)
 
 
+def test_ranks_are_told_apart_since_there_were_as_many() -> None:
+    """An elastic run goes on with fewer ranks, or more."""
+    two = cost(by_rank={"step_ms": [8.0, 12.0]}, sent=[[1.0, 2.0], [3.0, 4.0]])
+    one = [cost(by_rank={"step_ms": [step_ms]}, sent=[[step_ms]]) for step_ms in (20.0, 30.0)]
+    whole = mean_cost([two, one[0], cost(steps=15, by_rank=one[1].by_rank, sent=one[1].sent)])
+    assert whole is not None
+    assert whole.steps == 25
+    assert whole.by_rank == {"step_ms": [27.5]}
+    assert whole.sent == [[25.0]]
+
+
 def test_a_cost_is_reported_in_a_line() -> None:
     traffic = {"all_reduce": {"backward": 2048.0}, "all_to_all": {"ids": 512.0, "forward": 3e8}}
     assert str(cost(dedupe_factor=2.5, traffic=traffic)) == (

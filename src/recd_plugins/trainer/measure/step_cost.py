@@ -58,7 +58,7 @@ class StepCost:
     in it; mean over them and over the ranks. Empty where the loader does not say it."""
     by_rank: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of the first `RANKS` ranks, `step_ms` and `wait_ms`: a step's time, and that of it in which
-    the rank waits for its reader."""
+    the rank waits for its reader; of a whole run, since it last changed how many ranks it has."""
     sent: Sequence[Sequence[float]] = ()
     """[R, R] bytes that each of these ranks hands to all-to-alls and sends for each other, and for
     itself, of a sampled step; empty where none was."""
@@ -294,6 +294,7 @@ class _CostSoFar:
         self._reading: dict[str, float] = {}
         self._reading_steps = 0
         self._by_rank: dict[str, list[float]] = {}
+        self._ranked_steps = 0
         self._sent: list[list[float]] = []
         self._sent_steps = 0
         self._memory: Mapping[str, Sequence[float]] = {}
@@ -310,6 +311,21 @@ class _CostSoFar:
             self._reading_steps += cost.steps
         for part, value in cost.reading_ms.items():
             self._reading[part] = self._reading.get(part, 0.0) + value * cost.steps
+        self._add_ranks(cost)
+        self._memory = cost.memory_mib or self._memory
+        if cost.traffic:
+            self._sampled += 1
+        for to, phases in cost.traffic.items():
+            for phase, size in phases.items():
+                self._bytes[to, phase] = self._bytes.get((to, phase), 0) + size
+
+    def _add_ranks(self, cost: StepCost) -> None:
+        """What each rank has; a run that goes on with another number of them begins it anew."""
+        if any(len(cost.by_rank.get(name, ())) != len(had) for name, had in self._by_rank.items()):
+            self._by_rank, self._ranked_steps = {}, 0
+            self._sent, self._sent_steps = [], 0
+        if cost.by_rank:
+            self._ranked_steps += cost.steps
         for name, values in cost.by_rank.items():
             sums = self._by_rank.get(name, [0.0] * len(values))
             added = [cost.steps * value for value in values]
@@ -321,12 +337,6 @@ class _CostSoFar:
                 for both in zip(rows, cost.sent, strict=True)
             ]
             self._sent_steps += 1
-        self._memory = cost.memory_mib or self._memory
-        if cost.traffic:
-            self._sampled += 1
-        for to, phases in cost.traffic.items():
-            for phase, size in phases.items():
-                self._bytes[to, phase] = self._bytes.get((to, phase), 0) + size
 
     def mean(self) -> StepCost | None:
         if not self._times:
@@ -344,7 +354,7 @@ class _CostSoFar:
             traffic=traffic,
             reading_ms={part: value / self._reading_steps for part, value in self._reading.items()},
             by_rank={
-                name: [value / self._steps for value in values]
+                name: [value / self._ranked_steps for value in values]
                 for name, values in self._by_rank.items()
             },
             sent=[[value / self._sent_steps for value in row] for row in self._sent] or (),
