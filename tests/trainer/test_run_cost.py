@@ -119,6 +119,7 @@ def test_a_run_measures_its_steps(tmp_path: Path, gloo_pool: GlooPool) -> None:
         assert owned["dense"] >= owned["gradients"]
     sent = found[0]["sent"]
     through = sum(found[0]["traffic"]["all_to_all"].values())
+    # `through` is the ranks' mean: each hands on what its own tables and samples are.
     assert [sum(row) for row in sent] == pytest.approx([through] * 2, rel=0.5)
     assert sum(map(sum, sent)) == pytest.approx(2 * through)
 

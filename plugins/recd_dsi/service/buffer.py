@@ -8,6 +8,7 @@ import os
 import uuid
 import zlib
 from collections import OrderedDict
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -90,22 +91,21 @@ class Buffer:
             (self._wanted if wanted else self._given)[key] = record
             self.bytes += record.nbytes
             self.wanted_bytes += record.nbytes if wanted else 0
-            while self.bytes > self._most and len(self._wanted) + len(self._given) > 1:
-                # The furthest ahead goes last of all: it was made for somebody.
-                from_given = bool(self._given) and next(iter(self._given)) != key
-                held = self._given if from_given else self._wanted
-                if not held or (len(held) == 1 and key in held):
-                    break
-                other, least = held.popitem(last=not from_given)
-                if other == key:
-                    held[other] = least
-                    other, least = held.popitem(last=from_given)
-                self.bytes -= least.nbytes
-                self.wanted_bytes -= 0 if from_given else least.nbytes
-                gone.append((other, least))
+            while self.bytes > self._most and (other := self._least(key)) is not None:
+                kept = self._given if other in self._given else self._wanted
+                out = kept.pop(other)
+                self.bytes -= out.nbytes
+                self.wanted_bytes -= out.nbytes if kept is self._wanted else 0
+                gone.append((other, out))
         if self._disk is not None:
-            for other, least in gone:
-                self._disk.put(other, least)
+            for other, out in gone:
+                self._disk.put(other, out)
+
+    def _least(self, latest: Key) -> Key | None:
+        """Who goes first, beside the latest: asked for longest ago, then needed last."""
+        return next(
+            (one for one in chain(self._given, reversed(self._wanted)) if one != latest), None
+        )
 
 
 class DiskCache:

@@ -35,6 +35,8 @@ FEWEST_BATCHES = 4
 """Batches of a turn at least: each turn ends in a batch for which the next window is read too."""
 MOST_WINDOWS = 4
 """Windows of a turn at most."""
+ORDERED = [one.name for one in dataclasses.fields(Order) if one.name != "stripe_rows"]
+"""What a job has of an order: all but the table's own part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,32 +74,12 @@ class BatchJob(Config):
         cls, order: Order, *, delivery: str, table: str, split: Split, consumers: int
     ) -> BatchJob:
         """The job that reads in this order."""
-        return cls(
-            delivery=delivery,
-            table=table,
-            split=split,
-            consumers=consumers,
-            streams=order.streams,
-            rows_per_batch=order.rows_per_batch,
-            shuffle=order.shuffle,
-            window=order.window,
-            tail=order.tail,
-            seed=order.seed,
-            sessions=order.sessions,
-        )
+        ordered = {name: getattr(order, name) for name in ORDERED}
+        return cls(delivery=delivery, table=table, split=split, consumers=consumers, **ordered)
 
     def order(self, stripe_rows: tuple[int, ...]) -> Order:
         """The order of the table's rows."""
-        return Order(
-            stripe_rows=stripe_rows,
-            streams=self.streams,
-            rows_per_batch=self.rows_per_batch,
-            shuffle=self.shuffle,
-            window=self.window,
-            tail=self.tail,
-            seed=self.seed,
-            sessions=self.sessions,
-        )
+        return Order(stripe_rows=stripe_rows, **{name: getattr(self, name) for name in ORDERED})
 
     @cached_property
     def digest(self) -> str:

@@ -7,10 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from recd_dsi.service.calls import HOST
+from recd_plugins.api.cli import HTML, Served
 
 __all__ = ["Page", "Rates", "metrics"]
 
@@ -47,13 +46,17 @@ class Page:
     def __init__(self, known: Callable[[], Known], port: int = 0) -> None:
         """`known` is asked every second, and for each answer; port 0: one that is free."""
         self._known, self._rates = known, Rates()
-        self._server = ThreadingHTTPServer((HOST, port), _handler(self))
-        self._server.daemon_threads = True
+        self._served = Served(
+            {
+                "/": (lambda: PAGE, HTML),
+                "/state": (lambda: json.dumps(self.state()), "application/json"),
+                "/metrics": (self.metrics, "text/plain; version=0.0.4; charset=utf-8"),
+            },
+            port,
+        )
+        self.address = self._served.address
         self._closed = threading.Event()
-        self.port: int = self._server.server_port
-        self.address = f"http://{HOST}:{self.port}"
-        for run in (self._server.serve_forever, self._look):
-            threading.Thread(target=run, daemon=True, name="recd-page").start()
+        threading.Thread(target=self._look, daemon=True, name="recd-rates").start()
 
     def state(self) -> dict[str, Any]:
         """All numbers, with rates."""
@@ -74,8 +77,7 @@ class Page:
     def close(self) -> None:
         """Answer nobody any more."""
         self._closed.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._served.close()
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK):
@@ -155,44 +157,6 @@ def _label(text: Any) -> str:
     return str(text).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _handler(page: Page) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in (HOST, "localhost"):  # a site that was told to be this machine
-                self.send_error(403)
-                return
-            match self.path:
-                case "/":
-                    self._send(PAGE, "text/html; charset=utf-8")
-                case "/state":
-                    self._send(json.dumps(page.state()), "application/json")
-                case "/metrics":
-                    self._send(page.metrics(), "text/plain; version=0.0.4; charset=utf-8")
-                case _:
-                    self.send_error(404)
-
-        def _send(self, text: str, kind: str) -> None:
-            body = text.encode()
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Content-Security-Policy", POLICY)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Requests are not printed."""
-
-    return Handler
-
-
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-)
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Reader service</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">

@@ -11,14 +11,17 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.written import PICTURES, check_writable
+from recd_plugins.report.served import HTML, Served
 
 __all__ = [
+    "HTML",
     "PICTURES",
     "AsJson",
     "Commands",
     "Debug",
     "Overrides",
     "RegistryFile",
+    "Served",
     "TableFolder",
     "check_writable",
     "progress",

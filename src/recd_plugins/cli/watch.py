@@ -28,8 +28,9 @@ def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = Fa
     """
     with reported(debug):
         from recd_plugins.errors import DataError
+        from recd_plugins.launch.environment import HOST
         from recd_plugins.report.sources import read_sources
-        from recd_plugins.report.watch import HOST, Watched
+        from recd_plugins.report.watch import Watched
 
         read_sources(runs)  # what is no run is said before a page is
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from recd_plugins.errors import DataError
 from recd_plugins.trainer.measure.runs_compared import RunLog, read_run
 
-__all__ = ["KINDS", "Printed", "Sources", "read_sources"]
+__all__ = ["KINDS", "Printed", "Sources", "named_path", "read_sources"]
 
 KINDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "plan": (("plan", "tiers"), "recd plan"),
@@ -71,15 +71,20 @@ class Sources:
 def read_sources(named: Sequence[str]) -> Sources:
     """Each is a path, or NAME=path: of a run's folder or of a file."""
     runs, printed = [], []
-    for one in named:
-        name, equals, path = one.partition("=")
-        known = Path(path) if equals and not Path(one).exists() else Path(one)
-        called = name if known != Path(one) else None
-        if known.is_file():
-            printed.append(_printed(known, called or known.stem))
+    for path, name in map(named_path, named):
+        if path.is_file():
+            printed.append(_printed(path, name or path.stem))
         else:
-            runs.append(read_run(known, called))
+            runs.append(read_run(path, name))
     return Sources(runs=runs, printed=printed)
+
+
+def named_path(named: str) -> tuple[Path, str | None]:
+    """The path of `NAME=path`, and its name; a path that is there may have a = of its own."""
+    name, equals, path = named.partition("=")
+    if equals and not Path(named).exists():
+        return Path(path), name
+    return Path(named), None
 
 
 def _printed(path: Path, name: str) -> Printed:

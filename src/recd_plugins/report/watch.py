@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import Sequence
 
-from recd_plugins.errors import DataError
 from recd_plugins.report.page import body, page
-from recd_plugins.report.sources import Sources, read_sources
+from recd_plugins.report.served import HTML, Served
+from recd_plugins.report.sources import named_path, read_sources
 
-__all__ = ["HOST", "Watched"]
+__all__ = ["Watched"]
 
-HOST = "127.0.0.1"
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:"
-)
 SCRIPT = """
 <p class="live" id="live" role="status">Live.</p>
 <script>
@@ -49,72 +41,27 @@ class Watched:
         self._runs = runs
         self._lock = threading.Lock()
         self._drawn: tuple[object, str] = (None, "")
-        self._server = ThreadingHTTPServer((HOST, port), _handler(self))
-        self._server.daemon_threads = True
-        self.address = f"http://{HOST}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True, name="recd-watch").start()
+        answers = {"/": (self.page, HTML), "/figures": (self.figures, HTML)}
+        self._served = Served(answers, port)
+        self.address = self._served.address
 
     def page(self) -> str:
-        return page(self._sources(), script=SCRIPT)
+        return page(read_sources(self._runs), script=SCRIPT)
 
     def figures(self) -> str:
         """Drawn anew where a file has changed since."""
         with self._lock:
             state = self._state()
             if state != self._drawn[0]:
-                self._drawn = state, body(self._sources())
+                self._drawn = state, body(read_sources(self._runs))
             return self._drawn[1]
 
     def close(self) -> None:
         """Answer nobody any more."""
-        self._server.shutdown()
-        self._server.server_close()
-
-    def _sources(self) -> Sources:
-        return read_sources(self._runs)
+        self._served.close()
 
     def _state(self) -> list[tuple[int, int]]:
         """Times and sizes of what lies in the folders."""
-        folders = [Path(one if Path(one).exists() else one.partition("=")[2]) for one in self._runs]
+        folders = [named_path(one)[0] for one in self._runs]
         found = (file.stat() for folder in folders for file in sorted(folder.glob("*.json*")))
         return [(one.st_mtime_ns, one.st_size) for one in found]
-
-
-def _handler(watched: Watched) -> type[BaseHTTPRequestHandler]:
-    class WatchHandler(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in (HOST, "localhost"):  # a site that was named to be this machine
-                self.send_error(403)
-            elif self.path == "/":
-                self._answer(watched.page)
-            elif self.path == "/figures":
-                self._answer(watched.figures)
-            else:
-                self.send_error(404)
-
-        def _answer(self, draw: Callable[[], str]) -> None:
-            try:
-                text = draw().encode()
-            except (DataError, OSError) as error:  # a run that is being set aside for a new one
-                self.send_error(503, str(error).splitlines()[0])
-                return
-            tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
-            same = self.headers.get("If-None-Match") == tag
-            self.send_response(304 if same else 200)
-            self.send_header("ETag", tag)
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Content-Security-Policy", POLICY)
-            if not same:
-                self.send_header("Content-Type", "text/html; charset=utf-8")
-                self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            if not same:
-                self.wfile.write(text)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Requests are not printed."""
-
-    return WatchHandler

@@ -1,0 +1,76 @@
+"""Pages over HTTP for whoever sits at this machine: on 127.0.0.1, and for no site that says it is there."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from recd_plugins.errors import RecdError
+from recd_plugins.launch.environment import HOST
+
+__all__ = ["HTML", "Served"]
+
+HTML = "text/html; charset=utf-8"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:"
+)
+
+
+class Served:
+    """Answers in threads until `close`; what a browser has already is not sent again."""
+
+    def __init__(self, answers: Mapping[str, tuple[Callable[[], str], str]], port: int = 0) -> None:
+        """`answers`: by path, what makes the text, and its type; port 0: one that is free."""
+        self._server = ThreadingHTTPServer((HOST, port), _handler(answers))
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_port
+        self.address = f"http://{HOST}:{self.port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True, name="recd-page").start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(
+    answers: Mapping[str, tuple[Callable[[], str], str]],
+) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            host = (self.headers.get("Host") or "").rpartition(":")[0]
+            if host not in (HOST, "localhost"):  # a site whose name leads to this machine
+                self.send_error(403)
+            elif self.path not in answers:
+                self.send_error(404)
+            else:
+                self._answer(*answers[self.path])
+
+        def _answer(self, make: Callable[[], str], kind: str) -> None:
+            try:
+                text = make().encode()
+            except (RecdError, OSError) as error:  # files that are just being made anew
+                self.send_error(503, str(error).splitlines()[0])
+                return
+            tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
+            same = self.headers.get("If-None-Match") == tag
+            self.send_response(304 if same else 200)
+            self.send_header("ETag", tag)
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Security-Policy", POLICY)
+            if not same:
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            if not same:
+                self.wfile.write(text)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Requests are not printed."""
+
+    return Handler
