@@ -45,7 +45,7 @@ ONCE = pytest.mark.skipif(COPIED in os.environ, reason="this is the process that
 Launch = Callable[..., Failure | None]
 
 HEAD = """
-import json, os, signal, subprocess, sys, time
+import contextlib, json, os, signal, subprocess, sys, time
 from pathlib import Path
 
 rank = int(os.environ["RANK"])
@@ -257,6 +257,45 @@ def test_a_rank_that_dies_of_a_signal_is_reported(
     command = program("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
     failure = failed(launch(command, 2, threads=1))
     assert str(failure) == "rank 0 ended with SIGKILL and said nothing"
+
+
+@pytest.mark.parametrize(
+    ("fails", "follows", "ended"),
+    [
+        (
+            "leave_failure(); Path('left').touch(); wait_for_end(0); sys.exit(4)",
+            "wait_for('left')",
+            4,
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "wait_for_end(1)", -9),
+    ],
+    ids=["raises", "is killed"],
+)
+def test_the_rank_that_failed_first_is_reported_though_its_peer_ends_before_it(
+    launch: Launch, program: Callable[[str], list[str]], fails: str, follows: str, ended: int
+) -> None:
+    command = program(
+        f"""
+from recd_plugins.launch.first_failure import leave_failure
+
+def wait_for_end(other):
+    process = Path(f"/proc/{{pids[other]}}/stat")
+    with contextlib.suppress(OSError):  # it was, until now
+        while ") Z" not in process.read_text():
+            time.sleep(0.01)
+
+tell(pid=os.getpid())
+wait_for(f"rank-{{1 - rank}}.json")
+pids = [json.loads(Path(f"rank-{{one}}.json").read_text())["pid"] for one in (0, 1)]
+if rank == 1:
+    {fails}
+{follows}
+leave_failure()
+sys.exit(1)
+"""
+    )
+    failure = failed(launch(command, 2, threads=1))
+    assert (failure.rank, failure.code) == (1, ended)
 
 
 def test_a_rank_that_stays_stopped_ends_the_job(

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.launch.first_failure import left_failures
 
 __all__ = ["probe"]
 
@@ -31,4 +32,5 @@ def probe() -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    probe()
+    with left_failures():
+        probe()

@@ -20,16 +20,21 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recd_plugins.launch.environment import (
+    AGENTS_STORE,
     LOOPBACK,
     PARENT,
     loopback_store,
     rank_environment,
 )
+from recd_plugins.launch.first_failure import first_to_fail
 from recd_plugins.launch.server import ForkedProgram, RankServer
 from recd_plugins.notices import NOTICE
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 __all__ = ["EXPLAINED", "Failure", "launch"]
 
@@ -38,6 +43,9 @@ EXPLAINED = 3
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of a command line that Ctrl-C ended."""
+
+GRACE = 10.0
+"""Seconds that a rank which says that it failed first gets to end, once another has ended of it."""
 
 SHOWN = 8_000
 """Characters of a failed rank's output that are shown."""
@@ -88,7 +96,7 @@ def launch(
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()
-    shared = os.environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # ranks join our store
+    shared = os.environ | {AGENTS_STORE: "True"}  # ranks join our store
     place = partial(
         rank_environment,
         world_size=ranks,
@@ -104,7 +112,7 @@ def launch(
             for rank in range(ranks):  # those that have started are ended if the next cannot
                 processes.append(_Rank(rank, speaks=rank == 0 and not quiet))
                 processes[-1].start(command, shared | place(rank), ours, server)
-            failure = _wait(processes, stopped_for)
+            failure = _wait(processes, store, stopped_for)
             if failure is not None and asked.is_set() and any(map(_interrupted, processes)):
                 print("stopped; there was nothing to save yet", file=sys.stderr, flush=True)
                 raise KeyboardInterrupt
@@ -209,7 +217,7 @@ def _looks_here() -> bool:
     return not {"", os.getcwd()}.isdisjoint(sys.path)
 
 
-def _wait(processes: list[_Rank], stopped_for: float) -> Failure | None:
+def _wait(processes: list[_Rank], store: Store, stopped_for: float) -> Failure | None:
     waiting = list(processes)
     stopped = dict.fromkeys(processes, 0)
     """Looks in a row at which a rank was stopped: seconds in which we were not stopped too."""
@@ -221,7 +229,8 @@ def _wait(processes: list[_Rank], stopped_for: float) -> Failure | None:
                 continue
             waiting.remove(process)
             if code != 0:
-                return Failure(process.rank, code, process.output())
+                cause = _cause(process, processes, store)
+                return Failure(cause.rank, cause.poll() or 0, cause.output())
         if stopped_for and time.monotonic() - looked > 1:
             looked = time.monotonic()
             for process in waiting:
@@ -230,6 +239,22 @@ def _wait(processes: list[_Rank], stopped_for: float) -> Failure | None:
                     return Failure(process.rank, EXPLAINED, process.why_stopped(stopped_for))
         time.sleep(0.05)
     return None
+
+
+def _cause(found: _Rank, processes: list[_Rank], store: Store) -> _Rank:
+    """The rank that the others failed of, once one is found that has failed."""
+    first = first_to_fail(store)
+    ends = time.monotonic() + GRACE
+    while time.monotonic() < ends:
+        codes = [process.poll() for process in processes]
+        for process, code in zip(processes, codes, strict=True):
+            # It could say nothing. By SIGABRT libraries end a process whose peers do not answer.
+            if code is not None and code < 0 and code != -signal.SIGABRT:
+                return process
+        if first is None or codes[first] is not None:
+            break
+        time.sleep(0.05)
+    return processes[first] if first is not None and processes[first].poll() else found
 
 
 @contextlib.contextmanager

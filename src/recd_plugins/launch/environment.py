@@ -16,6 +16,7 @@ from typing import Any
 from recd_plugins.errors import CapabilityError, shown
 
 __all__ = [
+    "AGENTS_STORE",
     "ELASTIC",
     "HOST",
     "LOOPBACK",
@@ -28,6 +29,8 @@ __all__ = [
 
 HOST = "127.0.0.1"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""The variable by which ranks join the store of whoever started them: torchrun's, or ours."""
 ELASTIC = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun sets for its ranks, and others do not."""
 LOOK = 0.5

@@ -1,4 +1,4 @@
-"""Pages over HTTP for whoever sits at this machine: on 127.0.0.1, and for no site that says it is there."""
+"""Pages over HTTP for whoever sits at this machine, and for no site that says it is there."""
 
 from __future__ import annotations
 

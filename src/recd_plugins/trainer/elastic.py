@@ -26,7 +26,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError
-from recd_plugins.launch.environment import ELASTIC
+from recd_plugins.launch.environment import AGENTS_STORE, ELASTIC
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.trainer.checkpoints.checkpoint import read_job
@@ -35,7 +35,6 @@ from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = ["Launchers", "attempt", "own_place", "samples_of_step", "taken_over"]
 
-AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 LOOK = 0.05
 """Seconds between two looks at who is there."""
 PATIENCE = 1_800.0

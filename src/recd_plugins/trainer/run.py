@@ -14,6 +14,7 @@ import torch.distributed as dist
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.errors import RegistryError
 from recd_plugins.launch.environment import check_rank
+from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import assemble
@@ -54,7 +55,8 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
-        yield device
+        with left_failures():
+            yield device
     finally:
         dist.destroy_process_group()
 

@@ -36,6 +36,7 @@ from torch.distributed import Store
 from recd_plugins.compat.pytorch import own_store
 from recd_plugins.config.whole_file import write_whole
 from recd_plugins.launch.command import EXPLAINED
+from recd_plugins.launch.first_failure import leave_failure
 
 __all__ = ["Standing", "Watchdog", "main_frames", "verdict"]
 
@@ -189,6 +190,7 @@ class Watchdog:
                     text = "\n\n".join([*(_titled(one) for one in standings), text])
         finally:
             os.write(2, f"error: {text}\n".encode())
+            _within(REFUSES, leave_failure)
             os._exit(EXPLAINED)
 
     def _gathered(self) -> list[Standing]:

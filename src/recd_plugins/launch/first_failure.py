@@ -1,0 +1,56 @@
+"""Which rank of a job failed first: where one fails, its peers fail of its absence.
+
+A rank that fails leaves its number at the launcher's store before its peers can see it go, so
+that theirs come after. Which process is found to have ended first says nothing: the one that
+failed may be the slower to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from recd_plugins.launch.environment import AGENTS_STORE
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+__all__ = ["first_to_fail", "leave_failure", "left_failures"]
+
+KEY = "failed first"
+PATIENCE = timedelta(seconds=5)
+"""How long a rank that fails looks for the launcher's store, which may be gone."""
+
+
+@contextlib.contextmanager
+def left_failures() -> Iterator[None]:
+    """A rank that leaves this by an exception leaves its number at the store first."""
+    try:
+        yield
+    except BaseException:
+        leave_failure()
+        raise
+
+
+def leave_failure() -> None:
+    """This rank fails; to be called while its peers can still reach it."""
+    if os.environ.get(AGENTS_STORE) != "True":
+        return
+    from torch.distributed import TCPStore
+
+    with contextlib.suppress(RuntimeError):  # whoever started the ranks is gone
+        store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=PATIENCE,
+        )
+        store.compare_set(KEY, "", os.environ["RANK"])
+
+
+def first_to_fail(store: Store) -> int | None:
+    """The rank; None as long as none has left its number."""
+    return int(store.get(KEY)) if store.check([KEY]) else None
