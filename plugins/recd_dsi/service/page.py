@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recd_plugins.api.cli import HTML, Served
+from recd_plugins.api.cli import HTML, PageServer
 
 __all__ = ["Page", "Rates", "metrics"]
 
@@ -46,7 +46,7 @@ class Page:
     def __init__(self, known: Callable[[], Known], port: int = 0) -> None:
         """`known` is asked every second, and for each answer; port 0: one that is free."""
         self._known, self._rates = known, Rates()
-        self._served = Served(
+        self._served = PageServer(
             {
                 "/": (lambda: PAGE, HTML),
                 "/state": (lambda: json.dumps(self.state()), "application/json"),

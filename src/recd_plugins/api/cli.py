@@ -11,7 +11,7 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.written import PICTURES, check_writable
-from recd_plugins.report.served import HTML, Served
+from recd_plugins.report.page_server import HTML, PageServer
 
 __all__ = [
     "HTML",
@@ -20,8 +20,8 @@ __all__ = [
     "Commands",
     "Debug",
     "Overrides",
+    "PageServer",
     "RegistryFile",
-    "Served",
     "TableFolder",
     "check_writable",
     "progress",

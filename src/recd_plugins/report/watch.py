@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from recd_plugins.report.page import body, page
-from recd_plugins.report.served import HTML, Served
+from recd_plugins.report.page_server import HTML, PageServer
 from recd_plugins.report.sources import named_path, read_sources
 
 __all__ = ["Watched"]
@@ -42,7 +42,7 @@ class Watched:
         self._lock = threading.Lock()
         self._drawn: tuple[object, str] = (None, "")
         answers = {"/": (self.page, HTML), "/figures": (self.figures, HTML)}
-        self._served = Served(answers, port)
+        self._served = PageServer(answers, port)
         self.address = self._served.address
 
     def page(self) -> str:

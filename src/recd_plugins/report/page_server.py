@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import HOST
 
-__all__ = ["HTML", "Served"]
+__all__ = ["HTML", "PageServer"]
 
 HTML = "text/html; charset=utf-8"
 POLICY = (
@@ -19,7 +19,7 @@ POLICY = (
 )
 
 
-class Served:
+class PageServer:
     """Answers in threads until `close`; what a browser has already is not sent again."""
 
     def __init__(self, answers: Mapping[str, tuple[Callable[[], str], str]], port: int = 0) -> None:
