@@ -19,6 +19,7 @@ from recd_plugins.config import Config, parse
 from recd_plugins.data.files import found_files, table_files
 from recd_plugins.data.table import Table, TableWriter, write_table
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.storage.store import OpenStore
 from recd_plugins.storage.uri import Uri, location_of
 
 
@@ -214,6 +215,32 @@ class TestFaults:
         with pytest.raises(DataError, match="out of reach") as raised:
             Table.open(uri)
         assert "hidden" not in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("text", "cause", "cure"),
+        [
+            ("hdfs://me@nowhere:9000/x", r"cannot be opened \(.*lib(jvm|hdfs)", "CLASSPATH"),
+            ("gs://anonymous@b/x?endpoint_override=127.0.0.1:9&scheme=http", "curl", "GOOGLE_"),
+            ("abfs://account/x", "valid account name", "abfss://CONTAINER@ACCOUNT"),
+        ],
+    )
+    def test_a_store_without_its_library_or_out_of_reach(self, text, cause, cure, monkeypatch):
+        monkeypatch.setattr("recd_plugins.storage.store.GOOGLE_RETRIES", 1)
+        monkeypatch.setenv("HADOOP_HOME", "/nowhere")
+        monkeypatch.setenv("JAVA_HOME", "/nowhere")
+        uri = Uri(text)
+        with pytest.raises(DataError, match=f"(?is){uri.scheme}://.*{cause}.*{cure}") as raised:
+            Table.open(uri)
+        assert "\n" not in str(raised.value)
+
+    def test_other_stores_of_arrow_are_asked_for_their_own_paths(self):
+        blob = Uri("abfss://clicks@account.dfs.core.windows.net/day/1")
+        assert str(blob) == "abfss://clicks@account.dfs.core.windows.net/day/1"
+        assert blob.store.path(blob._path) == "clicks/day/1"
+        bucket = Uri("gs://anonymous@clicks/day")
+        assert (str(bucket), bucket.store.path(bucket._path)) == ("gs://clicks/day", "clicks/day")
+        hadoop = OpenStore(None, keys=False, attempts=1, container="nn:9000", top="/")
+        assert hadoop.path("nn:9000/day/1") == "/day/1"
 
     def test_a_bucket_and_a_table_that_are_not_there(self, store):
         with pytest.raises(DataError, match="there is no bucket 'nobody'"):

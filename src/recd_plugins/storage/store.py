@@ -1,12 +1,14 @@
 """How a store is reached, and what its faults become: tried again, or explained.
 
 The AWS library within Arrow retries by itself, request by request, with backoff and jitter, and
-ends a request that stalls. For any other store `tried` does so, for a whole operation.
+ends a request that stalls; Google's retries too. For any other store `tried` does so, for a whole
+operation.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import random
 import re
 import time
@@ -54,8 +56,36 @@ S3_OPTIONS = frozenset(
         "session_token",
     }
 )
-ARROWS = frozenset({"gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
+GOOGLE, HADOOP, AZURE = ("gs", "gcs"), ("hdfs", "viewfs"), ("abfs", "abfss")
+ARROWS = frozenset({*GOOGLE, *HADOOP, *AZURE})
 """The other schemes that Arrow reads by itself."""
+GOOGLE_RETRIES = 30
+"""Seconds for which Google's library tries again, unless the URI says `retry_limit_seconds`; by
+itself it does so for 15 minutes."""
+CURES = {
+    **dict.fromkeys(
+        ("s3", "s3a"),
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile for s3, and AWS_ENDPOINT_URL for "
+        "a store of one's own",
+    ),
+    **dict.fromkeys(
+        GOOGLE,
+        "GOOGLE_APPLICATION_CREDENTIALS names a JSON file of credentials; gs://anonymous@bucket "
+        "asks without any; ?endpoint_override=HOST:PORT&scheme=http is a store of one's own",
+    ),
+    **dict.fromkeys(
+        HADOOP,
+        "JAVA_HOME, HADOOP_HOME with lib/native/libhdfs.so, CLASSPATH as `hadoop classpath --glob` "
+        "prints it, and a ticket (kinit) where the cluster has Kerberos",
+    ),
+    **dict.fromkeys(
+        AZURE,
+        "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, and AZURE_CLIENT_ID, "
+        "AZURE_TENANT_ID and AZURE_CLIENT_SECRET, or `az login`",
+    ),
+}
+"""By scheme, how a store is reached."""
+OTHERS = "the options of the URI, which go to fsspec's package for its scheme"
 
 
 @dataclass(frozen=True)
@@ -68,13 +98,18 @@ class OpenStore:
     """Whether it has no folders, only keys that begin alike."""
     attempts: int
     """How often `tried` tries."""
-    strip: str = ""
-    """What a URI's path begins with that this file system's do not."""
+    container: str = ""
+    """What a URI's path begins with, where this file system's begin with something else."""
+    top: str = ""
+    """That something."""
     secrets: tuple[str, ...] = ()
     """What no message may hold."""
 
     def path(self, path: str) -> str:
-        return path.removeprefix(self.strip).lstrip("/") if self.strip else path
+        """The path of a URI as the file system has it."""
+        if not self.container:
+            return path
+        return posixpath.join(self.top, path.removeprefix(self.container).lstrip("/"))
 
 
 @lru_cache(maxsize=64)
@@ -93,10 +128,11 @@ def store_of(
     except RecdError:
         raise
     except (ImportError, OSError, ValueError, TypeError) as error:
+        why = without(str(error), secrets).strip().split("\n")[0].rstrip(".")
         raise DataError(
-            f"{scheme}://{container}: this store cannot be opened: "
-            f"{without(str(error), secrets)}. See that its scheme is right, and that what reads it "
-            "is installed (libhdfs for hdfs; for others fsspec's package for the scheme)."
+            f"{scheme}://{container}: this store cannot be opened ({why}). See that the scheme is "
+            "right, that what reads it is installed, and how it is reached: "
+            f"{CURES.get(scheme, OTHERS)}."
         ) from None
 
 
@@ -147,16 +183,20 @@ def _arrows(
 ) -> OpenStore:
     from pyarrow.fs import FileSystem
 
-    attempts = int(options.pop("attempts", ATTEMPTS))
+    if scheme in GOOGLE:
+        options.setdefault("retry_limit_seconds", str(GOOGLE_RETRIES))
+    attempts = int(options.pop("attempts", 1 if scheme in GOOGLE else ATTEMPTS))
+    user = ":".join(filter(None, (options.pop("user", ""), options.pop("secret_key", ""))))
     query = f"?{urlencode(options)}" if options else ""
-    system, _ = FileSystem.from_uri(f"{scheme}://{container}/{query}")
-    hadoop = scheme in ("hdfs", "viewfs")
-    # Paths of HDFS begin at its root, the others' with the bucket.
+    at = f"{user}@{container}" if user else container
+    system, top = FileSystem.from_uri(f"{scheme}://{at}/{query}")
+    hadoop = scheme in HADOOP
     return OpenStore(
         system,
         keys=not hadoop,
         attempts=attempts,
-        strip=container if hadoop else "",
+        container=container,
+        top="/" if hadoop else top.strip("/"),  # a path of HDFS without / is below the user's home
         secrets=secrets,
     )
 
@@ -204,7 +244,7 @@ MAY_PASS = re.compile(
 )
 REFUSED = re.compile(
     r"ACCESS_DENIED|status 40[13]|\b40[13]\b|forbidden|INVALID_ACCESS_KEY|SIGNATURE|credential"
-    r"|permission|INVALID_CLIENT_TOKEN|EXPIRED_TOKEN",
+    r"|permission|INVALID_CLIENT_TOKEN|EXPIRED_TOKEN|access token",
     re.IGNORECASE,
 )
 
@@ -217,18 +257,19 @@ def _may_pass(error: OSError) -> bool:
 
 def explained(error: OSError, uri: Uri, store: OpenStore) -> DataError:
     """A fault as a user reads it: which URI, what was wrong, what to do."""
-    why = without(str(error), store.secrets).strip().rstrip(".") or type(error).__name__
+    why = without(str(error), store.secrets).partition(" error_info=")[0]  # Google's, once more
+    why = why.strip().rstrip(".") or type(error).__name__
+    cure = CURES.get(uri.scheme, OTHERS)
     if REFUSED.search(why) or isinstance(error, PermissionError):
         return DataError(
             f"{uri}: the store refuses access ({why}). See that the credentials are right and may "
-            "read it: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile for s3, and "
-            "AWS_ENDPOINT_URL for a store of one's own."
+            f"read it: {cure}."
         )
     if _may_pass(error):
         return DataError(
-            f"{uri}: the store fails or is out of reach, time and again ({why}). See that the "
-            "endpoint is right (AWS_ENDPOINT_URL for s3) and up, and start again; the option "
-            "?attempts=N of the URI tries more often."
+            f"{uri}: the store fails or is out of reach, time and again ({why}). See that it is up "
+            f"and how it is reached: {cure}. Then start again; the option ?attempts=N of the URI "
+            "tries more often."
         )
     return DataError(f"{uri}: cannot be reached ({why}). Check the URI and the store.")
 

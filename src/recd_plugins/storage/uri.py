@@ -16,7 +16,15 @@ from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recd_plugins.errors import DataError
-from recd_plugins.storage.store import OpenStore, explained, store_of, tried, without
+from recd_plugins.storage.store import (
+    ARROWS,
+    AZURE,
+    OpenStore,
+    explained,
+    store_of,
+    tried,
+    without,
+)
 
 __all__ = ["GLOB", "Location", "Stat", "Uri", "input_file", "is_uri", "location_of"]
 
@@ -43,13 +51,17 @@ class Uri:
     def __init__(self, text: str) -> None:
         parts = urlsplit(text)
         self.scheme = parts.scheme.lower()
-        netloc = parts.netloc.rpartition("@")  # a user and a password may stand before it
-        user, _, password = netloc[0].partition(":")
-        self._path = (netloc[2] + "/" + parts.path.lstrip("/")).rstrip("/")
+        before, _, host = parts.netloc.rpartition("@")  # a user and a password may stand before it
+        user, _, password = before.partition(":")
+        if self.scheme in AZURE and not password and user:
+            user, host = "", parts.netloc  # a container of an account
+        self._path = (host + "/" + parts.path.lstrip("/")).rstrip("/")
         if not self.scheme or not self._path.strip("/"):
             raise DataError(f"{self}: is no URI of a file or folder. Write scheme://bucket/path.")
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        if user:
+        if user and self.scheme in ARROWS:
+            options |= {"user": user, "secret_key": password}
+        elif user:
             options |= {"access_key": unquote(user), "secret_key": unquote(password)}
         self._access = tuple(sorted(options.items()))
 
