@@ -135,6 +135,8 @@ class _Rank:
         self._speaks = speaks
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # until killed
         self._process: subprocess.Popen[bytes] | ForkedProgram | None = None
+        self._signals: list[int] = []
+        """Those that are for it, while there is no process yet that could be sent them."""
 
     def start(
         self,
@@ -148,17 +150,18 @@ class _Rank:
         if server is not None:
             err = self._printed.fileno()
             self._process = server.start(command, environment, out=out, err=err)
-            return
-        self._process = subprocess.Popen(
-            # A module that happens to lie in this folder is not a rank's, unless it is ours.
-            [sys.executable, *([] if _looks_here() else ["-P"]), "-m", *command],
-            env={**environment, PARENT: str(parent)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=self._printed,
-            pass_fds=[parent],
-            start_new_session=True,  # Ctrl-C reaches it through us alone
-        )
+        else:
+            self._process = subprocess.Popen(
+                # A module that happens to lie in this folder is not a rank's, unless it is ours.
+                [sys.executable, *([] if _looks_here() else ["-P"]), "-m", *command],
+                env={**environment, PARENT: str(parent)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=self._printed,
+                pass_fds=[parent],
+                start_new_session=True,  # Ctrl-C reaches it through us alone
+            )
+        self._send_signals()
 
     def poll(self) -> int | None:
         """How it ended; None while it runs."""
@@ -166,9 +169,15 @@ class _Rank:
         return self._process.poll()
 
     def interrupt(self) -> None:
-        """Pass Ctrl-C on, if it has started."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+        """Pass Ctrl-C on, once it has started: a handler of signals calls this at any moment."""
+        self._signals.append(signal.SIGINT)
+        self._send_signals()
+
+    def _send_signals(self) -> None:
+        """Each once, though the handler may come in the midst of this."""
+        while self._process is not None and self._signals:
+            with contextlib.suppress(IndexError):
+                self._process.send_signal(self._signals.pop())
 
     def stopped(self) -> bool:
         """Whether it is kept from running, by SIGSTOP and the like, as far as the system tells."""

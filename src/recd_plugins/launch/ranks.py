@@ -41,6 +41,8 @@ START_LIMIT = 180.0
 """Seconds for a rank to start: it may have to import torch and torchrec on a busy machine."""
 GRACE = 5.0
 """Seconds that ranks get to end once one of them has failed."""
+DEATH = 0.1
+"""Seconds in which a rank's death shows once a peer has failed of it."""
 SHOWN = 20_000
 """Bytes of a rank's output that an error shows, from the end."""
 PRELOADED = ["torchrec", __name__]
@@ -199,7 +201,7 @@ class _Process:
             self.connection.send_bytes(pickle.dumps(call))
 
     def report(self) -> tuple[str, Any] | None:
-        """("done", result), ("failed", why), or None while it runs."""
+        """("done", result), ("raised", why), ("died", why), or None while it runs."""
         ended = not self.alive()  # asked first: what it sent before its end is still read
         if self.connection.poll():
             try:
@@ -212,7 +214,7 @@ class _Process:
         self._process.join()
         code = self._process.exitcode or 0
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return "failed", f"died ({cause})"
+        return "died", f"died ({cause})"
 
     def release(self) -> None:
         """Let it leave the group: what it held open for its peers closes."""
@@ -258,12 +260,13 @@ def _collect(ranks: list[_Process], deadline: float, what: str) -> list[Any]:
     while waiting and (left := ends - time.monotonic()) > 0:
         # Death shows on the connection, unless a child of the rank holds it: so look often.
         wait([process.connection for process in waiting.values()], timeout=min(left, 0.25))
-        for rank, process in list(waiting.items()):
-            report = process.report()
-            if report is None:
-                continue
-            del waiting[rank]
-            kind, value = report
+        found = _reports(waiting)
+        if not failures and any(kind == "raised" for kind, _ in found.values()):
+            # It may have failed of another's death, which shows by now, or in a moment.
+            time.sleep(DEATH)
+            found |= _reports({rank: waiting[rank] for rank in waiting.keys() - found.keys()})
+        for rank, (kind, value) in sorted(found.items(), key=lambda one: one[1][0] != "died"):
+            process = waiting.pop(rank)
             if kind == "done":
                 results[rank] = value
                 continue
@@ -282,15 +285,21 @@ def _collect(ranks: list[_Process], deadline: float, what: str) -> list[Any]:
     return [results[rank] for rank in range(len(ranks))]
 
 
+def _reports(ranks: Mapping[int, _Process]) -> dict[int, tuple[str, Any]]:
+    """Those that there are, by rank."""
+    reports = {rank: process.report() for rank, process in ranks.items()}
+    return {rank: report for rank, report in reports.items() if report is not None}
+
+
 def _dump_stacks(ranks: list[_Process]) -> None:
     """Make ranks that hang print their stacks, and see it done."""
     for process in ranks:
         process.dump_stacks()
-    sizes: list[int] = []
-    for _ in range(int(GRACE / 0.2) if ranks else 0):
-        time.sleep(0.2)
-        before, sizes = sizes, [len(process.output()) for process in ranks]
-        if before == sizes and all(sizes):
+    ends = time.monotonic() + GRACE
+    while ranks and time.monotonic() < ends:
+        time.sleep(0.1)
+        # faulthandler writes the main thread's frames last, and of those the module's, or dots.
+        if all(process.output().endswith((" in <module>\n", "  ...\n")) for process in ranks):
             break
 
 
@@ -405,7 +414,7 @@ def _answer(call: _Call) -> bytes:
     try:
         return pickle.dumps(("done", _run(call)))
     except BaseException as error:  # SystemExit too: the rank lives on
-        return pickle.dumps(("failed", "raised\n" + "".join(traceback.format_exception(error))))
+        return pickle.dumps(("raised", "raised\n" + "".join(traceback.format_exception(error))))
 
 
 def _run(call: _Call) -> Any:

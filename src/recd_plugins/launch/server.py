@@ -153,6 +153,7 @@ def _serve(requests: Connection, launchers: Connection) -> None:
     """Fork what is asked for and report how it ended, until the launcher is gone."""
     launchers.close()
     os.setsid()  # Ctrl-C is the launcher's business
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # of ranks that have not begun to run Python
     nothing = os.open(os.devnull, os.O_RDWR)  # who reads what the launcher prints may see its end
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -161,7 +162,9 @@ def _serve(requests: Connection, launchers: Connection) -> None:
         # A child that a rank leaves behind may hold its sentinel open: so look often.
         watched: list[Any] = [requests, *(process.sentinel for process in running)]
         ready = wait(watched, timeout=LOOK if running else None)
-        for process in [one for one in running if one.exitcode is not None]:
+        ended = [one for one in running if one.exitcode is not None]
+        # One that was killed comes first: another that failed of it may have ended by now, too.
+        for process in sorted(ended, key=lambda one: one.exitcode or 0):
             with running.pop(process) as reports, contextlib.suppress(OSError):
                 reports.send(process.exitcode)
             process.close()
@@ -200,7 +203,6 @@ def _be_the_program(program: _Program, out: int, err: int, others: Sequence[Conn
         os.dup2(file, number)
         os.close(file)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(program.environment)
@@ -212,6 +214,7 @@ def _be_the_program(program: _Program, out: int, err: int, others: Sequence[Conn
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
     module, *sys.argv[1:] = program.command
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit:
         raise
