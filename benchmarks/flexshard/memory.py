@@ -11,9 +11,8 @@ from benchmarks.flexshard.paper import PRICES
 from benchmarks.harness import Figure, spread
 from benchmarks.recd_train.memory import give_back
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import CollectiveSequence
-from recd_plugins.tiers.home.table import HomeTable
-from recd_plugins.tiers.places import Layout, Nodes
+from recd_plugins.tiers.collectives import CollectiveSequence, Layout, Nodes
+from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.replicas import ReplicatedTier, TierRows
 from recd_plugins.tiers.routed_batch import exchange_touched
 from recd_plugins.tiers.router import Router

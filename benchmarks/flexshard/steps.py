@@ -22,7 +22,7 @@ from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
 from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
-from recd_plugins.tiers.places import Nodes
+from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
 __all__ = ["OnNodes", "SideSteps", "take_turns", "topology"]

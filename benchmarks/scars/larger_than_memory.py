@@ -27,7 +27,7 @@ from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
-from recd_plugins.tiers.home.mapped import check_folder, mapped
+from recd_plugins.tiers.mapped_tables import check_folder, mapped
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 

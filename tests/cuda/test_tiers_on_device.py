@@ -24,9 +24,9 @@ from recd_plugins.sparse.keyed import marked
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers import update
-from recd_plugins.tiers.collection import TierEmbeddingCollection
-from recd_plugins.tiers.home.table import HomeTable
+from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.tier_collections import TierEmbeddingCollection
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 

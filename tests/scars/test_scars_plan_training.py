@@ -28,7 +28,7 @@ from recd_plugins.testing.parity import (
     reference_of,
     train_on,
 )
-from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
+from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
 
 STEPS = 8
 FEATURES = [

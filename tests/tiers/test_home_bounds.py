@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.tiers.home.bounds import rows_looked_up
+from recd_plugins.tiers.home_tables import rows_looked_up
 
 
 def looked_up(ids: Tensor, num_rows: int, world_size: int) -> list[int]:

@@ -23,7 +23,7 @@ from torchrec.distributed import DistributedModelParallel
 from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system, mapped
+from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system, mapped
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 

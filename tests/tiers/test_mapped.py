@@ -31,7 +31,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, check_parity
-from recd_plugins.tiers.home.mapped import IN_MEMORY, MappedFile, file_system, mapped
+from recd_plugins.tiers.mapped_tables import IN_MEMORY, MappedFile, file_system, mapped
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.scars.larger_than_memory import LargeWorkload, figures
 from benchmarks.scars.memory_cap import NoMemoryCap
-from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system
+from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
 
 pytestmark = pytest.mark.slow
 

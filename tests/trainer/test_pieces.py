@@ -23,7 +23,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
-from recd_plugins.tiers.home.mapped import IN_MEMORY, file_system, mapped
+from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system, mapped
 from recd_plugins.trainer.checkpoints import storage
 from recd_plugins.trainer.checkpoints.storage import (
     FileSlice,

@@ -12,7 +12,7 @@ from recd_plugins.embedding.timing import (
     seconds_of_lookups,
     seconds_of_pooling,
 )
-from recd_plugins.tiers.home.mapped import mapped
+from recd_plugins.tiers.mapped_tables import mapped
 
 __all__ = [
     "OfPooling",

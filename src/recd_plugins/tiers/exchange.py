@@ -27,8 +27,14 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.sparse.rows.memory import numbers_on
-from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Peers, Pending
-from recd_plugins.tiers.places import Layout, Nodes
+from recd_plugins.tiers.collectives import (
+    Collectives,
+    CollectiveSequence,
+    Layout,
+    Nodes,
+    Peers,
+    Pending,
+)
 from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
 

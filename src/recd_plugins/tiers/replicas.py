@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.tiers.home.table import HomeTable
-from recd_plugins.tiers.places import Layout, Nodes
+from recd_plugins.tiers.collectives import Layout, Nodes
+from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.tiers.tables import TableGroup

@@ -19,9 +19,8 @@ from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.errors import DataError
-from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Pending
+from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Nodes, Pending
 from recd_plugins.tiers.exchange import AskedIds, HomeIds, NodeExchange, ask_node
-from recd_plugins.tiers.places import Nodes
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
 from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature

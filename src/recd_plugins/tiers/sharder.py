@@ -23,11 +23,14 @@ from recd_plugins.compat.torchrec import module_options
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.tiers.bag_collection import TierEmbeddingBagCollection
-from recd_plugins.tiers.collection import TierEmbeddingCollection
-from recd_plugins.tiers.places import Nodes
-from recd_plugins.tiers.row_bag_collection import TierRowBagCollection, is_coalesced
-from recd_plugins.tiers.tiered_module import TieredModule
+from recd_plugins.tiers.collectives import Nodes
+from recd_plugins.tiers.tier_collections import (
+    TieredModule,
+    TierEmbeddingBagCollection,
+    TierEmbeddingCollection,
+    TierRowBagCollection,
+    is_coalesced,
+)
 from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
 
 __all__ = ["TierCluster", "TierSharder", "tier_sharders", "why_no_tiers"]

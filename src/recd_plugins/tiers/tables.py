@@ -22,7 +22,7 @@ from recd_plugins.compat.torchrec import (
 )
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
-from recd_plugins.tiers.home.table import HomeTable, home_tables
+from recd_plugins.tiers.home_tables import HomeTable, home_tables
 from recd_plugins.tiers.row_optimizer import KINDS, RowOptimizer, check_repeatable
 
 __all__ = [

@@ -34,9 +34,9 @@ from recd_plugins.compat.torchrec import (
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.keyed import mark_of
+from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange
-from recd_plugins.tiers.home.bounds import rows_looked_up
-from recd_plugins.tiers.places import Nodes
+from recd_plugins.tiers.home_tables import rows_looked_up
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
 from recd_plugins.tiers.routed_batch import (
     GroupAnswer,

@@ -21,8 +21,13 @@ from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_co
 from recd_plugins.compat.pytorch import at_end_of_backward
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.rows.memory import numbers_on
-from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Pending, in_flight
-from recd_plugins.tiers.places import Nodes
+from recd_plugins.tiers.collectives import (
+    Collectives,
+    CollectiveSequence,
+    Nodes,
+    Pending,
+    in_flight,
+)
 from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, Touched
 from recd_plugins.tiers.row_optimizer import RowOptimizer

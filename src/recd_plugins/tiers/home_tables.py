@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
-__all__ = ["HomeTable", "home_tables"]
+__all__ = ["HomeTable", "home_tables", "rows_looked_up"]
+
+PRUNED = -1
+"""fbgemm's check leaves this id as it is."""
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,27 @@ def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
                 tuple(state.unsqueeze(1) if state.dim() == 1 else state for state in states),
             ),
         )
+
+
+def rows_looked_up(ids: Tensor, num_rows: int, world_size: int, *, bits: int = 64) -> Tensor:
+    """[n] int64: the row that row-wise TorchRec looks up for each of `ids` [n] int64.
+
+        u = id modulo 2^bits,  b = ceil(rows / W)
+        rank = u // b  if u < b W,  else u mod W
+        row = b rank  for an id of no row
+
+    Row-wise sharding deals ids out to ranks before anyone checks them. The rank has no such row,
+    and fbgemm's check of bounds, where it is not fatal, takes the rank's first row; replicas must
+    do likewise. `bits` are those of the type that the ids came in. An id that is dealt out to a
+    rank without rows stays as it is, for TorchRec to judge.
+    """
+    block = -(-num_rows // world_size)
+    negative = ids < 0
+    dealt = ~negative & (ids < block * world_size)
+    past = (ids % world_size + negative * ((1 << bits) % world_size)) % world_size
+    first = torch.where(dealt, ids // block, past) * block
+    known = ~negative & (ids < num_rows)
+    stay = known | (first >= num_rows)
+    if world_size == 1:
+        stay |= ids == PRUNED
+    return torch.where(stay, ids, first)
