@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import resource
 import statistics
 import sys
 import time
@@ -30,6 +29,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recd_plugins as rp
+from benchmarks.peak_memory import peak_memory
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.table import Table
 from recd_plugins.launch.environment import die_with_parent
@@ -108,7 +108,7 @@ def main(registry: str, result: str) -> None:
             "test": dataclasses.asdict(test),
             "samples_per_second": statistics.median(rates),
             "cost": {"traffic": counter.traffic},
-            "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_memory_mib": peak_memory() / 2**20,
         }
         Path(result).write_text(json.dumps(summary))
     dist.destroy_process_group()

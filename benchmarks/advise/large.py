@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Figure
+from benchmarks.peak_memory import peak_memory
 
 __all__ = ["large", "large_registry"]
 
@@ -103,7 +103,7 @@ def _measured(folder: Path, tables: int, rows: int, samples: int) -> dict[str, A
     return {
         "wall": time.perf_counter() - began,
         "steps": steps,
-        "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "gib": peak_memory() / 2**30,
         "advised": list(advice.walk.kept),
     }
 

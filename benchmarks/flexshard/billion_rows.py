@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import resource
 import time
 from collections.abc import Iterator
 
 from benchmarks.flexshard.memory import K
 from benchmarks.flexshard.paper import PRICES
 from benchmarks.harness import Figure
+from benchmarks.peak_memory import peak_memory
 from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.ledger import Ledger
@@ -33,7 +33,7 @@ def billion_rows(tables: int = 100, rows: int = 10**7) -> Iterator[Figure]:
     yield Figure(name="planning", value=seconds, unit="s", target=60, at_most=True, note=note)
     yield Figure(
         name="planning, peak memory",
-        value=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        value=peak_memory() / 2**30,
         unit="GiB",
         target=12,
         at_most=True,

@@ -48,16 +48,16 @@ made = TableImport(found.files, Path(sys.argv[2]), schema, found.read_as).run()
 rows = sum(made.rows.values())
 """
 TIMED = """
-import json, resource, sys, time
+import json, sys, time
 from pathlib import Path
 import numpy, pyarrow, pyarrow.csv, pyarrow.parquet
+from benchmarks.peak_memory import peak_memory
 {imports}
 source = sys.argv[1]
 began, worked = time.perf_counter(), time.process_time()
 {body}
 seconds, cpu = time.perf_counter() - began, time.process_time() - worked
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({{"seconds": seconds, "cpu": cpu, "peak": peak, "rows": rows}}))
+print(json.dumps({{"seconds": seconds, "cpu": cpu, "peak": peak_memory(), "rows": rows}}))
 """
 NUMBERS = 6
 SCHEMA: dict[str, Any] = {

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
+from benchmarks.peak_memory import peak_memory
 from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
 from recd_plugins.data.table import Table
 
 
 def main(source: str, target: str) -> None:
     ClusterBySession(ClusterConfig()).run(Table.open(Path(source)), Path(target))
-    # Not ru_maxrss: Linux hands that on from the process that started this one.
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    print(int(found[1]) * 1024 / 1e6)
+    print(peak_memory() / 1e6)
 
 
 if __name__ == "__main__":

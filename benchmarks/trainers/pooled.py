@@ -27,8 +27,9 @@ from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Report, main, spread
+from benchmarks.peak_memory import peak_memory
 from benchmarks.trainers.pooled_model import ALIKE, CRITEO, PooledModel
-from benchmarks.trainers.pooled_steps import FUSED, Side, SideSteps, peak_memory, take_turns
+from benchmarks.trainers.pooled_steps import FUSED, Side, SideSteps, take_turns
 from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_flexshard.policy.goals import choose

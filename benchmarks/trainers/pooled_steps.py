@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.sharder import tier_sharders
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
-__all__ = ["FUSED", "Side", "SideSteps", "peak_memory", "take_turns"]
+__all__ = ["FUSED", "Side", "SideSteps", "take_turns"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
@@ -98,11 +97,6 @@ def take_turns(
     for name in names:
         drop(name)
     return steps
-
-
-def peak_memory() -> int:
-    """Bytes that this rank has held at most, since it began."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _near(names: list[str], seconds: dict[str, float], judged: Sequence[str]) -> list[str]:
