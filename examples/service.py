@@ -18,7 +18,8 @@ import recd_plugins as rp
 NAMES = ("history", "item")
 MADE = {"use": "sessions", "dense": 2}
 MADE["features"] = [{"name": name, "length": 8, "num_ids": 5_000} for name in NAMES]
-SERVICE = {"use": "service", "workers": 3, "prefetch_mib": 1, "when_none_answers": "fail"}
+SERVICE = {"use": "service", "workers": 3, "prefetch_mib": 1}
+SERVICE |= {"when_none_answers": "fail", "patience": 120}  # a busy machine is slow, not dead
 
 
 def train(loader, disturb):

@@ -19,7 +19,7 @@ from recd_plugins.data.wired_batch import batch_to_record
 
 __all__ = ["one_worker", "second_job", "wire"]
 
-ONE = {**LOCAL, "use": "service", "workers": 1, "when_none_answers": "fail"}
+ONE = {**LOCAL, "use": "service", "workers": 1, "when_none_answers": "fail", "patience": 120}
 WAYS = {"shared memory": {}, "the wire": {"shared_memory_mib": 0}}
 """How batches come from a worker of the same machine."""
 ROWS_TARGETS = {

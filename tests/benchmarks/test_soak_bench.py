@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 import pytest
@@ -37,13 +36,18 @@ def test_what_comes_and_goes_is_no_growth_and_what_stays_is() -> None:
 
 
 def test_what_all_processes_of_a_job_hold_is_added_up() -> None:
-    alone = _held(os.getpid(), 0.0, 0)
-    child = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
-    try:
-        with_child = _held(os.getpid(), 0.0, 0)
-    finally:
-        child.kill()
-        child.communicate()
-    assert with_child.processes == alone.processes + 1
+    """Of a job of its own: what this process has had others start may end meanwhile."""
+    script = "read go; sleep 600 & echo started; read end; kill $!"
+    job = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert job.stdin is not None
+    assert job.stdout is not None
+    with job, job.stdin as told, job.stdout as says:
+        alone = _held(job.pid, 0.0, 0)
+        told.write(b"go\n")
+        told.flush()
+        assert says.readline() == b"started\n"
+        with_child = _held(job.pid, 0.0, 0)
+        told.write(b"end\n")
+    assert (alone.processes, alone.threads) == (1, 1)
+    assert (with_child.processes, with_child.threads) == (2, 2)
     assert with_child.handles >= alone.handles + 3
-    assert with_child.threads == alone.threads + 1

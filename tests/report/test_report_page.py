@@ -115,7 +115,7 @@ def drawn(address: str, width: int, folder: Path) -> tuple[str, str]:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     return done.stdout, "\n".join(one for one in done.stderr.splitlines() if "CONSOLE" in one)
@@ -147,7 +147,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 def test_a_watched_page_is_drawn_anew_as_the_run_goes_on(watched: Watched, tmp_path: Path) -> None:
     def get(path: str, **headers: str) -> tuple[str, str]:
         request = urllib.request.Request(watched.address + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.read().decode(), answer.headers["ETag"]
 
     text, tag = get("/figures")

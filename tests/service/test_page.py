@@ -29,6 +29,9 @@ TAKEN = 30
 @pytest.fixture(scope="module")
 def page(tables: Path) -> Iterator[Page]:
     """Of a coordinator with a worker, from which a rank has taken some batches."""
+    patches = pytest.MonkeyPatch()
+    # On a busy machine those that are there say nothing for longer.
+    patches.setattr("recd_dsi.service.coordinator.SILENCE", 1000.0)
     coordinator = Coordinator()
     stack = stack_of(
         tables,
@@ -47,6 +50,7 @@ def page(tables: Path) -> Iterator[Page]:
     found.close()
     worker.stop()
     coordinator.shutdown()
+    patches.undo()
 
 
 def get(page: Page, path: str, host: str = "") -> str:

@@ -31,6 +31,9 @@ def cluster() -> Iterator[str]:
     ray = pytest.importorskip("ray", reason="needs the extra `ray`")
     from ray.cluster_utils import Cluster
 
+    patches = pytest.MonkeyPatch()
+    # Each actor imports torch, which takes a busy machine minutes.
+    patches.setattr("recd_dsi.service.ray_backend.START", 1200.0)
     found = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
@@ -39,6 +42,7 @@ def cluster() -> Iterator[str]:
     end_workers()
     ray.shutdown()
     found.shutdown()
+    patches.undo()
 
 
 def test_actors_on_two_nodes_make_the_same_batches_though_one_is_killed(

@@ -68,6 +68,8 @@ def test_batches_stay_while_workers_come_and_go(tables: Path) -> None:
     assert isinstance(loader, ServiceLoader)
     ours, fleet = iter(loader), loader.fleet()
     assert fleet.backend is not None
+    assert fleet.scaler is not None
+    fleet.scaler.close()  # which would have as many as this loader's buffer asks for
     for workers in (3, 1, 2):
         for left, right in islice(zip(theirs, ours, strict=True), 10):
             assert_same_batch(left, right)

@@ -91,11 +91,22 @@ LIMIT = 4.0
 """Seconds without a mark after which a job ends: more than a busy machine keeps a rank waiting."""
 
 
-def steps(folder: str, nap: float, hangs: str) -> float:
+PATIENCE = 60.0
+"""Seconds in which a rank of a busy machine answers."""
+
+
+def steps(
+    folder: str, hangs: str = "", *, limit: float = LIMIT, number: int = 4, nap: float = 0.0
+) -> float:
     """On a rank: marks and meets the other, until rank 1 hangs; the seconds that it took."""
     began = time.monotonic()
-    with patch.object(watch, "REFUSES", 60.0), Watchdog(LIMIT, Path(folder)) as watchdog:
-        for step in range(4):
+    with (
+        patch.object(watch, "REFUSES", PATIENCE),
+        # One that is stopped says nothing in any time.
+        patch.object(watch, "ANSWERS", watch.ANSWERS if hangs == "stopped" else PATIENCE),
+        Watchdog(limit, Path(folder)) as watchdog,
+    ):
+        for step in range(number):
             watchdog.mark(f"step {step}")
             dist.barrier()
             time.sleep(nap)
@@ -110,7 +121,11 @@ def steps(folder: str, nap: float, hangs: str) -> float:
 
 def starts(folder: str) -> None:
     """On a rank: rank 1 works for longer than a start without work may take, then it hangs."""
-    with Watchdog(1.0, Path(folder), first=LIMIT) as watchdog:
+    with (
+        patch.object(watch, "REFUSES", PATIENCE),
+        patch.object(watch, "ANSWERS", PATIENCE),
+        Watchdog(1.0, Path(folder), first=LIMIT) as watchdog,
+    ):
         watchdog.mark("the tables", starting=True)
         if dist.get_rank() == 1:
             ends = time.monotonic() + 1.5 * LIMIT
@@ -139,8 +154,10 @@ def test_a_rank_that_hangs_before_the_first_step_is_named(
 
 
 def test_while_ranks_get_on_nothing_happens(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    took = max(gloo_pool.run(steps, str(tmp_path), LIMIT / 3, ""))
-    assert took > LIMIT  # marks count, not the whole
+    # Short steps: a busy machine would have to keep one waiting for nearly all of the limit.
+    limit = 1.5 * LIMIT
+    took = max(gloo_pool.run(steps, str(tmp_path), limit=limit, number=22, nap=limit / 20))
+    assert took > limit  # marks count, not the whole
     assert not threads_of_a_watch()
     assert list(tmp_path.iterdir()) == []
 
@@ -164,7 +181,7 @@ def test_a_rank_that_hangs_is_named_and_the_job_ends(
     hangs: str, how: str, gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
     with pytest.raises(RanksFailed) as failed:
-        gloo_pool.run(steps, str(tmp_path), 0.0, hangs)
+        gloo_pool.run(steps, str(tmp_path), hangs)
     said = failed.value.ranks[0]
     assert said.startswith("died (exit code 3)")
     assert "rank 1 hangs (process " in said

@@ -37,7 +37,7 @@ __all__ = ["Group", "Place", "Ranks", "RanksFailed"]
 
 T = TypeVar("T")
 
-START_LIMIT = 180.0
+START_LIMIT = 600.0
 """Seconds for a rank to start: it may have to import torch and torchrec on a busy machine."""
 GRACE = 5.0
 """Seconds that ranks get to end once one of them has failed."""

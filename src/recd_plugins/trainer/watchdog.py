@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 REFUSES = 5.0
 """Seconds after which a store, a disk or a process is taken not to answer."""
+ANSWERS = 3.0
+"""Seconds that a rank gets at least to say where it stands."""
 FRAMES = 12
 """Frames of a rank that hangs that its message shows; its file has all of them."""
 FIRST = 120.0
@@ -113,7 +115,7 @@ class Watchdog:
         self.folder = folder
         self._limit = limit
         self._first = max(limit, first)
-        self._grace = min(30.0, max(3.0, limit / 10))
+        self._grace = min(30.0, max(ANSWERS, limit / 10))
         """Seconds that the others get to say where they stand, once this rank has noticed: they
         may have set their latest mark so much later."""
         self._prefix = f"watchdog/{next(_numbers)}"
