@@ -29,7 +29,7 @@ MIB = 1 << 20
 STRETCHES = 10
 SURE = 1.645
 """Standard deviations on either side of an interval."""
-FLAT = {"memory": 0.02, "shared": 0.1, "handles": 0.1, "threads": 0.1}
+FLAT = {"memory": 0.02, "shared": 0.1, "handles": 0.1, "threads": 0.1, "processes": 0.1}
 """How much more a job may hold, as a share of what it holds: an allocator's noise of memory; and
 batches in flight from workers, each of which has handles and shared memory, come and go. What is
 lost with every epoch or checkpoint is more than that within half an hour."""

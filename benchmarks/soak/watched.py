@@ -32,9 +32,10 @@ class Held:
     """Since its first line of metrics."""
     step: int
     memory: float
-    """Bytes that are the processes' own and resident."""
+    """Resident bytes of no file. Ranks and workers are forked and share pages with each other until
+    one of them writes: such a page counts once, in equal parts among those that have it."""
     shared: float
-    """Bytes of shared memory, counted in each process that maps them."""
+    """Bytes of shared memory, counted once too."""
     handles: int
     threads: int
     processes: int
@@ -114,12 +115,10 @@ def _held(launcher: int, seconds: float, step: int) -> Held:
     handles = threads = processes = 0
     for pid in [launcher, *_below(launcher)]:
         with contextlib.suppress(OSError, KeyError):  # a worker that ends just now
-            status = dict(
-                line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-            )
+            pages, status = _named(pid, "smaps_rollup"), _named(pid, "status")
             handles += len(os.listdir(f"/proc/{pid}/fd"))
-            memory += 1024 * int(status["RssAnon"].split()[0])
-            shared += 1024 * int(status["RssShmem"].split()[0])
+            memory += 1024 * int(pages["Pss_Anon"].split()[0])
+            shared += 1024 * int(pages["Pss_Shmem"].split()[0])
             threads += int(status["Threads"])
             processes += 1
     return Held(
@@ -131,6 +130,12 @@ def _held(launcher: int, seconds: float, step: int) -> Held:
         threads=threads,
         processes=processes,
     )
+
+
+def _named(pid: int, file: str) -> dict[str, str]:
+    """A file of /proc: what each of its lines names, by the name."""
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _below(pid: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
@@ -51,3 +52,24 @@ def test_what_all_processes_of_a_job_hold_is_added_up() -> None:
     assert (alone.processes, alone.threads) == (1, 1)
     assert (with_child.processes, with_child.threads) == (2, 2)
     assert with_child.handles >= alone.handles + 3
+
+
+FORKED = """
+import os, sys
+kept = bytearray(b"x") * (64 << 20)
+os.fork()
+os.write(1, b"there\\n")
+sys.stdin.read()
+"""
+
+
+def test_pages_that_processes_share_count_once() -> None:
+    """Of a forked worker too, though each of the two has all of them."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FORKED], stdin=pipe, stdout=pipe) as parent:
+        assert parent.stdout is not None
+        assert [parent.stdout.readline() for _ in range(2)] == [b"there\n"] * 2
+        held = _held(parent.pid, 0.0, 0)
+        parent.communicate()
+    assert held.processes == 2
+    assert 64 << 20 <= held.memory < 96 << 20
