@@ -119,6 +119,24 @@ def test_ranks_run_no_module_that_happens_to_lie_where_they_start(
     assert not (tmp_path / "was-run").exists()
 
 
+@ONCE
+def test_neither_does_the_server_that_workers_are_forked_from(tmp_path: Path) -> None:
+    """Nor one by the name of Python's own; what it forks finds what the program finds."""
+    for module in ("recd_plugins", "selectors", "tempfile"):
+        (tmp_path / f"{module}.py").write_text("open('was-run', 'w')")
+    program = """
+from recd_plugins.launch.fork_server import fork_server
+process = fork_server("recd_plugins.launch.environment").Process(target=print, args=("forked",))
+process.start()
+process.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("forked\n", "")
+    assert not (tmp_path / "was-run").exists()
+
+
 def written_by(rank: int) -> dict[str, object]:
     """What a rank wrote, once it has."""
     file = Path(f"rank-{rank}.json")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +61,7 @@ class Join:
         self.report = report if report is not None else JoinReport()
         self._codec = MessageCodec(schema)
         self._schema = schema
-        self._watermark = -(2**63)
+        self._watermark = -math.inf
         self._groups: list[_Group] = []
         self._known: dict[int, tuple[_Group, int]] = {}
         self._early: dict[int, list[int]] = {}
@@ -85,7 +86,7 @@ class Join:
 
     def finish(self) -> Iterator[pa.Table]:
         """The samples that still wait, at the end of the stream."""
-        yield from self._write_until(2**63)
+        yield from self._write_until(math.inf)
 
     def _take_requests(self, requests: Requests) -> None:
         ids = requests.ids.tolist()
@@ -123,7 +124,7 @@ class Join:
             group.positive[i] = True
             self.report.positives += 1
 
-    def _write_until(self, time: int) -> Iterator[pa.Table]:
+    def _write_until(self, time: float) -> Iterator[pa.Table]:
         """Write, forget, and give up waiting: no message older than `time` is to come."""
         window, disorder = self.config.window_ms, self.config.disorder_ms
         for request in [

@@ -7,7 +7,6 @@ end with the process that started them, however that ends.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 
 from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.api import CapabilityError, RecdError
-from recd_plugins.api.reading import Delivery, die_with_parent
+from recd_plugins.api.reading import Delivery, die_with_parent, fork_server
 
 __all__ = ["LocalBackend"]
 
@@ -39,8 +38,7 @@ class LocalBackend:
         changed: Callable[[dict[int, str]], None],
     ) -> None:
         self._text, self._options, self._changed = delivery.text(), options, changed
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([Worker.__module__])
+        self._context = fork_server(Worker.__module__)
         self._lock = threading.Lock()
         self._processes: list[_WorkerProcess | None] = [None] * workers
         self._again = [0.0] * workers

@@ -8,6 +8,7 @@ from recd_plugins.data.local_reader import LocalReader, LocalReaderConfig, table
 from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
 from recd_plugins.data.stripes import DamagedStripe
 from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.launch.fork_server import fork_server
 from recd_plugins.registry.delivery import Delivery, OpenDelivery
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Shares",
     "Tail",
     "die_with_parent",
+    "fork_server",
     "parse",
     "table_digest",
 ]

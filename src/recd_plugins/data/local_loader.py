@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 import warnings
 import weakref
@@ -34,6 +33,7 @@ from recd_plugins.data.table import Table
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.launch.fork_server import fork_server
 
 __all__ = ["LocalLoader", "RankBatches"]
 
@@ -218,10 +218,6 @@ class LocalLoader:
         """The latest iterator. It ends its workers when nobody holds it any more, so neither may
         this: together they would be a cycle, which is collected some time later."""
         if workers:
-            # The server that workers are forked from has imported this module, but runs no
-            # thread, as the trainer's process does: forking that one could deadlock.
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([__name__])
             _check_picklable(batches)
 
     def __len__(self) -> int:
@@ -337,7 +333,8 @@ class LocalLoader:
                 batch_size=None,
                 num_workers=self._workers,
                 pin_memory=self._pin_memory,
-                multiprocessing_context="forkserver" if self._workers else None,
+                # Not this process: it runs threads, and forking it could deadlock.
+                multiprocessing_context=fork_server(__name__) if self._workers else None,
                 worker_init_fn=_die_with_rank,
                 generator=torch.Generator(),  # else it draws from the trainer's random numbers
             )

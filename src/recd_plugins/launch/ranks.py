@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import io
 import logging
-import multiprocessing
 import os
 import pickle
 import random
@@ -32,6 +31,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from recd_plugins.launch.environment import HOST, die_with_parent, rank_environment
+from recd_plugins.launch.fork_server import fork_server
 
 __all__ = ["Group", "Place", "Ranks", "RanksFailed"]
 
@@ -181,8 +181,7 @@ class _Process:
 
     def __init__(self, place: Place, preload: Sequence[str]) -> None:
         os.environ.setdefault(NVML_CHECK, "1")  # for the server, which inherits it
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(preload))
+        context = fork_server(*preload)
         self.connection, theirs = context.Pipe()
         self._folder = tempfile.TemporaryDirectory(prefix="recd-rank-")
         self._printed = Path(self._folder.name) / "printed"
