@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.importing.checking import Checked
+    from recd_plugins.data.side_table import SideTableConfig
     from recd_plugins.data.table import Progress
     from recd_plugins.storage.uri import Location
 
@@ -115,6 +116,22 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
             table = stack.prepare(show)[split]
             files, schema = table.files, as_foreign(table.schema)
         found[split] = check_files(files, schema, progress=show)
+    for number, side in enumerate(config.join if isinstance(config, ParquetConfig) else ()):
+        found[f"join[{number}]"] = _side_table(side)
+    return found
+
+
+def _side_table(config: SideTableConfig) -> Checked:
+    """The features of a side table, and whether each of its keys is there once."""
+    from recd_plugins.data.importing.checking import Checked
+    from recd_plugins.data.side_table import SideTable
+
+    names = [*(one.name for one in config.sparse), *(one.name for one in config.dense)]
+    side = SideTable(config, names)
+    found = Checked(rows=side.num_rows())
+    for problem in side.problems():
+        where, _, what = problem.partition(": ")
+        found.add(where, None, what.removesuffix("."), "")
     return found
 
 

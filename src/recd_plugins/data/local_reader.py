@@ -112,7 +112,8 @@ class LocalReader:
         if config.read_log is not None and train and rank == 0:
             schema = table.schema
             read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
-            note_reading(config.read_log, table.path, table.file_columns(read))
+            columns = table.file_columns([n for n in read if n not in table.joined_columns])
+            note_reading(config.read_log, table.path, columns)
         made_for = {
             "table": table_digest(table),
             "split": split,
@@ -150,12 +151,13 @@ def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalRead
 
 
 def table_digest(table: Table) -> str:
-    """Changes with a table's files, by their footers, its stripes and what is made of its columns;
-    not with where it lies."""
+    """Changes with a table's files, by their footers, its stripes, what is joined to its rows and
+    what is made of its columns; not with where it lies."""
     parts: list[object] = [
         (stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes
     ]
     parts += [facts.digest for facts in table.facts.values()]
+    parts += [side.identity for side in table.joins]
     if table.selection is not None:
         parts.append(table.selection.identity)
     if table.source is not None:

@@ -20,6 +20,7 @@ from recd_plugins.data.files import FileFacts, found_files
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
+from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.table import Progress, Table, footer_schema, silent
 from recd_plugins.errors import RegistryError
@@ -70,6 +71,9 @@ class ParquetConfig(Config):
     they came later or went: there a list is empty and a number 0, or what `nulls` of the schema
     says. A column that another file lacks is an error."""
 
+    join: tuple[SideTableConfig, ...] = ()
+    """Features that lie in other tables, and are joined in by a key as rows are read."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for option in ("where", "where_test"):
@@ -84,7 +88,9 @@ class ParquetTables(Dataset):
         """`cache` is a folder for what is known of the files."""
         self._config = config
         self._cache = cache
-        self._given = None if config.schema is None else _taken(config.schema, config)
+        self._given = (
+            None if config.schema is None else _taken(_beside(config.schema, config), config)
+        )
         self.in_place = self._given is None or not self._given.drops
 
     @property
@@ -108,9 +114,12 @@ class ParquetTables(Dataset):
                 stats.append(
                     _stat(file) if facts.size is None else (str(file), facts.size, facts.mtime_ns)
                 )
-        if self._given is not None:
-            vocabularies = (one.vocabulary for one in self._given.sparse)
-            stats += [_stat(file) for file in vocabularies if file is not None and file.exists()]
+        features = [] if self._config.schema is None else [*self._config.schema.sparse]
+        for side in self._config.join:
+            features += side.sparse
+            stats += [_stat(file) for file in found_files(side.table)]
+        vocabularies = (one.vocabulary for one in features)
+        stats += [_stat(file) for file in vocabularies if file is not None and file.exists()]
         return hashlib.sha256(repr(stats).encode()).hexdigest()
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
@@ -142,10 +151,12 @@ class ParquetTables(Dataset):
         config = self._config
         given: Schema | ForeignSchema | None = schema or self._given
         absent = _patterns(config.absent)
-        if given is None and (_narrowed(config) or absent):
-            given = _taken(footer_schema(tuple(self._found("train")[0]), absent), config)
+        if given is None and (_narrowed(config) or absent or config.join):
+            own = footer_schema(tuple(self._found("train")[0]), absent)
+            given = _taken(_beside(own, config), config)
         files, first, snapshot = self._found(split)
-        table = Table.of(first, files, given, absent=absent, cache=self._cache)
+        joins = self._side_tables(given)
+        table = Table.of(first, files, given, absent=absent, cache=self._cache, joins=joins)
         table = replace(table, snapshot=snapshot)
         where, option = config.where, "where"
         if split == "test" and config.where_test is not None:
@@ -161,6 +172,15 @@ class ParquetTables(Dataset):
             source=table.source,
         )
         return table.select(selection, self._cache)
+
+    def _side_tables(self, given: Schema | ForeignSchema | None) -> list[SideTable]:
+        """Those of which a feature is taken."""
+        if given is None or not self._config.join:
+            return []
+        whole = given if isinstance(given, Schema) else given.conformed
+        names = {*whole.dense, *whole.sparse_names}
+        sides = (SideTable(one, names, self._cache) for one in self._config.join)
+        return [side for side in sides if side.features]
 
     def _found(self, split: Split) -> tuple[dict[Location, FileFacts], Location, str | None]:
         """The files of a split, what they are called together, and their snapshot's name."""
@@ -180,6 +200,13 @@ class ParquetTables(Dataset):
 
     def _paths(self, split: Split) -> Location | tuple[Location, ...]:
         return self._config.train if split == "train" else self._config.test
+
+
+def _beside(schema: S, config: ParquetConfig) -> S:
+    """The schema with the features of side tables."""
+    for side in config.join:
+        schema = side.beside(schema)
+    return schema
 
 
 def _patterns(given: str | tuple[str, ...]) -> tuple[str, ...]:

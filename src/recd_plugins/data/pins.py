@@ -14,6 +14,7 @@ from typing import Any
 
 from recd_plugins.config.whole_file import write_whole
 from recd_plugins.data.dataset import SPLITS, Tables
+from recd_plugins.data.files import FileFacts
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri
@@ -53,18 +54,23 @@ def _pinned(table: Table) -> dict[str, Any]:
         **({} if table.snapshot is None else {"snapshot": table.snapshot}),
         "stripes": hashlib.sha256(repr(stripes).encode()).hexdigest()[:32],
         "files": {
-            _name(table, file): {
-                "size": facts.size,
-                "mtime_ns": facts.mtime_ns,
-                "footer": facts.digest,
-            }
-            for file, facts in table.facts.items()
+            name: {"size": facts.size, "mtime_ns": facts.mtime_ns, "footer": facts.digest}
+            for name, (_, facts) in _files(table).items()
         },
     }
 
 
+def _files(table: Table) -> dict[str, tuple[Location, FileFacts]]:
+    """The table's files, and those of its side tables, by name."""
+    found = {_name(table, file): (file, facts) for file, facts in table.facts.items()}
+    for number, side in enumerate(table.joins):
+        for file, facts in side.facts.items():
+            found[f"join[{number}]/{file.name}"] = file, facts
+    return found
+
+
 def _check(table: Table, before: Mapping[str, Mapping[str, Any]]) -> None:
-    now = {_name(table, file): (file, facts) for file, facts in table.facts.items()}
+    now = _files(table)
     cure = "Resume with the table as it was, or start a new run."
     for name, pinned in before.items():
         if name not in now:

@@ -44,6 +44,7 @@ from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.data.selection import Selection, kept_rows
+from recd_plugins.data.side_table import SideTable
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.naming.patterns import matching
@@ -93,6 +94,13 @@ class Table:
     """What each file was when the table was opened."""
     snapshot: str | None = None
     """Which state of a table of Delta Lake or Iceberg it is."""
+    joins: tuple[SideTable, ...] = ()
+    """Tables beside it, that have some of its features by a key."""
+
+    @property
+    def joined_columns(self) -> tuple[str, ...]:
+        """The columns that are not in its files, but in those of side tables."""
+        return tuple(name for side in self.joins for name in side.features)
 
     @property
     def num_rows(self) -> int:
@@ -130,8 +138,10 @@ class Table:
         *,
         absent: Sequence[str] = (),
         cache: Path | None = None,
+        joins: Sequence[SideTable] = (),
     ) -> Table:
-        """`open`, of files that somebody has found; `first` is what messages call the table."""
+        """`open`, of files that somebody has found; `first` is what messages call the table. The
+        features of side tables are in its schema."""
         if isinstance(schema, ForeignSchema) and schema.drops:
             raise DataError(
                 f"{first}: its schema drops rows with nulls in {', '.join(schema.drops)}, and how "
@@ -144,6 +154,9 @@ class Table:
         for file, facts[file], (footer, *_) in footers_of(files, cache):
             arrow = arrow_schema(footer, file, facts[file])
             schema = schema or _schema_of(file, footer)
+            for side in joins:
+                side.check(arrow, footer, file)
+            arrow = with_side_tables(arrow, schema, joins)
             arrow = columns.completed(arrow, schema)
             if isinstance(schema, ForeignSchema):
                 check_foreign_columns(arrow, schema, str(file))
@@ -159,7 +172,9 @@ class Table:
         whole = schema if isinstance(schema, Schema) else schema.conformed
         columns.check(first)
         held = tuple(stripe for stripe in stripes if stripe.num_rows)
-        return cls(first, whole, held, source, absent=columns.types, facts=facts)
+        return cls(
+            first, whole, held, source, absent=columns.types, facts=facts, joins=tuple(joins)
+        )
 
     def opened(self, file: Location, *, buffer_size: int = 0) -> OpenedFile:
         """A file of the table, if it is still what it was when the table was opened."""
@@ -189,21 +204,32 @@ class Table:
     def asked(
         self, file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str]
     ) -> tuple[str, ...]:
-        """The columns that are read of a file for these: those that select rows too, and none that
-        the file lacks."""
+        """The columns that are read of a file for these: those that select rows too, the keys of
+        what is joined in, and none that the file lacks."""
         selects = self.selection is not None and stripe.stored is not None
         more = self.selection.columns if self.selection is not None and selects else ()
-        lacked = {*self.absent} - {*file.schema_arrow.names} if self.absent else ()
-        return tuple(dict.fromkeys(one for one in (*columns, *more) if one not in lacked))
+        lacked = {*self.absent} - {*file.schema_arrow.names} if self.absent else {*()}
+        lacked |= {*self.joined_columns}
+        wanted = (*columns, *(side.key for side in self._joined_for(columns)), *more)
+        return tuple(dict.fromkeys(one for one in wanted if one not in lacked))
 
     def taken(self, rows: pa.Table, stripe: Stripe, columns: Sequence[str]) -> pa.Table:
         """Of rows of a stripe as they lie in the file, those that the table has."""
         if self.absent:
-            rows = with_absent(rows, columns, self.absent, empty=self.source is None)
-        if self.selection is None or stripe.stored is None:
-            return rows
-        mask = self.selection.mask(rows, str(stripe))
-        return rows.select(list(columns)).filter(pa.array(mask))
+            lacked = [one for one in columns if one not in self.joined_columns]
+            rows = with_absent(rows, lacked, self.absent, empty=self.source is None)
+        joins = self._joined_for(columns)
+        if self.selection is not None and stripe.stored is not None:
+            mask = self.selection.mask(rows, str(stripe))
+            kept = (*columns, *(side.key for side in joins))
+            kept = tuple(dict.fromkeys(one for one in kept if one not in self.joined_columns))
+            rows = rows.select(list(kept)).filter(pa.array(mask))
+        for side in joins:
+            rows = side.joined(rows)
+        return rows.select(list(columns)) if joins else rows
+
+    def _joined_for(self, columns: Sequence[str]) -> tuple[SideTable, ...]:
+        return tuple(side for side in self.joins if {*side.features} & {*columns})
 
     def select(self, selection: Selection, cache: Path | None = None) -> Table:
         """The table of some rows alone. How many of each stripe is counted at once, unless `cache`,
@@ -243,6 +269,17 @@ class Table:
             chunk, self.source, where, columns=wanted, first_row=first_row, in_range=in_range
         )
         return made.select(list(wanted))
+
+
+def with_side_tables(
+    arrow: pa.Schema, schema: Schema | ForeignSchema, joins: Sequence[SideTable]
+) -> pa.Schema:
+    """A file's columns, and those that are joined to them."""
+    own = (schema if isinstance(schema, Schema) else schema.conformed).arrow()
+    for side in joins:
+        for name in side.features:
+            arrow = arrow.append(own.field(name))
+    return arrow
 
 
 def footer_schema(path: Location | Sequence[Location], absent: Sequence[str] = ()) -> Schema:

@@ -1,0 +1,371 @@
+"""Features that lie in a table of their own, beside the dataset, and are joined in by a key.
+
+A feature that is tried out is computed for some users or items, and need not be written into the
+whole dataset for that. The rows of a stripe find theirs by their keys: those stripes of the side
+table are read whose statistics say that they may have such keys, and of these the last used stay in
+memory. So a side table that fits there is read once, and one that does not is read along with the
+dataset, which takes that both are sorted by the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recd_plugins.config import Config, Range
+from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
+from recd_plugins.data.expression import Known
+from recd_plugins.data.files import FileFacts, arrow_schema, found_files, opened
+from recd_plugins.data.footers import footers_of
+from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.selection import known_of
+from recd_plugins.data.stripes import Stripe, read_stripe
+from recd_plugins.errors import DataError, RegistryError, nearest
+from recd_plugins.storage.uri import Location, Uri
+
+__all__ = ["SideTable", "SideTableConfig"]
+
+I64 = npt.NDArray[np.int64]
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideTableConfig(Config):
+    """A table of features by key, and which of them are joined in."""
+
+    table: Path | Uri | tuple[Path | Uri, ...]
+    """A folder of .parquet files, a file, a glob, or several of them, on disk or on a store; for
+    both splits."""
+    key: str
+    """The column by which rows find theirs, in the dataset's files and in these: whole numbers or
+    texts, none twice in these. A row whose key is null, or is not in these, has nulls."""
+    sparse: tuple[ForeignFeature, ...] = ()
+    """The columns with ids. A row without a key has an empty list, or what `nulls` says."""
+    dense: tuple[DenseColumn, ...] = ()
+    """The columns with floats. `nulls: {value: 0}` says what a row without a key has."""
+    memory_mib: Annotated[int, Range(ge=1, le=65_536)] = 512
+    """What may be held of these files, in each process that reads, by their uncompressed size. A
+    larger table has to be sorted by the key, and so has the dataset."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.sparse or self.dense):
+            raise RegistryError("names no feature. Name some under `sparse` or `dense`.", "sparse")
+        for part in ("sparse", "dense"):
+            for one in getattr(self, part):
+                if one.nulls in ("error", "drop"):
+                    raise RegistryError(
+                        f"{one.name!r} has `nulls: {one.nulls}`, but rows whose key a side table "
+                        "lacks have nulls. Say what stands for them, as `nulls: {value: 0}`"
+                        f"{', or `nulls: empty`' if part == 'sparse' else ''}.",
+                        part,
+                    )
+        for feature in self.sparse:
+            if feature.scored:
+                raise RegistryError(
+                    f"{feature.name!r} is scored, and a side table has no weights of ids. Take "
+                    "`scored` out, or write the feature into the dataset.",
+                    "sparse",
+                )
+
+    @property
+    def schema(self) -> ForeignSchema:
+        """What its columns are; it has no label, which is never asked for."""
+        return ForeignSchema(
+            session_id=None, timestamp=None, sparse=self.sparse, dense=tuple(self.dense)
+        )
+
+    @overload
+    def beside(self, schema: Schema) -> Schema: ...
+
+    @overload
+    def beside(self, schema: ForeignSchema) -> ForeignSchema: ...
+
+    def beside(self, schema: Schema | ForeignSchema) -> Schema | ForeignSchema:
+        """A dataset's schema with these features behind its own, as they are once joined."""
+        joined = self.schema.conformed
+        if isinstance(schema, Schema):
+            dense = (*schema.dense, *joined.dense)
+            whole = replace(schema, dense=dense, vectors=(*schema.vectors, *joined.vectors))
+            return whole.add(joined.sparse)
+        floats = [DenseColumn(name=one.name, width=one.width) for one in self.dense]
+        ids = [ForeignFeature(**{**asdict(one), "nulls": "error"}) for one in joined.sparse]
+        return replace(schema, dense=(*schema.dense, *floats), sparse=(*schema.sparse, *ids))
+
+
+class _SidePart(NamedTuple):
+    """What is read at once: a stripe, or all of them."""
+
+    stripes: tuple[Stripe, ...]
+    low: Any
+    """The least key, if it is known."""
+    high: Any
+    num_bytes: int
+
+    def may_have(self, low: Any, high: Any) -> bool:
+        if None in (low, high, self.low, self.high):
+            return True
+        return bool(self.low <= high and low <= self.high)
+
+
+class _KeyedRows(NamedTuple):
+    """The rows of a part, each with a key of its own."""
+
+    keys: pa.Array
+    """Of whole numbers, sorted."""
+    features: pa.Table
+
+
+class SideTable:
+    """Opened: what its stripes hold is known from the footers."""
+
+    def __init__(
+        self, config: SideTableConfig, features: Collection[str], cache: Path | None = None
+    ) -> None:
+        """`features` are those that are wanted; `cache` is a folder that keeps footers."""
+        schema = config.schema.having(features)
+        self.key = config.key
+        self.features = tuple(
+            name
+            for name in (*schema.conformed.dense, *schema.conformed.sparse_names)
+            if name in features
+        )
+        self._schema = schema
+        self._columns = (self.key, *source_columns(schema, self.features))
+        self._limit = config.memory_mib * MIB
+        files = found_files(config.table)
+        self.path: Location = next(iter(files))
+        self.facts: dict[Location, FileFacts] = {}
+        parts: list[_SidePart] = []
+        for file, facts, (footer, *_) in footers_of(files, cache):
+            arrow = arrow_schema(footer, file, facts)
+            check_foreign_columns(arrow, schema, str(file), self.features)
+            if not self.facts:
+                self.type = _key_type(arrow, self.key, str(file))
+                self._kinds = {name: arrow.field(name).type for name in self._columns[1:]}
+            self._check_type(arrow, file)
+            self.facts[file] = facts
+            parts += _parts(file, footer, self._columns)
+        whole = sum(one.num_bytes for one in parts)
+        self._parts = parts
+        if whole <= self._limit and parts:
+            stripes = tuple(stripe for one in parts for stripe in one.stripes)
+            self._parts = [_SidePart(stripes, None, None, whole)]
+        self._held: dict[int, _KeyedRows] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is held: a process reads for itself."""
+        return {**self.__dict__, "_held": {}, "_lock": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    @property
+    def identity(self) -> str:
+        """Differs where rows would have other features."""
+        digests = [facts.digest for facts in self.facts.values()]
+        return hashlib.sha256(
+            repr((self.key, self.features, self._schema.to_json(), digests)).encode()
+        ).hexdigest()[:32]
+
+    def check(self, arrow: pa.Schema, footer: pq.FileMetaData, file: Location) -> None:
+        """`DataError` where rows of a file of the dataset cannot find theirs."""
+        self._check_type(arrow, file)
+        for name in self.features:
+            if name in arrow.names:
+                raise DataError(
+                    f"{file}: has column {name!r}, and so has {self.path}, which is joined in. "
+                    "Take it out of dataset.join, or rename one of the two."
+                )
+        for group in range(footer.num_row_groups):
+            low, high = _range(known_of(footer, group, [self.key]).get(self.key))
+            taken = sum(one.num_bytes for one in self._parts if one.may_have(low, high))
+            if taken > self._limit:
+                raise DataError(
+                    f"{Stripe(file, group, 0)}: its keys {self.key!r} lie all over {self.path}: "
+                    f"{taken / MIB:,.0f} MiB of it would be held, and memory_mib of dataset.join "
+                    f"is {self._limit // MIB:,}. Allow more, or write both tables sorted by "
+                    f"{self.key!r}, with statistics (`ORDER BY {self.key}` in SQL, `sort_by` of a "
+                    "pyarrow.Table)."
+                )
+
+    def _check_type(self, arrow: pa.Schema, file: Location) -> None:
+        kind = _key_type(arrow, self.key, str(file))
+        if kind != self.type:
+            raise DataError(
+                f"{file}: column {self.key!r}, the key of dataset.join, is {kind}, but in "
+                f"{self.path} it is {self.type}. Write both alike."
+            )
+
+    def joined(self, rows: pa.Table) -> pa.Table:
+        """The rows with the features behind them."""
+        keys = _plain(rows[self.key].combine_chunks(), self.type)
+        low, high = pc.min_max(keys).as_py().values()
+        found = np.zeros(len(keys), np.bool_)
+        where, pieces = [], []
+        for at, part in enumerate(self._parts):
+            if low is None or not part.may_have(low, high):
+                continue
+            held = self._read(at)
+            places = _places(keys, held.keys)
+            hit = np.flatnonzero(places >= 0)
+            if found[hit].any():
+                raise self._twice(keys[int(hit[found[hit]][0])], part.stripes[0])
+            found[hit] = True
+            where.append(hit)
+            pieces.append(held.features.take(pa.array(places[hit])))
+        without = np.flatnonzero(~found)
+        where.append(without)
+        pieces.append(self._nothing().take(pa.array(np.zeros(len(without), np.int64))))
+        back = np.empty(len(keys), np.int64)
+        back[np.concatenate(where)] = np.arange(len(keys))
+        features = pa.concat_tables(pieces).combine_chunks().take(pa.array(back))
+        for name in self.features:
+            rows = rows.append_column(features.schema.field(name), features[name])
+        return rows
+
+    def num_rows(self) -> int:
+        return sum(stripe.num_rows for part in self._parts for stripe in part.stripes)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with its rows, part by part."""
+        seen: list[pa.Array] = []
+        for at, part in enumerate(self._parts):
+            try:
+                keys = self._read(at).keys
+            except DataError as error:
+                yield str(error)
+                continue
+            for before in seen:
+                twice = np.flatnonzero(_places(keys, before) >= 0)
+                if len(twice):
+                    yield str(self._twice(keys[int(twice[0])], part.stripes[0]))
+                    break
+            seen.append(keys)
+
+    def _read(self, at: int) -> _KeyedRows:
+        """The rows of a part, which stay in memory until others need the room."""
+        with self._lock:
+            held = self._held.pop(at, None)
+            if held is None:
+                room = self._limit - self._parts[at].num_bytes
+                while self._held and sum(self._parts[n].num_bytes for n in self._held) > room:
+                    self._held.pop(next(iter(self._held)))
+                held = self._rows(self._parts[at])
+            self._held[at] = held
+            return held
+
+    def _rows(self, part: _SidePart) -> _KeyedRows:
+        tables = []
+        for stripe in part.stripes:
+            with opened(stripe.file, self.facts[stripe.file]) as file:
+                rows = read_stripe(file, stripe, self._columns)
+            keys = _plain(rows[self.key].combine_chunks(), self.type)
+            made = conform(rows, self._schema, str(stripe), columns=self.features)
+            made = made.select(list(self.features)).append_column(KEY, keys)
+            tables.append(made.filter(keys.is_valid()) if keys.null_count else made)
+        rows = pa.concat_tables(tables).combine_chunks()
+        keys = rows[KEY].combine_chunks()
+        if pa.types.is_integer(self.type):
+            numbers = keys.to_numpy()
+            if (numbers[1:] < numbers[:-1]).any():
+                rows = rows.take(pa.array(np.argsort(numbers, kind="stable")))
+                keys = rows[KEY].combine_chunks()
+        if pc.count_distinct(keys).as_py() < len(keys):
+            counted = keys.value_counts()
+            at = pc.index(pc.greater(counted.field("counts"), 1), True).as_py()
+            raise self._twice(counted.field("values")[at], part.stripes[0])
+        return _KeyedRows(keys, rows.drop_columns([KEY]).combine_chunks())
+
+    def _nothing(self) -> pa.Table:
+        """One row: what stands for nulls."""
+        nulls = pa.table({name: pa.nulls(1, kind) for name, kind in self._kinds.items()})
+        return conform(nulls, self._schema, str(self.path), columns=self.features).select(
+            list(self.features)
+        )
+
+    def _twice(self, key: pa.Scalar, near: Stripe) -> DataError:
+        return DataError(
+            f"{near}: has key {self.key} {key.as_py()!r}, and another row of the side table has it "
+            "too. Write it with one row for each key."
+        )
+
+
+KEY = "\0key"
+"""No column of a file is called so."""
+
+
+def _parts(file: Location, footer: pq.FileMetaData, columns: Sequence[str]) -> Iterator[_SidePart]:
+    for group in range(footer.num_row_groups):
+        described = footer.row_group(group)
+        if not described.num_rows:
+            continue
+        chunks = (described.column(n) for n in range(described.num_columns))
+        num_bytes = sum(
+            chunk.total_uncompressed_size
+            for chunk in chunks
+            if chunk.path_in_schema.split(".", 1)[0] in columns
+        )
+        known = known_of(footer, group, columns[:1]).get(columns[0])
+        stripe = Stripe(file, group, described.num_rows)
+        yield _SidePart((stripe,), *_range(known), num_bytes)
+
+
+def _range(known: Known | None) -> tuple[Any, Any]:
+    """The least and the greatest key of a stripe, as far as its statistics say."""
+    if known is None or (isinstance(known.high, int) and known.high >= 2**63):
+        return None, None
+    return known.low, known.high
+
+
+def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
+    """What keys are compared as; `DataError` for a column that is none."""
+    if key not in arrow.names:
+        raise DataError(
+            f"{where}: lacks column {key!r}, the key of dataset.join; {nearest(key, arrow.names)}"
+        )
+    kind = arrow.field(key).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pa.large_string()
+    raise DataError(
+        f"{where}: column {key!r}, the key of dataset.join, is {kind}, but keys are whole numbers "
+        "or texts. Write it as such."
+    )
+
+
+def _plain(keys: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Keys as they are compared; those of uint64 by their bits."""
+    return keys.cast(kind, safe=not pa.types.is_uint64(keys.type))
+
+
+def _places(keys: pa.Array, among: pa.Array) -> I64:
+    """[N] int64: where each key is among others, or -1."""
+    if not pa.types.is_integer(among.type):
+        places = pc.index_in(keys, value_set=among)
+        found: I64 = places.fill_null(-1).to_numpy().astype(np.int64)
+        return found
+    if not len(among):
+        return np.full(len(keys), -1)
+    numbers, sorted_ = keys.fill_null(0).to_numpy(), among.to_numpy()
+    at = np.minimum(np.searchsorted(sorted_, numbers), len(sorted_) - 1)
+    hit = sorted_[at] == numbers
+    if keys.null_count:
+        hit &= keys.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(hit, at, -1)

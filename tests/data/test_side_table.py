@@ -1,0 +1,247 @@
+"""Value tests: features that are joined in from a side table, as if the dataset had them itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.config import parse
+from recd_plugins.data.dataset import Tables
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.parquet import ParquetConfig, build_parquet
+from recd_plugins.data.pins import check_pins, write_pins
+from recd_plugins.errors import DataError, RecdError, RegistryError
+from recd_plugins.slots import Context
+
+ROWS, USERS = 400, 120
+SCHEMA = {
+    "session_id": "user",
+    "timestamp": None,
+    "dense": ["d"],
+    "sparse": [{"name": "ids", "num_ids": 1000}],
+}
+BETA = {"key": "user", "sparse": [{"name": "beta", "num_ids": 5000}]}
+
+
+def beta_of(user: int | None) -> list[int]:
+    """What the side table has for a user; none of every fifth."""
+    return [] if user is None or user % 5 == 0 else [user, user + 1][: 1 + user % 2]
+
+
+def dataset(order: np.ndarray[Any, Any], texts: bool = False) -> pa.Table:
+    """Rows of users, of whom the first is null; `beta` is what the join is to find."""
+    users = [None, *order.tolist()[1:]]
+    return pa.table(
+        {
+            "user": pa.array(
+                [None if n is None else f"u{n:03}" for n in users] if texts else users
+            ),
+            "label": np.arange(ROWS) % 2.0,
+            "d": np.arange(float(ROWS)),
+            "ids": pa.array([[n % 7] for n in range(ROWS)]),
+            "expected": pa.array([beta_of(n) for n in users]),
+        }
+    )
+
+
+def side(order: np.ndarray[Any, Any], texts: bool = False) -> pa.Table:
+    users = [n for n in order.tolist() if n % 5]
+    return pa.table(
+        {
+            "beta": pa.array([beta_of(n) for n in users]),
+            "score": pa.array([n / 2 for n in users]),
+            "user": pa.array([f"u{n:03}" for n in users] if texts else users),
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Tables sorted by user, and shuffled."""
+    draw = np.random.default_rng(0)
+    rows = np.sort(draw.integers(0, USERS, ROWS))
+    users = np.arange(USERS)
+    for name, of_rows, of_side in (
+        ("sorted", rows, users),
+        ("mixed", draw.permutation(rows), draw.permutation(users)),
+    ):
+        for kind in (False, True):
+            end = "_texts" if kind else ""
+            pq.write_table(
+                dataset(of_rows, kind), tmp_path / f"{name}{end}.parquet", row_group_size=50
+            )
+            pq.write_table(
+                side(of_side, kind), tmp_path / f"{name}{end}_beta.parquet", row_group_size=9
+            )
+    return tmp_path
+
+
+def opened(
+    folder: Path, name: str = "sorted", beta: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    join = BETA | {"table": str(folder / f"{name}_beta.parquet")} | (beta or {})
+    file = str(folder / f"{name}.parquet")
+    schema = {**SCHEMA, "session_id": None}
+    values = {"train": file, "test": file, "schema": schema, "join": [join]} | more
+    config = parse(ParquetConfig, values, "dataset")
+    return build_parquet(config, Context(folder=folder / "data")).prepare(folder / "data")
+
+
+@pytest.mark.parametrize("name", ["sorted", "mixed", "sorted_texts", "mixed_texts"])
+def test_each_row_has_the_features_of_its_key(folder: Path, name: str) -> None:
+    table = opened(folder, name, absent=["ids"], where="d != 17").train
+    rows = pa.concat_tables(table.read(stripe) for stripe in table.stripes)
+    expected = pq.read_table(folder / f"{name}.parquet")
+    expected = expected.filter(pa.compute.not_equal(expected["d"], 17))
+    assert rows["beta"].to_pylist() == expected["expected"].to_pylist()
+    assert rows["d"].to_pylist() == expected["d"].to_pylist()
+    assert table.read(table.stripes[1], ["ids"]).column_names == ["ids"]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for some stripes of a side table, and not for all."""
+    monkeypatch.setattr("recd_plugins.data.side_table.MIB", 4)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_side_table_that_has_no_room_is_read_along(folder: Path) -> None:
+    table = opened(folder).train
+    (joined,) = table.joins
+    assert len(joined._parts) == 11
+    held = []
+    for stripe in table.stripes:
+        rows = table.read(stripe, ["beta"])
+        users = pq.ParquetFile(stripe.file).read_row_group(stripe.group, columns=["expected"])
+        assert rows["beta"].to_pylist() == users["expected"].to_pylist()
+        held.append(sum(joined._parts[at].num_bytes for at in joined._held))
+    assert max(held) <= 512 * 4 < sum(part.num_bytes for part in joined._parts)
+    with pytest.raises(
+        DataError, match=r"(?s)row group 0: its keys 'user' lie all over .*ORDER BY"
+    ):
+        opened(folder, "mixed")
+    assert opened(folder, "mixed", {"memory_mib": 9000}).train.num_rows == ROWS
+
+
+def batches(tables: Tables, state: Any = None, rank: int = 0, world_size: int = 1) -> list[Any]:
+    loader = build_local_reader(LocalReaderConfig(streams=2), Context(seed=3)).loader(
+        tables.train, rank=rank, world_size=world_size, batch_size=32 // world_size, split="train"
+    )
+    if state is not None:
+        loader.load_state_dict(state)
+    return [(batch, loader.state_dict()) for batch in loader]
+
+
+def rows_of(batch: Any) -> list[tuple[float, list[int]]]:
+    beta = [row.tolist() for row in batch.features["beta"].to_dense()]
+    return sorted(zip(batch.dense[:, 0].tolist(), beta, strict=True))
+
+
+def test_batches_positions_and_pins_are_those_of_a_dataset_that_has_them(folder: Path) -> None:
+    tables = opened(folder)
+    whole = pq.read_table(folder / "sorted.parquet")
+    expected = dict(zip(whole["d"].to_pylist(), whole["expected"].to_pylist(), strict=True))
+    found = batches(tables)
+    assert all(beta == expected[d] for batch, _ in found for d, beta in rows_of(batch))
+    halves = [batches(tables, rank=rank, world_size=2) for rank in (0, 1)]
+    for (batch, _), *parts in zip(found, *halves, strict=True):
+        assert rows_of(batch) == sorted(row for part, _ in parts for row in rows_of(part))
+    later = batches(opened(folder), found[3][1])
+    assert all(
+        torch.equal(one.features.values(), other.features.values())
+        for (one, _), (other, _) in zip(found[4:], later, strict=True)
+    )
+    write_pins(folder, tables)
+    check_pins(folder, opened(folder))
+    users = np.arange(USERS)
+    pq.write_table(side(users[1:]), folder / "sorted_beta.parquet", row_group_size=8)
+    with pytest.raises(DataError, match=r"sorted_beta\.parquet: is not what it was when the run"):
+        check_pins(folder, opened(folder))
+    with pytest.raises(DataError, match="table"):
+        batches(opened(folder), found[3][1])
+    tables.train.joins[0]._held.clear()
+    with pytest.raises(DataError, match=r"sorted_beta\.parquet: is not what it was when the table"):
+        tables.train.read(tables.train.stripes[0])
+
+
+def test_dense_columns_and_nulls_are_what_the_schema_says(folder: Path) -> None:
+    beta = {
+        "sparse": [{"name": "beta", "num_ids": 5000, "nulls": {"value": 4999}}],
+        "dense": [{"name": "score", "nulls": {"value": -1}}],
+    }
+    table = opened(folder, "mixed", beta, where="user == 40 or user == 41").train
+    assert table.schema.dense == ("d", "score")
+    rows = pa.concat_tables(table.read(stripe) for stripe in table.stripes).to_pylist()
+    assert {(row["score"], *row["beta"]) for row in rows} == {(-1, 4999), (20.5, 41, 42)}
+    left = opened(folder, "mixed", beta, without="beta").train
+    assert left.joins[0].features == ("score",)
+    assert not opened(folder, "mixed", beta, features=["d", "ids"]).train.joins
+
+
+@pytest.mark.parametrize(
+    ("beta", "message"),
+    [
+        ({"key": "usr"}, r"column 'usr', the key of dataset\.join; did you mean 'user'"),
+        ({"key": "score"}, r"'score', the key of dataset\.join, is double, but keys are"),
+        ({"sparse": [{"name": "bta", "num_ids": 9}]}, "'bta' is not there.*'beta'"),
+        ({"sparse": [{"name": "ids", "num_ids": 9}]}, "column 'ids' is named twice"),
+        ({"sparse": []}, "names no feature"),
+        ({"dense": [{"name": "score"}]}, r"rows whose key a side table lacks have nulls"),
+        ({"table": "sorted_texts_beta.parquet"}, r"is int64, but in .* it is large_string"),
+    ],
+)
+def test_what_cannot_be_joined_is_told(folder: Path, beta: Any, message: str) -> None:
+    if "table" in beta:
+        beta = {"table": str(folder / beta["table"])}
+    with pytest.raises(RecdError, match=message):
+        opened(folder, beta=beta)
+
+
+def test_a_check_reads_side_tables_and_a_key_is_there_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    registry = {
+        "plugins": ["recd_dlrm"],
+        "dataset": {
+            "use": "parquet",
+            "train": "sorted.parquet",
+            "test": "sorted.parquet",
+            "schema": {**SCHEMA, "session_id": None},
+            "join": [BETA | {"table": "sorted_beta.parquet"}],
+        },
+    }
+    path = folder / "registry.yaml"
+    path.write_text(json.dumps(registry))
+    run = CliRunner().invoke(app, ["data", "check", str(path), "--json"])
+    assert json.loads(run.stdout)["join[0]"] == {"rows": 96, "problems": []}
+    twice = pa.concat_tables([side(np.arange(USERS)), side(np.array([77]))])
+    pq.write_table(twice, folder / "sorted_beta.parquet")
+    run = CliRunner().invoke(app, ["data", "check", str(path), "--json"])
+    (problem,) = json.loads(run.stdout)["join[0]"]["problems"]
+    assert re.match("has key user 77, and another row", problem["what"])
+    tables = opened(folder)
+    with pytest.raises(DataError, match="has key user 77"):
+        tables.train.read(tables.train.stripes[-1])
+
+
+def test_a_schema_that_drops_rows_drops_them_with_what_is_joined(folder: Path) -> None:
+    schema = {**SCHEMA, "nulls": {"user": "drop"}}
+    with pytest.warns(UserWarning, match="1 of 400 rows are left out"):
+        tables = opened(folder, "mixed", schema=schema)
+    assert not tables.train.joins
+    rows = pa.concat_tables(tables.train.read(stripe) for stripe in tables.train.stripes)
+    expected = pq.read_table(folder / "mixed.parquet")["expected"].to_pylist()
+    assert rows["beta"].to_pylist() == expected[1:]
+    with pytest.raises(RegistryError, match="is scored"):
+        opened(folder, beta={"sparse": [{"name": "beta", "num_ids": 9, "scored": True}]})
