@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_wheel_and_sdist_have_what_is_used(tmp_path: Path) -> None:
     """`make package` installs the wheel and tries it."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     version = recd_plugins.__version__
     with zipfile.ZipFile(tmp_path / f"recd_plugins-{version}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())

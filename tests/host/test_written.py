@@ -102,7 +102,7 @@ from recd_plugins.trainer.run_lock import RunLock
 with RunLock(Path(sys.argv[1])) as lock:
     lock.take()
     print("holds", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

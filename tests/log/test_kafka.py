@@ -35,7 +35,7 @@ def servers() -> Iterator[str]:
 def opened(servers, topic, **options) -> KafkaLog:
     client = kafka.Producer({"bootstrap.servers": servers})
     assert len(client.list_topics(topic, timeout=60).topics[topic].partitions) == SHARDS
-    options = {"shards": SHARDS, "linger_ms": 5, "timeout_s": 10} | options
+    options = {"shards": SHARDS, "linger_ms": 5, "timeout_s": 60} | options
     return build_kafka(KafkaConfig(servers=servers, topic=topic, **options), Context())
 
 

@@ -55,7 +55,7 @@ def page(tables: Path) -> Iterator[Page]:
 
 def get(page: Page, path: str, host: str = "") -> str:
     request = urllib.request.Request(page.address + path, headers={"Host": host} if host else {})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return answer.read().decode()
 
 

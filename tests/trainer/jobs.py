@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forked import run_module
+
+T = TypeVar("T")
 
 DEADLINE = 300.0
 """Seconds for what a job does, however busy the machine is."""
@@ -109,6 +111,15 @@ def children(pid: int) -> list[int]:
 def below(pid: int) -> list[int]:
     """The processes that a process started, and theirs."""
     return [one for child in children(pid) for one in (child, *below(child))]
+
+
+def until(found: Callable[[], T], right: Callable[[T], bool]) -> T:
+    """What is found, once it is right."""
+    ends = time.monotonic() + DEADLINE
+    while not right(latest := found()):
+        assert time.monotonic() < ends, latest
+        time.sleep(0.02)
+    return latest
 
 
 def gone(pids: Sequence[int], within: float = DEADLINE) -> bool:

@@ -17,6 +17,7 @@ from jobs import (
     ranks_of,
     start,
     train,
+    until,
     wait_for_step,
     write_registry,
 )
@@ -100,8 +101,8 @@ def test_a_killed_run_resumes_bit_for_bit_under_torchrun(folder: Path, uninterru
     options = ("train.run=runs/killed", "reader.workers=1")
     job = start(folder, *options, "train.steps=100000")
     wait_for_step(folder, "runs/killed", 15, job)
-    started = below(job.pid)
-    assert len(started) >= 4  # two ranks, and a reader's worker for each
+    # Two ranks, and a reader's worker for each, which is another one in each epoch.
+    started = until(lambda: below(job.pid), lambda pids: len(pids) >= 4)
     job.kill()
     job.wait()
     assert gone(started)  # nobody trains or reads on without a launcher

@@ -119,7 +119,7 @@ def hungry(config, context):
         if size == 6:
             Path("waiting.part").write_text(str(os.getpid()))
             Path("waiting.part").rename("waiting")
-            time.sleep(100)
+            time.sleep(600)
         # 2 MiB a sample; but of 32 a lot more than a trial is granted.
         torch.ones(size * 2**21 if size < 32 else 3 * 2**29, dtype=torch.uint8)
     model.register_forward_pre_hook(feed)

@@ -114,7 +114,7 @@ def steps(
             if hangs == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             if hangs == "asleep":
-                time.sleep(60)
+                time.sleep(600)
         dist.barrier()
     return time.monotonic() - began
 
@@ -132,7 +132,7 @@ def starts(folder: str) -> None:
             while time.monotonic() < ends:
                 sum(range(1_000_000))  # more than nothing, and less than all of a core
                 time.sleep(0.05)
-            time.sleep(60)
+            time.sleep(600)
         dist.barrier()
 
 
@@ -145,7 +145,7 @@ def test_a_rank_that_hangs_before_the_first_step_is_named(
     hangs = next(
         number
         for number, line in enumerate(Path(__file__).read_text().splitlines(), start=1)
-        if line == "            time.sleep(60)"
+        if line == "            time.sleep(600)"
     )
     assert "no rank has made a step for 4 s (train.hang_after)" in said
     assert re.search(rf"rank 1 hangs .* at the tables, in\n    {__file__}:{hangs} starts", said), (

@@ -44,7 +44,7 @@ EXPLAINED = 3
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of a command line that Ctrl-C ended."""
 
-GRACE = 10.0
+GRACE = 30.0
 """Seconds that a rank which says that it failed first gets to end, once another has ended of it."""
 
 SHOWN = 8_000

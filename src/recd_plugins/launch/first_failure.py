@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["first_to_fail", "leave_failure", "left_failures"]
 
 KEY = "failed first"
-PATIENCE = timedelta(seconds=5)
+PATIENCE = timedelta(seconds=20)
 """How long a rank that fails looks for the launcher's store, which may be gone."""
 
 
