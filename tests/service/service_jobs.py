@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,17 @@ def write_tables(folder: Path) -> Path:
     return folder
 
 
-def stack_of(tables: Path, reader: dict[str, Any], kind: str = "kjt", **train: Any) -> Stack:
+def stack_of(
+    tables: Path,
+    reader: dict[str, Any],
+    kind: str = "kjt",
+    plugins: Sequence[str] = (),
+    **train: Any,
+) -> Stack:
     """A stack over these tables."""
     return load(
         {
-            "plugins": ["recd_dedup", "recd_dsi"],
+            "plugins": ["recd_dedup", "recd_dsi", *plugins],
             "folder": str(tables / "made"),
             "dataset": {
                 "use": "parquet",

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,6 +21,7 @@ from recd_dsi.service.buffer import Buffer, DiskCache, Key
 from recd_dsi.service.calls import NO_CREDENTIALS, Caller, Credentials
 from recd_dsi.service.coordinator import Coordinator, Members, join, watch_members
 from recd_dsi.service.fleet import Fleet
+from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
 from recd_dsi.service.worker import Worker, WorkerOptions
@@ -106,6 +108,26 @@ def test_a_second_job_has_batches_from_disk_and_damaged_ones_are_made_anew(
     assert made[0] >= len(theirs)
     assert made[1] <= 2
     assert 3 <= made[2] < len(theirs)
+
+
+def test_runs_that_are_asked_for_at_once_are_read_in_one_pass(tables: Path) -> None:
+    reader = {"use": "service", "workers": 1}
+    stack = stack_of(tables, reader)
+    loader = stack.loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    worker = Worker(stack.delivery(), WorkerOptions())
+    Thread(target=worker.serve, daemon=True).start()
+    caller, ahead = Caller(worker.address, NO_CREDENTIALS), ((0, len(loader)),)
+    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=2, client="", ahead=ahead)
+    runs = [replace(asked, batch=first, stop=first + 16) for first in (0, 16, 30)]
+    try:
+        # One batch of each run in turn, as where as many calls wait for theirs at once.
+        answers = [caller.get(run.to_bytes(), 300.0) for run in runs]
+        assert sum(1 for batches in zip(*answers, strict=True) for _ in batches) == 48
+        assert worker.about()["windows"] == 1
+    finally:
+        caller.close()
+        worker.stop()
 
 
 @pytest.mark.parametrize("credentials", [Credentials(), Credentials(token="only a token")])

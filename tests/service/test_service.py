@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 from service_jobs import KINDS, stack_of
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.testing.resume import assert_same_batch, check_resume
 
 pytestmark = pytest.mark.ranks
@@ -67,3 +67,19 @@ def test_a_state_of_other_streams_is_refused(tables):
     state = stack_of(tables, SERVICE).loader(0, 2).state_dict()
     with pytest.raises(DataError, match="made for streams 2"):
         stack_of(tables, SERVICE).loader(0, 1).load_state_dict(state)
+
+
+def test_workers_that_end_before_they_serve_are_reported(tables, tmp_path):
+    plugin = tmp_path / "ends.py"
+    plugin.write_text(
+        "import multiprocessing, os\n"
+        "from recd_plugins import hookimpl\n"
+        "@hookimpl\n"
+        "def recd_preprocess():\n"
+        "    return []\n"
+        "if multiprocessing.current_process().name == 'recd-worker':\n"
+        "    os._exit(7)\n"
+    )
+    stack = stack_of(tables, {"use": "service", "workers": 1}, plugins=[str(plugin)])
+    with pytest.raises(CapabilityError, match=r"3 processes .* exit code 7.*__main__"):
+        stack.loader(0, 1).fleet()

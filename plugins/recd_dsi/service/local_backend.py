@@ -25,6 +25,12 @@ PAUSE = 2.0
 """Seconds until a process that ended before it served is started again."""
 START = 300.0
 """Seconds in which the first worker must serve."""
+ENDED = 3
+"""Processes that may end before the first worker serves, until it is taken that none will."""
+UNGUARDED = (
+    "Where a trainer's file runs as it is imported, each worker would run it anew: begin it with "
+    '`if __name__ == "__main__":`.'
+)
 
 
 class LocalBackend:
@@ -44,6 +50,7 @@ class LocalBackend:
         self._again = [0.0] * workers
         self._closed = False
         self._error: RecdError | None = None
+        self._ended = 0
         self._first = threading.Event()
         threading.Thread(target=self._keep, daemon=True, name="recd-backend").start()
 
@@ -107,18 +114,40 @@ class LocalBackend:
         one = self._processes[slot]
         if one is None:
             if time.monotonic() >= self._again[slot]:
-                self._processes[slot] = _WorkerProcess(self._context, self._text, self._options)
+                self._start(slot)
             return
         found = one.look()
         if isinstance(found, RecdError):
-            self._error = found
-            self._first.set()
+            self._fail(found)
         if one.process.is_alive():
             return
         if not one.address:
             self._again[slot] = time.monotonic() + PAUSE
+            self._ended += 1
+            if self._ended == ENDED:
+                self._fail(
+                    CapabilityError(
+                        f"reader: {ENDED} processes of workers ended before they served, the last "
+                        f"with exit code {one.process.exitcode}; they have printed why. {UNGUARDED}"
+                    )
+                )
         one.end()
         self._processes[slot] = None
+
+    def _start(self, slot: int) -> None:
+        try:
+            self._processes[slot] = _WorkerProcess(self._context, self._text, self._options)
+        except (OSError, RuntimeError) as error:
+            what = str(error).strip().partition("\n")[0].strip()
+            self._again[slot] = time.monotonic() + PAUSE
+            self._fail(
+                CapabilityError(f"reader: no worker's process can be started ({what}). {UNGUARDED}")
+            )
+
+    def _fail(self, error: RecdError) -> None:
+        """Whoever waits for the first worker hears of it."""
+        self._error = error
+        self._first.set()
 
 
 class _WorkerProcess:

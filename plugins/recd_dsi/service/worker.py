@@ -32,7 +32,7 @@ from recd_dsi.service.calls import (
     listening,
     server_options,
 )
-from recd_dsi.service.job import BatchJob, Request
+from recd_dsi.service.job import MOST_BATCHES, BatchJob, Request
 from recd_dsi.service.shared_memory import SharedRing
 from recd_plugins.api import DataError, PluginError, RecdError
 from recd_plugins.api.batch import (
@@ -55,8 +55,9 @@ STREAMS = 1024
 """Clients whose announcements are remembered."""
 TRIES = 3
 """How often a stripe is read until it counts as damaged."""
-SKIPPED = 8
-"""Batches that are made in passing, rather than a window read anew for one behind them."""
+PASSED = MOST_BATCHES
+"""Batches that are made in passing, rather than a window read anew for one behind them: a client
+asks for several runs of them at a time, and the first is not the first to arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +358,7 @@ class Maker:
     def _cursor(self, key: Key, job: _OpenJob, stop: int) -> tuple[tuple[Stream, int], _Cursor]:
         stream = (key.job, key.consumer, key.epoch)
         for place, cursor in self._cursors.items():
-            near = cursor.next <= key.batch < min(cursor.stop, cursor.next + SKIPPED)
+            near = cursor.next <= key.batch < min(cursor.stop, cursor.next + PASSED)
             if place[0] == stream and near:
                 self._cursors.move_to_end(place)
                 return place, cursor
