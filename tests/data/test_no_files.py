@@ -51,7 +51,13 @@ def test_no_reader_waits_for_a_pipe(read: Callable[[Path], object], tmp_path: Pa
         read(tmp_path / "pipe.parquet")
 
 
-def test_no_reader_waits_for_a_pipe_among_a_tables_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "read", [Table.open, lambda path: files_of([path])], ids=["table", "import"]
+)
+def test_no_reader_waits_for_a_pipe_among_other_files_or_leaves_it_out(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
     os.mkfifo(tmp_path / "pipe.parquet")
+    (tmp_path / "whole.parquet").touch()
     with pytest.raises(DataError, match=r"pipe.parquet: is a pipe, not a file"):
-        Table.open(tmp_path)
+        read(tmp_path)

@@ -122,13 +122,13 @@ def files_of(paths: Sequence[Location]) -> list[Location]:
             inside = [file for file in _inside(path) if not file.name.startswith((".", "_"))]
             if not inside:
                 raise DataError(f"{path}: is an empty folder. Name a file, or a folder of files.")
+            for file in inside:
+                if isinstance(file, Path):  # a store lists what is there
+                    _check_is_file(file)
             found += inside
-        elif isinstance(path, Path) and (what := no_file(path)):
-            raise DataError(f"{path}: is {what}, not a file. Name a file, or a folder of files.")
-        elif path.exists():
-            found.append(path)
         else:
-            raise DataError(f"{path}: there is no such file. Check the path.")
+            _check_is_file(path)
+            found.append(path)
     return found
 
 
@@ -136,7 +136,14 @@ def _inside(folder: Location) -> list[Location]:
     """All files of a folder and its folders, in order."""
     if isinstance(folder, Uri):
         return [*folder.listed(deep=True)]
-    return sorted(file for file in folder.rglob("*") if file.is_file())
+    return sorted(file for file in folder.rglob("*") if not file.is_dir())
+
+
+def _check_is_file(path: Location) -> None:
+    if isinstance(path, Path) and (what := no_file(path)):
+        raise DataError(f"{path}: is {what}, not a file. Name a file, or a folder of files.")
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file. Check the path.")
 
 
 def foreign_file(
