@@ -44,7 +44,7 @@ def run_module(
     *arguments: str,
     folder: Path,
     environment: Mapping[str, str] | None = None,
-    timeout: float = 300.0,
+    timeout: float = 900.0,
 ) -> Done:
     """`python -m module arguments` in a folder; `environment` is beside this process's own."""
     start_server()

@@ -195,7 +195,9 @@ def test_no_thread_outlives_its_iterator(table):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("transform", [None, complain])
-def test_workers_end_with_their_iterator_also_after_an_error(table, transform):
+def test_workers_end_with_their_iterator_also_after_an_error(table, transform, monkeypatch):
+    # torchdata would end one by a signal that does not end by itself in 5 s, however busy it is.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 120.0)
     loader = open_loader(table, batch_size=4, workers=2, transform=transform)
     running = iter(loader)
     before = set(multiprocessing.active_children())
@@ -208,7 +210,6 @@ def test_workers_end_with_their_iterator_also_after_an_error(table, transform):
     workers = set(multiprocessing.active_children()) - before
     running.close()
     assert set(multiprocessing.active_children()) == before
-    # torchdata would end one that does not end by itself, by a signal.
     assert {worker.exitcode for worker in workers} <= {0}
 
 

@@ -15,7 +15,7 @@ from forked import run_module
 
 T = TypeVar("T")
 
-DEADLINE = 300.0
+DEADLINE = 900.0
 """Seconds for what a job does, however busy the machine is."""
 
 WIDE = {"COLUMNS": "200"}
