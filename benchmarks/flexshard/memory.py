@@ -19,7 +19,7 @@ from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.tiers.tiers import CHUNK_ROWS
 from recd_plugins.tiers.update import Entries, GradientDivision, Reduction
-from recd_plugins.trainer.measure.peak_memory import PeakMemory
+from recd_plugins.trainer.measure.memory import PeakMemory
 
 __all__ = ["K", "k_of_replicas", "memory_multiplier"]
 

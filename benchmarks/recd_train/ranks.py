@@ -21,7 +21,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.slots import Loader
 from recd_plugins.stack import Stack, load
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.measure.peak_memory import PeakMemory
+from recd_plugins.trainer.measure.memory import PeakMemory
 from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter
 
 __all__ = ["TrainSteps", "resident_memory", "take_turns"]

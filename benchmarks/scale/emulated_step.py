@@ -25,6 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.steps import OnNodes
+from recd_plugins.advise.computed import measured_compute
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.sharded import with_dedup
@@ -36,7 +37,6 @@ from recd_plugins.planning.tier_plan import Rows, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.tiers.sharder import tier_sharders
-from recd_plugins.trainer.measure.model_compute import measured_compute
 
 __all__ = ["HISTORY", "EmulatedJob", "EmulatedSteps", "computed", "steps_of"]
 

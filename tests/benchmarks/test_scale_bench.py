@@ -22,9 +22,9 @@ from benchmarks.scale.page import paper_table, step_table, written
 from benchmarks.scale.sides import PLANS, modelled_step
 from benchmarks.scale.simulation import Event, simulate, simulated_ms
 from benchmarks.scale.validation import QUICK, SETTINGS
+from recd_plugins.advise.computed import on_held_embeddings
 from recd_plugins.planning.step.compute import Compute
 from recd_plugins.planning.topology import GB
-from recd_plugins.trainer.measure.model_compute import on_held_embeddings
 
 
 def test_a_simulation_has_one_event_at_a_time_on_each_resource() -> None:

@@ -16,8 +16,7 @@ from recd_plugins.cli.options import reported
 from recd_plugins.cli.written import check_writable
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.arrow_file import write_arrow
-from recd_plugins.trainer.run_folder import check_is_run, set_aside
-from recd_plugins.trainer.run_lock import RunLock, check_free
+from recd_plugins.trainer.run_folder import RunLock, check_free, check_is_run, set_aside
 
 
 def test_what_can_be_written_passes(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from recd_plugins.trainer.run_lock import RunLock
+from recd_plugins.trainer.run_folder import RunLock
 with RunLock(Path(sys.argv[1])) as lock:
     lock.take()
     print("holds", flush=True)

@@ -15,6 +15,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.advise.computed import line, measured_compute, on_held_embeddings
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.parametric import uniform, zipf
@@ -24,7 +25,6 @@ from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.topology import GB, Cluster, Link, Topology
-from recd_plugins.trainer.measure.model_compute import line, measured_compute, on_held_embeddings
 
 HISTORY = FeatureCompute(pooled=10e-6, expanded=1e-6, converted=0.5e-6, activations=1000)
 COMPUTE = Compute(

@@ -19,7 +19,7 @@ from recd_plugins.report import memory
 from recd_plugins.report.page import SECTIONS, page
 from recd_plugins.report.sources import Sources, read_sources
 from recd_plugins.report.watch import Watched
-from recd_plugins.trainer.measure.memory_owners import OWNERS
+from recd_plugins.trainer.measure.memory import OWNERS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
 LOOKS = """

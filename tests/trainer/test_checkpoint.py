@@ -25,8 +25,8 @@ from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, NotFiniteError, check_whole
-from recd_plugins.trainer.checkpoints.digest import read_digest
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, NotFiniteError
+from recd_plugins.trainer.checkpoints.files import check_whole, read_digest
 from recd_plugins.trainer.run_folder import STEPS
 
 

@@ -6,7 +6,7 @@ import mmap
 
 import torch
 
-from recd_plugins.trainer.measure.peak_memory import PeakMemory
+from recd_plugins.trainer.measure.memory import PeakMemory
 
 CPU = torch.device("cpu")
 BIG = 64 * 2**20

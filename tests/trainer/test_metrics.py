@@ -14,7 +14,7 @@ from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
 from recd_plugins.trainer.measure import metrics as module
-from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
+from recd_plugins.trainer.measure.finite import FiniteInputs
 from recd_plugins.trainer.measure.metrics import ETA, LabelMetrics, Metrics, MetricsWindow
 
 CPU = torch.device("cpu")

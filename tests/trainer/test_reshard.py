@@ -29,8 +29,7 @@ from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
-from recd_plugins.trainer.checkpoints.other_ranks import resumed_position
-from recd_plugins.trainer.checkpoints.reshard import reshard
+from recd_plugins.trainer.checkpoints.other_ranks import reshard, resumed_position
 
 SHORT = ["train.eval_every=0", "train.checkpoint_every=0", "train.log_every=1"]
 STREAMS = [*SHORT, "reader.streams=4"]

@@ -1,28 +1,265 @@
-"""What a registry's model computes beside its tables, timed here once for all that is weighed."""
+"""The compute of a model beside its tables, timed on this device with its own batches.
+
+`computed` times a registry's model, once for all that is weighed.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.embedding.adapt import poolings_by_feature
-from recd_plugins.embedding.timing import seconds_of, seconds_of_copies
+from recd_plugins.embedding.adapt import OURS, poolings_by_feature
+from recd_plugins.embedding.timing import (
+    seconds_of,
+    seconds_of_copies,
+    seconds_of_kernels,
+    seconds_of_pooling,
+)
+from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.planning.measured_topology import Timer
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.stack import Stack
-from recd_plugins.trainer.measure.model_compute import measured_compute
 
-if TYPE_CHECKING:
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+__all__ = [
+    "computed",
+    "line",
+    "measured_compute",
+    "on_held_embeddings",
+]
 
-__all__ = ["computed"]
+ROUNDS = 6
+"""Runs of which the middle half counts, where ranks compute together."""
+
+Backward = Callable[[Any], Tensor]
+
+
+def measured_compute(
+    model: nn.Module,
+    batches: Sequence[Any],
+    features: Callable[[Any], KeyedJaggedTensor],
+    *,
+    device: torch.device,
+    loss: Backward | None = None,
+    group: dist.ProcessGroup | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+) -> Compute:
+    """Time the model, as it is before it is adapted and sharded, on some of its batches.
+
+    Its collections yield embeddings that are held ready, so that all is timed but lookups: forward,
+    and backward of `loss` of what it returns (by default of its first value). `features` gets a
+    batch's KJT. Where batches differ in size, what does not grow with it is `fixed`, and so is a
+    step of the `optimizer` over the dense parameters. With a `group` all its ranks compute at the
+    same time, and the slowest counts: ranks that share cores slow each other. The model is copied
+    without its tables, and stays as it is.
+    """
+    if not batches:
+        raise DataError("compute: there is no batch to time the model with. Give one at least.")
+    loss = loss or _first
+    timed = _clock(group, device)
+    dense = on_held_embeddings(model, device)
+    points = []
+    for batch in batches:
+        ready = batch.to(device)
+        size = features(ready).stride()
+        points.append((size, timed(partial(_once, dense, ready, loss))))
+    fixed, each = line(points)
+    biggest = max(batches, key=lambda batch: features(batch).stride())
+    poolings = _poolings(model, features(biggest), device)
+    if group is not None:  # timed on one thread of one rank, and so as fast as nobody is beside it
+        alone = seconds_of_kernels(partial(_once, dense, biggest.to(device), loss), device)
+        crowded = max(seconds for _, seconds in points) / alone
+        poolings = Compute(features=poolings).slower(crowded).features
+    pooled = sum(one.pooled for one in poolings.values())
+    if pooled > each:  # timed by themselves, poolings take a little more
+        poolings = {
+            name: replace(one, pooled=one.pooled * each / pooled) for name, one in poolings.items()
+        }
+    parameters = [one for one in dense.parameters() if one.requires_grad]
+    if optimizer is not None and parameters:
+        step = optimizer(parameters)
+        _once(dense, batches[0].to(device), loss)
+        fixed += timed(step.step)
+    return Compute(
+        fixed=fixed,
+        dense=max(each - pooled, 0.0),
+        features=poolings,
+        dense_bytes=float(sum(one.numel() * one.element_size() for one in parameters)),
+        activations=_activations(dense, biggest.to(device), loss)
+        / max(1, features(biggest).stride()),
+        ranks=1 if group is None else group.size(),
+        measured=True,
+    )
+
+
+def on_held_embeddings(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of the model, without its tables, that computes with embeddings held ready."""
+    held: dict[int, Any] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, OURS):
+            raise CapabilityError(
+                f"compute: {path or 'the model'} looks up unique samples already. Time the model "
+                "before it is adapted: shares of unique samples are the forecast's."
+            )
+        if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
+            held[id(module)] = _HeldEmbeddings(module, device)
+    made = copy.deepcopy(model, held)
+    for module in made.modules():
+        for name, one in (
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ):
+            if one.is_meta:
+                filled = torch.zeros_like(one, device=device)
+                kept = nn.Parameter(filled) if isinstance(one, nn.Parameter) else filled
+                setattr(module, name, kept)
+    return made.to(device)
+
+
+class _HeldEmbeddings(nn.Module):
+    """In the place of a collection: what it would yield for a batch, the same each time."""
+
+    def __init__(
+        self, collection: EmbeddingCollection | EmbeddingBagCollection, device: torch.device
+    ) -> None:
+        super().__init__()
+        made: nn.Module
+        if isinstance(collection, EmbeddingBagCollection):
+            bags = [replace(one, num_embeddings=1) for one in collection.embedding_bag_configs()]
+            made = EmbeddingBagCollection(
+                tables=bags, is_weighted=collection.is_weighted(), device=device
+            )
+        else:
+            rows = [replace(one, num_embeddings=1) for one in collection.embedding_configs()]
+            made = EmbeddingCollection(
+                tables=rows, need_indices=collection.need_indices(), device=device
+            )
+        # One row of each table: a list, so that it is no part of the model's state.
+        self._rows = [made]
+        self._held: dict[int, tuple[KeyedJaggedTensor, Any]] = {}
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        key = id(features)
+        if key not in self._held:
+            zeros = KeyedJaggedTensor(
+                keys=features.keys(),
+                values=torch.zeros_like(features.values()),
+                lengths=features.lengths(),
+                weights=features.weights_or_none(),
+                stride=features.stride(),
+            )
+            with torch.no_grad():
+                # The KJT too, so that its number is no other's.
+                self._held[key] = features, self._rows[0](zeros)
+        _, found = self._held[key]
+        if isinstance(found, KeyedTensor):
+            return KeyedTensor(
+                keys=found.keys(),
+                length_per_key=found.length_per_key(),
+                values=_leaf(found.values()),
+                key_dim=found.key_dim(),
+            )
+        return {
+            name: JaggedTensor(values=_leaf(one.values()), lengths=one.lengths())
+            for name, one in found.items()
+        }
+
+
+def _leaf(values: Tensor) -> Tensor:
+    return values.detach().requires_grad_()
+
+
+def _once(model: nn.Module, batch: Any, loss: Backward) -> None:
+    model.zero_grad(set_to_none=True)
+    loss(model(batch)).backward()
+
+
+def _first(output: Any) -> Tensor:
+    while isinstance(output, tuple | list):
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise DataError(
+            f"compute: the model returns a {type(output).__name__}, of which backward is unknown. "
+            "Give `loss`, which makes the loss of it."
+        )
+    return output.sum()
+
+
+def _clock(
+    group: dist.ProcessGroup | None, device: torch.device
+) -> Callable[[Callable[[], object]], float]:
+    if group is None:
+        return lambda call: seconds_of_kernels(call, device)
+    return Timer(group, device, ROUNDS).seconds
+
+
+def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds whatever the size, and for each of it: least squares, neither below 0."""
+    most = max(size for size, _ in points)
+    mean = sum(size for size, _ in points) / len(points)
+    took = sum(seconds for _, seconds in points) / len(points)
+    spread = sum((size - mean) ** 2 for size, _ in points)
+    if not spread:
+        return 0.0, took / max(most, 1)
+    slope = sum((size - mean) * (seconds - took) for size, seconds in points) / spread
+    slope = min(max(slope, 0.0), took / mean)
+    return took - slope * mean, slope
+
+
+def _poolings(
+    model: nn.Module, features: KeyedJaggedTensor, device: torch.device
+) -> Mapping[str, FeatureCompute]:
+    """Of each feature whose pooling is known; of features alike, timed once."""
+    dims = {
+        name: table.dim
+        for table in model_tables(model).values()
+        if not table.pooled
+        for name in table.features
+    }
+    found: dict[str, FeatureCompute] = {}
+    alike: dict[tuple[Any, ...], float] = {}
+    batch = features.stride()
+    every = torch.arange(batch, device=device)
+    for name, pooling in poolings_by_feature(model, list(dims)).items():
+        lengths = features[name].lengths().long().to(device)
+        ids = max(1, int(lengths.sum()))
+        key = (type(pooling), repr(pooling), dims[name], round(2 * math.log2(ids)))
+        if key not in alike:
+            seconds = seconds_of_pooling(pooling, dims[name], lengths, every).all
+            alike[key] = seconds / ids
+        found[name] = FeatureCompute(pooled=alike[key] * ids / max(1, batch))
+    return found
+
+
+def _activations(model: nn.Module, batch: Any, loss: Backward) -> float:
+    """Bytes of tensors that forward keeps for backward, parameters not among them."""
+    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss(model(batch)).backward()
+    return float(sum(kept.values()))
+
 
 LARGEST = 2048
 """Samples of a batch that is timed, at the most: times are in proportion."""

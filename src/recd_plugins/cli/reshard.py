@@ -40,7 +40,7 @@ def reshard(
     with the next epoch.
     """
     with reported(debug):
-        from recd_plugins.trainer.checkpoints.reshard import reshard as write
+        from recd_plugins.trainer.checkpoints.other_ranks import reshard as write
 
         check_writable(target / "checkpoints" / "job.json", "TO")
         with progress() as show:

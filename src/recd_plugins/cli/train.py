@@ -79,8 +79,7 @@ def _lead(
 
     from recd_plugins.launch.command import launch
     from recd_plugins.trainer.assemble import try_dense_optimizer
-    from recd_plugins.trainer.run_folder import check_is_run, check_resumable
-    from recd_plugins.trainer.run_lock import check_free
+    from recd_plugins.trainer.run_folder import check_free, check_is_run, check_resumable
 
     settings = stack.registry.train
     check_is_run(settings.run)

@@ -29,7 +29,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import AGENTS_STORE, ELASTIC
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
-from recd_plugins.trainer.checkpoints.checkpoint import read_job
+from recd_plugins.trainer.checkpoints.files import read_job
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
 from recd_plugins.trainer.run_folder import STEPS
 

@@ -27,21 +27,25 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
 )
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
-from recd_plugins.trainer.measure.divergence import FiniteLosses
-from recd_plugins.trainer.measure.finite_inputs import FiniteInputs
+from recd_plugins.trainer.measure.finite import FiniteInputs, FiniteLosses
 from recd_plugins.trainer.measure.forecasts import ForecastMeter
 from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
-from recd_plugins.trainer.retiering import Retiering
 from recd_plugins.trainer.run_folder import RunReport, defined
 from recd_plugins.trainer.training import Callbacks, Training
 from recd_plugins.trainer.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
+    from recd_plugins.data.dataset import Split
+    from recd_plugins.planning.planner_bases import Retiers
 
-__all__ = ["Loop", "StopSignal", "evaluates_again"]
+__all__ = [
+    "Loop",
+    "StopSignal",
+    "evaluates_again",
+]
 
 
 class Loop:
@@ -436,3 +440,25 @@ class StopSignal:
             self._work = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+class Retiering(Callback):
+    """Keeps the latest batches of rank 0 and hands them to the planner."""
+
+    def __init__(self, planner: Retiers, *, start: int, every: int, keep: int) -> None:
+        self._planner = planner
+        self._start = start
+        self._every = every
+        self._recent: deque[Batch] = deque(maxlen=keep if dist.get_rank() == 0 else 0)
+
+    def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
+        if split == "train":
+            self._recent.append(batch)
+        return batch
+
+    def before_step(self, training: Training) -> None:
+        """Move replicas if it is time, with no backward due."""
+        if training.step > self._start and training.step % self._every == 0:
+            group = dist.group.WORLD
+            assert group is not None  # a job has one
+            self._planner.retier(self._recent, group)

@@ -1,18 +1,23 @@
-"""A run's folder: kept when a new run takes its name, checked before it is resumed; and what rank 0
-reports of the run: console lines, metrics.jsonl, TensorBoard events, a summary."""
+"""A run's folder: it is kept when a new run takes its name, and checked before it is resumed.
+
+A lock beside it, freed as the process ends, gives it to one job at a time. Rank 0 reports of the
+run there: metrics.jsonl, TensorBoard events, a summary; the console has its lines.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RegistryError
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STEPS",
+    "RunLock",
     "RunReport",
+    "check_free",
     "check_is_run",
     "check_makes_files",
     "check_resumable",
@@ -239,3 +246,66 @@ def _lines_before(
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes}:{seconds:02}"
+
+
+class RunLock:
+    """What rank 0 of a job holds until it is left, or the process ends, be it killed.
+
+    The lock is of the process, not of the file: what the process forks does not keep it, and
+    the file that stays behind locks nothing.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Hold the run from now on; `RegistryError` names the job that has it."""
+        path = _lock_of(self._run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with file:
+                raise _taken(self._run, file) from None
+        self._file = file
+        file.truncate(0)
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        file.write(json.dumps(holder))
+        file.flush()
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def check_free(run: Path) -> None:
+    """`RegistryError` where another job trains in this folder now."""
+    if _lock_of(run).exists():
+        with RunLock(run) as lock:
+            lock.take()
+
+
+def _lock_of(run: Path) -> Path:
+    run = Path(os.path.realpath(run))
+    return run.with_name(f".{run.name}.lock")
+
+
+def _taken(run: Path, file: IO[str]) -> RegistryError:
+    who = "another process"
+    try:
+        file.seek(0)
+        holder = json.load(file)
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["started"]))
+        who = f"process {holder['pid']} of {holder['host']} since {when}"
+    except (ValueError, KeyError, TypeError):
+        pass  # it has the lock and has not written yet who it is
+    return RegistryError(
+        f"train.run: {run} is being trained in by {who}. Wait for its end, or name another folder "
+        "with train.run=..."
+    )

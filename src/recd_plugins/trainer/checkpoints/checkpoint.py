@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -32,15 +31,17 @@ from torchrec.distributed.types import ShardedTensor
 from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.assemble import Job
-from recd_plugins.trainer.checkpoints.digest import (
+from recd_plugins.trainer.checkpoints.files import (
     FileDigest,
-    check_digest,
+    check_whole,
     damaged,
     digest_of,
+    read_job,
+    read_rank,
     write_digest,
+    write_json,
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
-from recd_plugins.trainer.every_rank import on_every_rank
 from recd_plugins.trainer.run_folder import STEPS
 
 if TYPE_CHECKING:
@@ -51,11 +52,6 @@ __all__ = [
     "DiskFullError",
     "NotFiniteError",
     "Reached",
-    "check_whole",
-    "checkpoint_of",
-    "read_job",
-    "read_rank",
-    "write_json",
 ]
 
 OnDamaged = Literal["stop", "go_back"]
@@ -400,64 +396,6 @@ def _set_random_state(job: Job, state: Mapping[str, str]) -> None:
         torch.cuda.set_rng_state(values["cuda"], job.device)
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with path.open("w") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def checkpoint_of(run: Path) -> Path:
-    """The latest checkpoint of a run's folder; a checkpoint itself where one is named."""
-    if (run / "job.json").exists():
-        return run
-    found = sorted((run / "checkpoints").glob(STEPS))
-    if not found:
-        raise DataError(
-            f"{run}: holds no checkpoint. Name a run's folder (train.run), or one of its "
-            "checkpoints/step-... folders."
-        )
-    return found[-1]
-
-
-def read_job(path: Path) -> dict[str, Any]:
-    """A checkpoint's job.json, with `step`, `world_size` and `registry`."""
-    file = path / "job.json"
-    saved = _read(file, {"step": int, "world_size": int, "registry": dict})
-    if saved["step"] < 0 or saved["world_size"] < 1:
-        raise damaged(file, f"step {saved['step']} of {saved['world_size']} ranks")
-    if not isinstance(saved["registry"].get("train", {}), dict):
-        raise damaged(file, "registry.train is no mapping")
-    return saved
-
-
-def read_rank(path: Path, rank: int) -> dict[str, Any]:
-    """A checkpoint's rank-N.json, with `loader`, and `random` unless `reshard` added the rank."""
-    return _read(path / f"rank-{rank}.json", {"loader": dict})
-
-
-def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise damaged(file, str(error)) from error
-    if not isinstance(value, dict):
-        raise damaged(file, "it holds no mapping")
-    for name, kind in fields.items():
-        if type(value.get(name)) is not kind:
-            raise damaged(file, f"its {name!r} is missing, or no {kind.__name__}")
-    return value
-
-
-def check_whole(path: Path, rank: int = 0, world_size: int = 1) -> None:
-    """`DataError` where a checkpoint is not what was written, or bears another step's name; of
-    several ranks each reads a part."""
-    check_digest(path, rank, world_size)
-    step = read_job(path)["step"]
-    if path.match(STEPS) and path.name != f"step-{step:08}":
-        raise damaged(path / "job.json", f"it is of step {step}")
-
-
 def _end(registry: Mapping[str, Any]) -> tuple[Any, Any]:
     """What decides when a run ends."""
     return registry.get("callbacks"), registry.get("train", {}).get("steps")
@@ -499,3 +437,35 @@ def _bytes(tensors: Mapping[str, Tensor | ShardedTensor]) -> int:
         else value.nbytes * first
         for value in tensors.values()
     )
+
+
+T = TypeVar("T")
+
+
+def on_every_rank(attempt: Callable[[], T]) -> list[T]:
+    """What each rank makes, by rank; every rank must call it.
+
+    Where ranks fail, all raise what the first of them did: an error of a user, or of the system.
+    An error of others' code is raised as it is where it happened; the other ranks learn what it
+    says.
+    """
+    mine: T | Exception
+    failure: Exception | None = None
+    try:
+        mine = attempt()
+    except (RecdError, OSError) as error:
+        mine = error
+    except Exception as error:
+        failure = error
+        mine = RecdError(
+            f"rank {dist.get_rank()} ended with {type(error).__name__}: {error} Its traceback is "
+            "there; no rank goes on without it."
+        )
+    every: list[T | Exception] = [mine] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    if failure is not None:
+        raise failure
+    for one in every:
+        if isinstance(one, Exception):
+            raise one
+    return cast("list[T]", every)

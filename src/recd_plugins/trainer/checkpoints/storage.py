@@ -40,7 +40,7 @@ from torch.futures import Future
 
 from recd_plugins.compat.pytorch import StoredBytes, narrow_tensor_by_index
 from recd_plugins.errors import DataError
-from recd_plugins.trainer.checkpoints.digest import damaged
+from recd_plugins.trainer.checkpoints.files import damaged
 
 __all__ = ["FileSlice", "JsonReader", "JsonWriter", "alone", "read_into"]
 

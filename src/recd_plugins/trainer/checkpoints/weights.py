@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from recd_plugins.errors import DataError
-from recd_plugins.trainer.checkpoints.checkpoint import check_whole, checkpoint_of, read_job
+from recd_plugins.trainer.checkpoints.files import check_whole, checkpoint_of, read_job
 from recd_plugins.trainer.checkpoints.storage import JsonReader
 
 __all__ = ["load_weights"]

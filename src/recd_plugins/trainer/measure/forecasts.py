@@ -1,23 +1,271 @@
-"""A run of `recd train` says at its end what was forecast of it, and what came."""
+"""The facts of training beside what was forecast: coverage, bytes, dedupe factor, hot batches.
+
+`Facts` counts what batches turn out to be. `ForecastMeter` has a run of `recd train` say at its end
+what was forecast of it, and what came.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
+from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.handed_over import handed_over
 from recd_plugins.planning.planner_bases import OrdersBatches
+from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.slots import Callback
-from recd_plugins.trainer.measure.beside import lines
+from recd_plugins.tiers.tier_planner import TierPlanner
+from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
-from recd_plugins.trainer.measure.facts import ONE_IN, Facts
 
 if TYPE_CHECKING:
+    from recd_plugins.planning.ledger import TierName
+    from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training
 
-__all__ = ["ForecastMeter"]
+__all__ = ["ONE_IN", "Facts", "ForecastMeter"]
+
+ONE_IN = 8
+"""Batches of which one is looked at for the lookups that tiers serve."""
+
+CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
+
+
+class Facts:
+    """What the batches of this rank turn out to be, and what its planner forecast of them."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._planner = stack.planner()
+        self._plan: TierPlan | None = None
+        self._tiers: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
+        """By table, the rows of each tier, ascending."""
+        self._served: dict[str, np.ndarray[Any, Any]] = {}
+        """By table [3]: lookups that each tier serves, and all."""
+        self.batches = self.hot = 0
+        """Those that were trained, and the hot ones among them."""
+        self.ahead = KeptIds()
+        """The ids of the batches that the dedupe factor is forecast by."""
+        self.came = KeptIds()
+        """The ids of the batches of training."""
+        self.hot_ahead: float | None = None
+        """The share of batches that is to be hot."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted, for a run that goes on."""
+        return {
+            "batches": self.batches,
+            "hot": self.hot,
+            "ahead": self.ahead,
+            "came": self.came,
+            "hot_ahead": self.hot_ahead,
+            "served": {name: counts.tolist() for name, counts in self._served.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another one counted."""
+        self.batches, self.hot = state["batches"], state["hot"]
+        self.ahead, self.came = KeptIds(*state["ahead"]), KeptIds(*state["came"])
+        self.hot_ahead = state["hot_ahead"]
+        self._served = {name: np.array(counts) for name, counts in state["served"].items()}
+
+    def beside(
+        self,
+        device: torch.device,
+        *,
+        traffic: Mapping[str, float],
+        dense: float,
+        parts: Mapping[str, float],
+    ) -> list[Beside]:
+        """Of all ranks, each of which calls it.
+
+        `traffic`: bytes that a rank hands to each collective in a step, of which `dense` are
+        gradients of dense parameters; `parts`: ms of a step's parts. Both are of all ranks already.
+        """
+        names, ranks = sorted(self._rows()), dist.get_world_size()
+        mine = [self.batches, self.hot, *self.ahead, *self.came]
+        mine += [float(self.hot_ahead is not None), self.hot_ahead or 0.0]
+        for name in names:
+            mine += self._served.get(name, np.zeros(3)).tolist()
+        every = torch.tensor(mine, dtype=torch.float64, device=device)
+        dist.all_reduce(every)
+        batches, hot, *rest = every.tolist()
+        fields = len(self.ahead)
+        ahead, came = (KeptIds(*rest[at : at + fields]) for at in (0, fields))
+        known, share, *served = rest[2 * fields :]
+        return [
+            *self._coverage(dict(zip(names, np.reshape(served, (-1, 3)), strict=True))),
+            *self._bytes(traffic, dense),
+            *_dedupe(ahead, came),
+            *self._time(parts),
+            *self._hot_batches(batches / ranks, hot / ranks, share / known if known else None),
+        ]
+
+    def _rows(self) -> Mapping[str, Any]:
+        """The features of each table that has replicas."""
+        planner = self._planner
+        if not isinstance(planner, TierPlanner) or planner.tier_plan is None:
+            return {}
+        return {
+            name: planner.found[name].counted
+            for name in planner.tier_plan.tables
+            if name in planner.found
+        }
+
+    def look_at(self, batch: Any, features: FeaturesOf | None = None) -> None:
+        """Count a batch's lookups by the tier that serves them."""
+        rows = self._rows()
+        if not rows:
+            return
+        plan = self._planner.tier_plan  # type: ignore[attr-defined]
+        if plan is not self._plan:
+            self._plan = plan
+            self._tiers = {
+                name: [np.sort(tier) for tier in (table.replicated, table.per_node)]
+                for name, table in plan.tables.items()
+            }
+        lookups = batch_lookups(batch, features)
+        for name, part in rows.items():
+            ids = np.concatenate([lookups[feature] for feature in part.features])
+            hits = [_within(ids, tier) for tier in self._tiers[name]]
+            self._served[name] = self._served.get(name, np.zeros(3)) + np.array([*hits, len(ids)])
+
+    def _coverage(self, served: Mapping[str, Any]) -> Iterator[Beside]:
+        planner = self._planner
+        report = planner.report if isinstance(planner, TierPlanner) else None
+        for name, (hot, warm, every) in served.items():
+            if report is None or name not in report.ledger.tables or not every:
+                continue
+            table = report.ledger.tables[name]
+            hits: tuple[tuple[TierName, float], ...] = (("replicated", hot), ("per_node", warm))
+            for tier, count in hits:
+                if not table.entries[tier].rows:
+                    continue
+                sketched = ", sketched: no interval" if table.table.rows.error else ""
+                one = Beside(
+                    what=f"{name}: lookups that {CALLED[tier]} serves{sketched}",
+                    unit="share",
+                    forecast=float(table.entries[tier].share),
+                    interval=table.interval(tier),
+                    fact=float(count / every),
+                )
+                yield dataclasses.replace(one, note=self._why_served(one)) if one.parted else one
+
+    def _why_served(self, one: Beside) -> str:
+        planner = self._planner
+        assert isinstance(planner, TierPlanner)
+        if planner.profile_path is not None:
+            return (
+                "the profile is of other batches: profile anew, without it or by recd data profile"
+            )
+        retiers = self._stack.registry.train.retier_every
+        if retiers:
+            return "replicas moved to other rows while training: the forecast is of the first plan"
+        if one.fact < (one.forecast or 0.0):
+            return (
+                "other rows are hot than those that were counted: move replicas while training "
+                "(train.retier_every), or count more batches (profile_batches)"
+            )
+        return "the batches that were counted have fewer of these rows: count more of them"
+
+    def _bytes(self, traffic: Mapping[str, float], dense: float) -> Iterator[Beside]:
+        """Of all collectives, where a plan has priced every table: those of tables, and `dense`
+        gradients."""
+        planner = self._planner
+        if not traffic or not isinstance(planner, TierPlanner) or planner.report is None:
+            return
+        ledger = planner.report.ledger
+        if not planner.every <= ledger.tables.keys():
+            return
+        one = Beside(
+            what=f"bytes of collectives, a rank and step ({', '.join(traffic)})",
+            unit="bytes",
+            forecast=handed_over(ledger) + dense,
+            fact=sum(traffic.values()),
+        )
+        note = (
+            "what tables exchange was priced for other batches: see where coverage and dedupe "
+            "factor part; those of the first step's plan, and of some steps alone, are compared"
+        )
+        yield dataclasses.replace(one, note=note) if one.parted else one
+
+    def _time(self, parts: Mapping[str, float]) -> Iterator[Beside]:
+        """What the ledger has a step's exchange and lookups take; under the profiler alone is it
+        known what they took."""
+        planner = self._planner
+        report = planner.report if isinstance(planner, TierPlanner) else None
+        if report is None or not parts:
+            return
+        one = Beside(
+            what="ms of a step's exchange and lookups, under the profiler",
+            unit="ms",
+            forecast=report.ledger.ms,
+            fact=sum(parts[part] for part in ("exchange", "exposed", "lookup")),
+        )
+        note = "the topology is not this cluster's: `recd topology measure` makes one that is"
+        yield dataclasses.replace(one, note=note) if one.parted else one
+
+    def _hot_batches(self, batches: float, hot: float, share: float | None) -> Iterator[Beside]:
+        planner = self._planner
+        orders = isinstance(planner, OrdersBatches) and self._stack.ordered
+        if not orders or not batches:
+            return
+        note = ""
+        if not hot:
+            note = (
+                "hot batches are on, and none were made: in no window as many samples as fill a "
+                "batch look up replicated rows alone, on every rank. Give the cache more rows, or "
+                "a larger window, or set cache.hot_batches: false"
+            )
+        what = f"hot batches, of {batches:,.0f} a rank"
+        forecast = None if share is None else share * batches
+        one = Beside(what=what, unit="batches", forecast=forecast, fact=hot, note=note)
+        if hot and one.parted:
+            why = "other rows are hot than in the batches that were read first: see the coverage"
+            one = dataclasses.replace(one, note=why)
+        yield one
+
+
+def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
+    if came.factor is None:
+        return
+    share = ""
+    if ahead.factor is None:
+        note = "nobody could say the dedupe factor: this reader cannot begin anywhere in its epoch"
+    else:
+        share = ", forecast by the first batches"
+        if math.isfinite(ahead.of):
+            share = f", forecast by {ahead.batches / ahead.of:.0%} of the batches"
+        note = (
+            "samples of a session do not come together as in the batches that were read first: "
+            "cluster the table (etl: cluster_by_session) and set reader.sessions: whole"
+        )
+    one = Beside(
+        what=f"dedupe factor{share}",
+        unit="factor",
+        forecast=ahead.factor,
+        interval=ahead.interval,
+        fact=came.factor,
+        note=note,
+    )
+    why = one.forecast is None or (one.parted and one.fact < one.forecast)
+    yield one if why else dataclasses.replace(one, note="")
+
+
+def _within(ids: Any, rows: Any) -> int:
+    """How many ids are among rows, which rise."""
+    if not len(rows):
+        return 0
+    at = np.minimum(np.searchsorted(rows, ids), len(rows) - 1)
+    return int(np.count_nonzero(rows[at] == ids))
 
 
 class ForecastMeter(Callback):

@@ -15,17 +15,20 @@ import torch.distributed as dist
 
 from recd_plugins.slots import Callback
 from recd_plugins.trainer.checkpoints.positions import Positions
-from recd_plugins.trainer.measure.memory_owners import OTHER, OWNERS, memory_owners
-from recd_plugins.trainer.measure.peak_memory import PeakMemory
-from recd_plugins.trainer.measure.repeats import repeats
+from recd_plugins.trainer.measure.memory import OTHER, OWNERS, PeakMemory, memory_owners
 from recd_plugins.trainer.measure.traffic import COLLECTIVES, PHASES, Traffic, TrafficCounter
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.dataset import Split
+    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
     from recd_plugins.trainer.training import Training
 
-__all__ = ["CostMeter", "StepCost", "mean_cost"]
+__all__ = [
+    "CostMeter",
+    "StepCost",
+    "mean_cost",
+]
 
 _ROUTES = [(to, phase) for to in sorted(set(COLLECTIVES.values())) for phase in PHASES]
 
@@ -369,3 +372,22 @@ def _size(count: float) -> str:
 
 def _split(phases: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {_size(phases[phase])}" for phase in PHASES if phase in phases)
+
+
+def repeats(batch: InverseKeyedJaggedTensor) -> list[dict[str, Any]]:
+    """Of each group: its features with their dedupe factors, how many samples there are and how
+    many are unique, and [copies, unique samples that have so many], copies rising."""
+    found = []
+    groups = zip(batch.groups, batch.inverse_lookup, batch.unique_counts, strict=True)
+    for group, lookup, unique in groups:
+        copies = torch.bincount(lookup, minlength=unique)
+        numbers, counts = copies.unique(return_counts=True)
+        found.append(
+            {
+                "features": {key: batch.dedupe_factor(key) for key in group},
+                "samples": len(lookup),
+                "unique": unique,
+                "copies": torch.stack([numbers, counts], 1).tolist(),
+            }
+        )
+    return found

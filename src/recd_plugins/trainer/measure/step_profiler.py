@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,23 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torchrec.distributed.types import ShardedModule
 
-from recd_plugins.trainer.measure.breakdown import PARTS, STEP, Span, breakdown, device_breakdown
-from recd_plugins.trainer.measure.timeline import of_ranks, timeline
+from recd_plugins.trainer.measure.breakdown import (
+    PARTS,
+    STEP,
+    Span,
+    breakdown,
+    collectives_of,
+    device_breakdown,
+    lane,
+)
 
-__all__ = ["StepProfiler", "pooling_modules"]
+__all__ = [
+    "RANKS",
+    "StepProfiler",
+    "of_ranks",
+    "pooling_modules",
+    "timeline",
+]
 
 
 class StepProfiler:
@@ -158,3 +172,48 @@ def _spans(profiler: profile) -> tuple[list[Span], list[Span]]:
         )
         (here if event.device_type == DeviceType.CPU else device).append(span)
     return here, device
+
+
+RANKS = 8
+"""Ranks whose steps are kept, at most."""
+LEAST = 1e-3
+"""A share of the step below which a piece goes to its neighbour."""
+
+
+def timeline(spans: Iterable[Span]) -> dict[str, Any]:
+    """The median step of those that `spans` have: its length, [part, start, end] of what the
+    thread does, one after the other, and [name, start, end] of each collective."""
+    spans = list(spans)
+    steps = sorted((one for one in spans if one.name == STEP), key=lambda one: one.end - one.start)
+    step = steps[(len(steps) - 1) // 2]
+    least = LEAST * (step.end - step.start)
+    pieces: list[list[Any]] = []
+    for part, start, end in lane(spans, step):
+        if pieces and (part == pieces[-1][0] or end - start < least):
+            pieces[-1][2] = end
+        else:
+            pieces.append([part, start, end])
+
+    def since(found: Iterable[Sequence[Any]]) -> list[list[Any]]:
+        return [
+            [name, *(round(1e3 * (at - step.start), 3) for at in times)] for name, *times in found
+        ]
+
+    return {
+        "ms": 1e3 * (step.end - step.start),
+        "thread": since(pieces),
+        "collectives": since(collectives_of(spans, step)),
+    }
+
+
+def of_ranks(mine: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
+    """Those of the first `RANKS` ranks; every rank must call it."""
+    text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(device)
+    sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(text)], device=device))
+    padded = text.new_zeros(int(max(sizes)))
+    padded[: len(text)] = text
+    every = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(every, padded)
+    shown = list(zip(every, sizes, strict=True))[:RANKS]
+    return [json.loads(bytes(one[: int(size)].tolist())) for one, size in shown]

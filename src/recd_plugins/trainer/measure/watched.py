@@ -15,7 +15,7 @@ from recd_plugins.compat.pytorch import is_innermost
 from recd_plugins.planning.access.lookups import deduplicated_parts
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds
-from recd_plugins.trainer.measure.facts import ONE_IN, Facts
+from recd_plugins.trainer.measure.forecasts import ONE_IN, Facts
 from recd_plugins.trainer.measure.traffic import COLLECTIVES, TrafficCounter
 
 if TYPE_CHECKING:

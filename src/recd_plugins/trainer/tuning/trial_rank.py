@@ -55,7 +55,7 @@ def trial(
     from recd_plugins.stack import load
     from recd_plugins.trainer.assemble import assemble
     from recd_plugins.trainer.checkpoints.positions import Positions
-    from recd_plugins.trainer.measure.peak_memory import PeakMemory
+    from recd_plugins.trainer.measure.memory import PeakMemory
     from recd_plugins.trainer.run import process_group
 
     stack = load(registry, overrides)

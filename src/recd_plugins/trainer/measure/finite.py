@@ -1,8 +1,13 @@
-"""Which step's loss is the first that is not finite, and the batches that led to it."""
+"""The first loss of a run that is not finite, and its cause.
+
+`FiniteLosses` keeps the batches that led to it; `FiniteInputs` names the columns that brought NaN
+or infinity. Where none did, the weights are the cause.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +21,10 @@ from recd_plugins.errors import RecdError
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["FiniteLosses"]
+__all__ = [
+    "FiniteInputs",
+    "FiniteLosses",
+]
 
 LAG = 2
 """Steps after which a loss on a GPU is looked at: it is there by then, and nobody waits for it."""
@@ -87,3 +95,49 @@ class FiniteLosses:
                 event.synchronize()
             if not self._first and not bool(finite):
                 self._first = step
+
+
+SHOWN = 4
+"""Columns that a message names."""
+
+
+class FiniteInputs:
+    """Keeps one sum per column and step, which is finite where all of its numbers are."""
+
+    def __init__(self, *, lacking: bool = False) -> None:
+        """`lacking`: labels that some samples lack are not a number there, as they should be."""
+        self._lacking = lacking
+        self._steps: list[int] = []
+        self._sums: list[Tensor] = []
+
+    def add(self, step: int, batch: Batch) -> None:
+        """A batch as it was read, the one that makes `step`."""
+        labels = batch.labels.nansum() if self._lacking else batch.labels.sum()
+        rest = torch.stack([labels, batch.weights.sum()])
+        self._steps.append(step)
+        self._sums.append(torch.cat([batch.dense.sum(0), rest]))
+
+    def clear(self) -> None:
+        self._steps.clear()
+        self._sums.clear()
+
+    def culprit(self, dense: Sequence[str]) -> str:
+        """The first step whose batch, on any rank, held what is not finite, and the columns.
+
+        Nothing where all was finite. `dense`: the columns' names. Every rank must call it.
+        """
+        if not self._sums:
+            return ""
+        wrong = ~torch.stack(self._sums).isfinite()  # [S, D + 2]
+        everywhere = wrong.to(torch.uint8)
+        dist.all_reduce(everywhere, op=dist.ReduceOp.MAX)
+        steps = everywhere.any(1).nonzero().flatten().tolist()
+        if not steps:
+            return ""
+        numbered = [f"dense column {index}" for index in range(wrong.shape[1] - 2)]
+        named = [repr(name) for name in dense] if len(dense) == len(numbered) else numbered
+        names = [*named, "the label", "the weights"]
+        columns = everywhere.any(0).nonzero().flatten().tolist()
+        more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+        listed = ", ".join(names[column] for column in columns[:SHOWN])
+        return f"the batch of step {self._steps[steps[0]]} holds NaN or infinity in {listed}{more}"

@@ -1,0 +1,154 @@
+"""The files of a checkpoint: read, checked, and held to a digest of each as it was written.
+
+    digest.json    {"files": {name: [bytes, SHA-256]}, "digest": the SHA-256 of `files`}
+
+It is written last, and holds every file of the folder but itself, so no byte of a checkpoint can
+change and still be loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recd_plugins.errors import DataError
+from recd_plugins.trainer.run_folder import STEPS
+
+__all__ = [
+    "FileDigest",
+    "check_whole",
+    "checkpoint_of",
+    "damaged",
+    "digest_of",
+    "read_digest",
+    "read_job",
+    "read_rank",
+    "write_digest",
+    "write_json",
+]
+
+NAME = "digest.json"
+
+
+class FileDigest(NamedTuple):
+    """What a file was when it was written."""
+
+    bytes: int
+    sha256: str
+
+
+def digest_of(file: Path) -> FileDigest:
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+        return FileDigest(opened.tell(), found)
+
+
+def write_digest(folder: Path, files: Mapping[str, FileDigest]) -> None:
+    """Write digest.json, for files by their names."""
+    listed = {name: list(files[name]) for name in sorted(files)}
+    write_json(folder / NAME, {"files": listed, "digest": _digest(listed)})
+
+
+def read_digest(folder: Path) -> dict[str, FileDigest]:
+    """The files of a checkpoint; `DataError` where its digest.json is not what was written."""
+    file = folder / NAME
+    try:
+        held = json.loads(file.read_text())
+        if held["digest"] != _digest(held["files"]):
+            raise damaged(file, "its digest is not that of the files it names")
+        return {name: FileDigest(*one) for name, one in held["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise damaged(file, str(error)) from error
+
+
+def _check_digest(folder: Path, part: int = 0, parts: int = 1) -> None:
+    """`DataError` names the first file that is not what was written; of `parts` ranks, each reads
+    a part."""
+    files = read_digest(folder)
+    by_size = sorted(files, key=lambda name: files[name].bytes)
+    for name in by_size[part::parts]:
+        try:
+            found = digest_of(folder / name)
+        except OSError as error:
+            raise damaged(folder / name, str(error)) from error
+        if found.bytes != files[name].bytes:
+            why = f"it has {found.bytes:,} bytes, of {files[name].bytes:,} that were written"
+            raise damaged(folder / name, why)
+        if found != files[name]:
+            raise damaged(folder / name, "its bytes are not those that were written")
+
+
+def damaged(file: Path, why: str) -> DataError:
+    return DataError(
+        f"{file}: cannot be read ({why}). The checkpoint is damaged: remove its folder, and "
+        "--resume takes the one before, as it does by itself with train.on_damaged=go_back."
+    )
+
+
+def _digest(files: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file of a checkpoint; it is on the disk when this returns."""
+    with path.open("w") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def checkpoint_of(run: Path) -> Path:
+    """The latest checkpoint of a run's folder; a checkpoint itself where one is named."""
+    if (run / "job.json").exists():
+        return run
+    found = sorted((run / "checkpoints").glob(STEPS))
+    if not found:
+        raise DataError(
+            f"{run}: holds no checkpoint. Name a run's folder (train.run), or one of its "
+            "checkpoints/step-... folders."
+        )
+    return found[-1]
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    """A checkpoint's job.json, with `step`, `world_size` and `registry`."""
+    file = path / "job.json"
+    saved = _read(file, {"step": int, "world_size": int, "registry": dict})
+    if saved["step"] < 0 or saved["world_size"] < 1:
+        raise damaged(file, f"step {saved['step']} of {saved['world_size']} ranks")
+    if not isinstance(saved["registry"].get("train", {}), dict):
+        raise damaged(file, "registry.train is no mapping")
+    return saved
+
+
+def read_rank(path: Path, rank: int) -> dict[str, Any]:
+    """A checkpoint's rank-N.json, with `loader`, and `random` unless `reshard` added the rank."""
+    return _read(path / f"rank-{rank}.json", {"loader": dict})
+
+
+def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise damaged(file, str(error)) from error
+    if not isinstance(value, dict):
+        raise damaged(file, "it holds no mapping")
+    for name, kind in fields.items():
+        if type(value.get(name)) is not kind:
+            raise damaged(file, f"its {name!r} is missing, or no {kind.__name__}")
+    return value
+
+
+def check_whole(path: Path, rank: int = 0, world_size: int = 1) -> None:
+    """`DataError` where a checkpoint is not what was written, or bears another step's name; of
+    several ranks each reads a part."""
+    _check_digest(path, rank, world_size)
+    step = read_job(path)["step"]
+    if path.match(STEPS) and path.name != f"step-{step:08}":
+        raise damaged(path / "job.json", f"it is of step {step}")
