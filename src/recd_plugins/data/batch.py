@@ -12,10 +12,9 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from recd_plugins.sparse.deduplicated import Deduplicated
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.keyed import marked
-from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["Batch"]
 
@@ -40,7 +39,7 @@ class Batch(Pipelineable):
 
     def __post_init__(self) -> None:
         self.features = marked(self.features, self.hot_under)
-        if isinstance(self.dedup, InverseKeyedJaggedTensor | PartialInverseKeyedJaggedTensor):
+        if isinstance(self.dedup, Deduplicated):
             kjt = marked(self.dedup.kjt, self.hot_under)
             if kjt is not self.dedup.kjt:
                 self.dedup = dataclasses.replace(self.dedup, kjt=kjt)

@@ -16,10 +16,10 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.bundle import Bundle
+from recd_plugins.sparse.deduplicated import Deduplicated
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import marked
-from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["FeatureLookup", "KeyRows", "SparseFeatures"]
 
@@ -80,15 +80,15 @@ class SparseFeatures(Bundle):
         if isinstance(features, SparseFeatures):
             return features
         plain = maybe_td_to_kjt(features)
-        if isinstance(dedup, PartialInverseKeyedJaggedTensor):
-            dedup = dedup.to_ikjt()
-        if dedup is not None and not isinstance(dedup, InverseKeyedJaggedTensor):
+        if dedup is None:
+            return cls(plain)
+        if not isinstance(dedup, Deduplicated):
             raise CapabilityError(
                 f"dedup: batches are deduplicated into a {type(dedup).__name__}, whose unique "
                 "samples nobody but its author can find. Let the converter make an "
                 "InverseKeyedJaggedTensor, or take another."
             )
-        return cls(plain, dedup)
+        return cls(plain, dedup.to_ikjt())
 
     @cached_property
     def rows(self) -> Mapping[str, WeightedJagged]:

@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse import wire
-from recd_plugins.sparse.bundle import Bundle
+from recd_plugins.sparse.deduplicated import Deduplicated
 from recd_plugins.sparse.groups import Groups, check_groups, real_rows
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.deduplicate import deduplicate, unique_of_group
@@ -28,7 +28,7 @@ __all__ = ["InverseKeyedJaggedTensor", "check_bounds", "check_ikjt", "check_look
 
 
 @dataclass(frozen=True, eq=False)
-class InverseKeyedJaggedTensor(Bundle):
+class InverseKeyedJaggedTensor(Deduplicated):
     """B samples of features in G groups; of each group, its unique samples are kept.
 
     Every unique sample is some sample's. They are different when made from samples, and in
@@ -204,9 +204,12 @@ class InverseKeyedJaggedTensor(Bundle):
             rows |= {key: feature.select(firsts) for key, feature in joined.items()}
         return cls.from_parts(groups, rows, torch.stack(lookups))
 
-    @property
-    def batch_size(self) -> int:
-        return self.inverse_lookup.shape[1]
+    @classmethod
+    def from_ikjt(cls, ikjt: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
+        return ikjt
+
+    def to_ikjt(self) -> InverseKeyedJaggedTensor:
+        return self
 
     def parts(self) -> dict[str, WeightedJagged]:
         """Each key's unique rows, without padding, as views: what `from_parts` takes."""
@@ -264,14 +267,6 @@ class InverseKeyedJaggedTensor(Bundle):
         """Samples `samples` [N], in this order, repeats included; unused rows are dropped."""
         return self.from_rows(self.groups, self.parts(), list(self.inverse_lookup[:, samples]))
 
-    def dedupe_factor(self, key: str | None = None) -> float:
-        """DedupeFactor: ids of the B samples over ids kept; of one key, or of all.
-
-        1 where there are no ids.
-        """
-        before, kept = self.id_counts(key)
-        return before / kept if kept else 1.0
-
     def id_counts(self, key: str | None = None) -> tuple[int, int]:
         """The ids of the B samples, and how many are kept of them; of one key, or of all."""
         before, kept = 0, 0
@@ -286,10 +281,6 @@ class InverseKeyedJaggedTensor(Bundle):
         """Return the IKJT, or raise `DataError` for the first invariant that does not hold."""
         check_ikjt(self)
         return self
-
-    @property
-    def group_of(self) -> dict[str, int]:
-        return {key: index for index, group in enumerate(self.groups) for key in group}
 
 
 FIX = "Build it by one of InverseKeyedJaggedTensor's from_..., or send it again."

@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse import wire
-from recd_plugins.sparse.bundle import Bundle
+from recd_plugins.sparse.deduplicated import Deduplicated
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.deduplicate import unique_each
@@ -27,12 +27,14 @@ __all__ = ["PartialInverseKeyedJaggedTensor"]
 
 
 @dataclass(frozen=True, eq=False)
-class PartialInverseKeyedJaggedTensor(Bundle):
+class PartialInverseKeyedJaggedTensor(Deduplicated):
     """B samples of features in G groups; a group's features share one inverse lookup.
 
     [offset, length] are kept per unique sample, behind the inverse lookup: B + 2U numbers
     where the paper's form (`rows`) takes 2B, and unique samples can still be pooled alone.
     """
+
+    shares_values = True
 
     kjt: KeyedJaggedTensor
     """One row per key, in the order of the groups: its K shared values, and their weights
@@ -111,7 +113,7 @@ class PartialInverseKeyedJaggedTensor(Bundle):
         sizes = self.kjt.length_per_key()
         values, weights = self.kjt.values().split(sizes), self.kjt.weights_or_none()
         weighted = [None] * len(sizes) if weights is None else weights.split(sizes)
-        spans = self.spans.split([self.unique_counts[group] for group in self._group_of().values()])
+        spans = self.spans.split([self.unique_counts[group] for group in self.group_of.values()])
         rows = zip(values, weighted, spans, strict=True)
         return {key: SharedRows(*one) for key, one in zip(self.kjt.keys(), rows, strict=True)}
 
@@ -151,10 +153,6 @@ class PartialInverseKeyedJaggedTensor(Bundle):
         batch = wire.partial_to_batch(here.groups, parts, here.inverse_lookup, dtype)
         return wire.to_bytes(batch)
 
-    @property
-    def batch_size(self) -> int:
-        return self.inverse_lookup.shape[1]
-
     def rows(self, key: str) -> Tensor:
         """[B, 2]: each sample's [offset, length] in the key's shared values: the paper's form."""
         return self._rows([key])[0]
@@ -165,14 +163,6 @@ class PartialInverseKeyedJaggedTensor(Bundle):
             self._check(key)
             return self.parts()[key].values.numel()
         return int(self.kjt.values().numel())
-
-    def dedupe_factor(self, key: str | None = None) -> float:
-        """DedupeFactor: ids of the B samples over values kept; of one key, or of all.
-
-        1 where there are no ids.
-        """
-        before, kept = self.id_counts(key)
-        return before / kept if kept else 1.0
 
     def id_counts(self, key: str | None = None) -> tuple[int, int]:
         """The ids of the B samples, and the values kept for them; of one key, or of all."""
@@ -185,9 +175,7 @@ class PartialInverseKeyedJaggedTensor(Bundle):
         found = [group_codes([row]) for row in looked]
         shared = {
             key: rows.select(looked[group][found[group].firsts])
-            for (key, rows), group in zip(
-                self.parts().items(), self._group_of().values(), strict=True
-            )
+            for (key, rows), group in zip(self.parts().items(), self.group_of.values(), strict=True)
         }
         lookups = torch.stack([unique.inverse_lookup for unique in found])
         return self._of(self.groups, shared, lookups, self.kjt.lengths().dtype)
@@ -225,7 +213,7 @@ class PartialInverseKeyedJaggedTensor(Bundle):
             f"it has {len(self.groups)} groups, {len(counts)} unique counts and an inverse lookup "
             f"of shape {shape}, which must be [groups, batch size]",
         )
-        num_rows = sum(counts[group] for group in self._group_of().values())
+        num_rows = sum(counts[group] for group in self.group_of.values())
         _hold(
             min(counts) >= 0 and self.spans.shape == (num_rows, 2),
             f"`spans` is {list(self.spans.shape)}, but its unique counts {counts} make "
@@ -247,15 +235,11 @@ class PartialInverseKeyedJaggedTensor(Bundle):
             )
         return self
 
-    def _group_of(self) -> dict[str, int]:
-        """Key to group, keys in the order of the groups."""
-        return {key: index for index, group in enumerate(self.groups) for key in group}
-
     def _rows(self, keys: Sequence[str]) -> list[Tensor]:
         """[B, 2] per key."""
         for key in keys:
             self._check(key)
-        parts, group_of = self.parts(), self._group_of()
+        parts, group_of = self.parts(), self.group_of
         return [parts[key].spans[self.inverse_lookup[group_of[key]]] for key in keys]
 
     def _check(self, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,18 +13,17 @@ from torch.nn.functional import pad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import PluginError
+from recd_plugins.sparse.deduplicated import Deduplicated
 from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import with_ids
-from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["KjtTransform", "RowWise", "SomeKeys"]
 
 KjtTransform = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
-Features = TypeVar(
-    "Features", KeyedJaggedTensor, InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-)
+Features = TypeVar("Features", bound="KeyedJaggedTensor | Deduplicated")
+Shared = TypeVar("Shared", bound=Deduplicated)
 
 
 class RowWise:
@@ -61,7 +60,7 @@ class RowWise:
     def __call__(self, features: Features, keys: Collection[str] | None = None) -> Features:
         """The features transformed; of `keys` alone, if given, while the others stay."""
         plain = isinstance(features, KeyedJaggedTensor)
-        held = features.keys() if plain else features.kjt.keys()
+        held = features.keys() if isinstance(features, KeyedJaggedTensor) else features.kjt.keys()
         wanted = frozenset(held if keys is None else keys)
         chosen = [key for key in held if key in wanted]
         if not chosen:
@@ -72,11 +71,14 @@ class RowWise:
                 f"its row, so it cannot run on the unique samples of {', '.join(chosen)}. Leave "
                 "these features out of dedup.groups, or take the transform off them."
             )
-        if isinstance(features, InverseKeyedJaggedTensor):
-            return self._on_ikjt(features, chosen)
-        if isinstance(features, PartialInverseKeyedJaggedTensor):
-            return self._on_partial(features, chosen)
-        return self._on_kjt(features, chosen)
+        made: KeyedJaggedTensor | Deduplicated
+        if isinstance(features, KeyedJaggedTensor):
+            made = self._on_kjt(features, chosen)
+        elif features.shares_values and self._elementwise and not self._changes_keys:
+            made = self._on_shared_values(features, chosen)
+        else:
+            made = features.from_ikjt(self._on_ikjt(features.to_ikjt(), chosen))
+        return cast("Features", made)
 
     def _on_kjt(self, features: KeyedJaggedTensor, chosen: Collection[str]) -> KeyedJaggedTensor:
         keys = features.keys()
@@ -121,19 +123,14 @@ class RowWise:
         every = SomeKeys(result, kjt.keys())
         return every.put(every.without_padding(kjt))
 
-    def _on_partial(
-        self, features: PartialInverseKeyedJaggedTensor, chosen: Collection[str]
-    ) -> PartialInverseKeyedJaggedTensor:
-        if self._elementwise and not self._changes_keys:
-            kjt = self._on_kjt(features.kjt, chosen)
-            if not torch.equal(kjt.lengths(), features.kjt.lengths()):
-                raise PluginError(
-                    f"preprocess: {self.name} says `elementwise = True`, but changes how many ids "
-                    "a row has. Take that attribute away."
-                )
-            return dataclasses.replace(features, kjt=kjt)
-        ikjt = self._on_ikjt(features.to_ikjt(), chosen)
-        return PartialInverseKeyedJaggedTensor.from_ikjt(ikjt)
+    def _on_shared_values(self, features: Shared, chosen: Collection[str]) -> Shared:
+        kjt = self._on_kjt(features.kjt, chosen)
+        if not torch.equal(kjt.lengths(), features.kjt.lengths()):
+            raise PluginError(
+                f"preprocess: {self.name} says `elementwise = True`, but changes how many ids "
+                "a row has. Take that attribute away."
+            )
+        return dataclasses.replace(features, kjt=kjt)
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         result = self.transform(features)

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+    from recd_plugins.sparse.deduplicated import Deduplicated
     from recd_plugins.sparse.jagged import WeightedJagged
     from recd_plugins.sparse.own_batches import FeaturesOf
-    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
 __all__ = ["BatchLookups", "batch_lookups", "deduplicated_parts"]
 
@@ -56,19 +55,15 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
     )
 
 
-def deduplicated_parts(
-    batch: Any, features: FeaturesOf | None = None
-) -> list[InverseKeyedJaggedTensor | PartialInverseKeyedJaggedTensor]:
+def deduplicated_parts(batch: Any, features: FeaturesOf | None = None) -> list[Deduplicated]:
     """The deduplicated features of a batch, found as `batch_lookups` finds them."""
+    from recd_plugins.sparse.deduplicated import Deduplicated
     from recd_plugins.sparse.features import SparseFeatures
-    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
     parts = [
         part.dedup if isinstance(part, SparseFeatures) else part for part in _parts(batch, features)
     ]
-    kinds = InverseKeyedJaggedTensor | PartialInverseKeyedJaggedTensor
-    return [part for part in parts if isinstance(part, kinds)]
+    return [part for part in parts if isinstance(part, Deduplicated)]
 
 
 def _parts(batch: Any, features: FeaturesOf | None) -> list[Any]:
@@ -113,14 +108,12 @@ def _is_features(part: Any) -> bool:
     from tensordict import TensorDict
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+    from recd_plugins.sparse.deduplicated import Deduplicated
     from recd_plugins.sparse.features import SparseFeatures
-    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
     if isinstance(part, TensorDict):  # one of dense floats is none
         return bool(part.keys()) and all(_is_jagged(part[key]) for key in part.keys())  # noqa: SIM118
-    ours = SparseFeatures | InverseKeyedJaggedTensor | PartialInverseKeyedJaggedTensor
-    return isinstance(part, KeyedJaggedTensor | ours)
+    return isinstance(part, KeyedJaggedTensor | SparseFeatures | Deduplicated)
 
 
 def _is_jagged(part: Any) -> bool:
@@ -133,14 +126,11 @@ def _is_jagged(part: Any) -> bool:
 def _lookups(part: Any) -> BatchLookups:
     from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+    from recd_plugins.sparse.deduplicated import Deduplicated
     from recd_plugins.sparse.features import SparseFeatures
-    from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-    from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 
-    if isinstance(part, PartialInverseKeyedJaggedTensor):
-        part = part.to_ikjt()
-    if isinstance(part, InverseKeyedJaggedTensor):
-        return _of_rows(part.inverse_lookup.shape[1], part.parts())
+    if isinstance(part, Deduplicated):
+        return _of_rows(part.batch_size, part.to_ikjt().parts())
     if isinstance(part, SparseFeatures):
         return _of_rows(part.stride(), part.rows)
     kjt: KeyedJaggedTensor = maybe_td_to_kjt(part)
