@@ -1,4 +1,4 @@
-"""What RecD would put into a registry, for `recd advise`."""
+"""The additions to a registry that RecD offers `recd advise`."""
 
 from __future__ import annotations
 

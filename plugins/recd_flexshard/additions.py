@@ -1,4 +1,4 @@
-"""What FlexShard would put into a registry, for `recd advise`."""
+"""The additions to a registry that FlexShard offers `recd advise`."""
 
 from __future__ import annotations
 

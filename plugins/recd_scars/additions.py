@@ -1,4 +1,4 @@
-"""What SCARS would put into a registry, for `recd advise`."""
+"""The additions to a registry that SCARS offers `recd advise`."""
 
 from __future__ import annotations
 

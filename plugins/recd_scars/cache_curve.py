@@ -1,4 +1,4 @@
-"""What a cache saves: communication against its size and the batch's, and hits by its portion."""
+"""The curve of a cache: communication against its size and the batch's, and hits by its portion."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCurve:
-    """What a cache saves of one table, or of several with rows of one width, on one device."""
+    """The savings of a cache of one table, or of several with rows of one width, on one device."""
 
     rows: RowDistribution
     memory: Memory

@@ -1,4 +1,4 @@
-"""Where tables are at home: on which devices they can be, and what of their memory others count."""
+"""The homes that tables can have: on which devices, and what of their memory others count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows are cached: the hottest of all tables together, as many as a rule says.
+"""The hot set, which is cached: the hottest rows of all tables together, as many as a rule says.
 
 Each rule says how many rows of each run of `MergedRows` are taken, from the hottest on.
 """

@@ -1,4 +1,4 @@
-"""What a cache and coalescing save, by the paper's formulas, in words."""
+"""The traffic that a cache and coalescing save, by the paper's formulas, in words."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Objective = Literal["samples_per_second", "memory", "time_to_loss"]
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What an addition may know of the registry that it would be added to."""
+    """The situation that an addition may ask about: the registry that it would be added to."""
 
     values: Values
     """The registry without it."""
@@ -67,7 +67,7 @@ def as_they_are(values: Values) -> Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Addition:
-    """What a plugin would put into a registry."""
+    """An entry that a plugin would put into a registry."""
 
     name: str
     """What `recd advise` calls it: a few words, unlike those of other additions."""

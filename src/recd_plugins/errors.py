@@ -1,4 +1,4 @@
-"""What the host raises at its users.
+"""The errors that the host raises at its users.
 
 Every message says what is wrong, who is concerned and how to fix it. The command
 line prints these without a traceback and exits with code 2; anything else that

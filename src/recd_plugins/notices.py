@@ -1,4 +1,5 @@
-"""What registry.yaml switches on and a job does not use, or uses at a loss: one place for all.
+"""Notices of what registry.yaml switches on and a job does not use, or uses at a loss: one place
+for all.
 
 A planner, a converter or a model says it as `Notice`s; a `Stack` warns of each on rank 0, once.
 """
@@ -76,7 +77,7 @@ def notices_as_lines() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """What its user should know of something that registry.yaml switches on."""
+    """The thing that a user should know of something that registry.yaml switches on."""
 
     what: str
     """What is switched on, as registry.yaml has it: `sharding: flexshard`."""
@@ -122,7 +123,8 @@ class Unneeded(Notice):
 
 
 class GivesNotices(ABC):
-    """What a record builds may inherit it, and is then asked once it has done its work."""
+    """A base that the product of a record may inherit: it is then asked once it has done its
+    work."""
 
     @abstractmethod
     def notices(self) -> Sequence[Notice]:
@@ -130,7 +132,7 @@ class GivesNotices(ABC):
 
 
 class Notices:
-    """What a job has been warned of."""
+    """The notices that a job has been given."""
 
     def __init__(
         self,

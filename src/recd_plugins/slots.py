@@ -289,7 +289,7 @@ EVENTS = ("at_", "before_", "after_", "on_")
 
 
 class Callback:
-    """What a run calls as it goes; inherit from it and write the methods that you need.
+    """The methods that a run calls as it goes; inherit from it and write those that you need.
 
     Every rank calls each method at the same step and in the same order, so that a method may use
     collectives. Callbacks are called in the order of registry.yaml, `after_step` in the reverse
@@ -364,7 +364,7 @@ T = TypeVar("T", covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a record's `build` may know."""
+    """The context of a record's `build`: all that it may know."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Where training runs."""
@@ -505,7 +505,7 @@ class Record(Generic[C, T]):
 
 
 class LogRecord(Record[C, LogStore]):
-    """Where raw logs go and how they are routed to log shards."""
+    """A log: where raw messages go, and how they are routed to log shards."""
 
     slot = "log"
 
@@ -524,20 +524,20 @@ class EtlRecord(Record[C, Etl]):
 
 
 class StatsRecord(Record[C, TableStats]):
-    """What is measured of a table: `recd data stats` asks those chosen, or else all there are."""
+    """A measure of tables: `recd data stats` asks those chosen, or else all there are."""
 
     slot = "stats"
     fills = "many"
 
 
 class ReaderRecord(Record[C, Reader]):
-    """How the batches of a rank are read from a table."""
+    """A reader: it makes the batches of a rank from a table."""
 
     slot = "reader"
 
 
 class DedupRecord(Record[C, DedupConverter]):
-    """How feature groups of a batch become unique samples and an inverse lookup."""
+    """A converter: it makes unique samples and an inverse lookup of a batch's feature groups."""
 
     slot = "dedup"
 
@@ -555,7 +555,7 @@ class PreprocessRecord(Record[C, "Preprocess | DensePreprocess"]):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingRecord(Record[C, Planner]):
-    """Where embedding rows go: a planner and its sharders.
+    """A planner and its sharders: they decide where embedding rows go.
 
     A planner may stand in front of another one, which plans what the first leaves to it:
     registry.yaml names that as `others`, a record of this slot with its options.
@@ -569,7 +569,7 @@ class ShardingRecord(Record[C, Planner]):
 
 
 class CacheRecord(Record[C, Planner]):
-    """Which rows are kept close, and what that does to ids and batches.
+    """A cache: it decides which rows are kept close, and what that does to ids and batches.
 
     A planner in front of the sharding slot's, in whose place it is asked; or of the one that
     registry.yaml names as `others`, a record of the sharding slot with its options.
@@ -581,7 +581,7 @@ class CacheRecord(Record[C, Planner]):
 
 
 class PoolingRecord(Record[C, PoolingFactory]):
-    """How a feature's sequence of embeddings becomes one vector; a model uses it."""
+    """A pooling: it makes one vector of a feature's sequence of embeddings; a model uses it."""
 
     slot = "pooling"
     fills = "by feature"
@@ -599,7 +599,7 @@ class ModelRecord(Record[C, "nn.Module"]):
 
 
 class OptimizerRecord(Record[C, OptimizerFactory]):
-    """What steps the dense parameters, in place of `train.optimizer.dense`.
+    """The optimizer that steps the dense parameters, in place of `train.optimizer.dense`.
 
     Its learning rate is an option of its own. Tables keep their fused optimizer.
     """
@@ -608,7 +608,7 @@ class OptimizerRecord(Record[C, OptimizerFactory]):
 
 
 class CallbackRecord(Record[C, Callback]):
-    """What a run does beside training: before and after its steps, on metrics, on checkpoints."""
+    """A callback: it acts beside training, before and after steps, on metrics, on checkpoints."""
 
     slot = "callbacks"
     fills = "many"

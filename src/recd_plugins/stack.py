@@ -80,7 +80,7 @@ def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
 
 
 class Stack:
-    """What a registry chose, built when asked for, each part once."""
+    """The parts that a registry chose, built when they are asked for, each once."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry

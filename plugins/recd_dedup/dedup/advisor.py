@@ -1,4 +1,4 @@
-"""Which features to deduplicate, and which in one group: measured on a sample, with reasons.
+"""The advisor on which features to deduplicate, and which in one group: by a sample, with reasons.
 
 A feature is considered from a DedupeFactor F of about 1.5 (RecD, section 4.2); features that
 change together form a group, unless one of them would lose by it. Then it is weighed what a group
@@ -43,7 +43,7 @@ WorthOf = Callable[[SampledBatches, int, Sequence[str]], Worth]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What features and groups are held to."""
+    """The limits that features and groups are held to."""
 
     min_factor: float
     """The least DedupeFactor of a feature, alone, that is deduplicated."""
@@ -68,7 +68,7 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureAdvice:
-    """What was measured of a feature, and what follows."""
+    """The measures of a feature, and what follows from them."""
 
     name: str
     length: float

@@ -1,4 +1,4 @@
-"""Which groups a converter takes: as given, or as advised on what training will read."""
+"""The groups that a converter takes: as given, or as advised on what training will read."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
 
 
 class Advised(NamedTuple):
-    """What was advised."""
+    """The groups that were advised."""
 
     groups: Groups
     why: str

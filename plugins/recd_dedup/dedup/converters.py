@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsConfig(Config):
-    """Which features are deduplicated, and which of them in one group."""
+    """The features that are deduplicated, and which of them in one group."""
 
     groups: tuple[tuple[str, ...], ...] | Literal["auto"] = "auto"
     """Lists of features (the paper's dedup_sparse_features); `auto`: as the advisor finds."""

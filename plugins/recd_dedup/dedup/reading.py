@@ -32,7 +32,7 @@ AROUND = 8
 
 @dataclass
 class ReadSample:
-    """What some batches of the epoch show."""
+    """A sample of the epoch: what some of its batches show."""
 
     rows: list[SessionRows] = field(default_factory=list)
     """Batch by batch."""

@@ -123,7 +123,7 @@ class SampledBatches:
 
 
 class _GroupCounts(NamedTuple):
-    """What the sampled batches show of a group."""
+    """The counts of a group in the sampled batches."""
 
     factors: dict[str, float]
     share: float

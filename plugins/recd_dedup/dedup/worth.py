@@ -1,4 +1,4 @@
-"""What deduplication saves of a step, and what it costs: in seconds, or in bytes.
+"""The worth of deduplication: what it saves of a step, and what it costs, in seconds or in bytes.
 
 Of a feature f in group g, with B samples of which U are unique, N ids of which N_u are kept, and
 rows of D floats, a step saves
@@ -77,7 +77,7 @@ class Worth(ABC):
 
 
 class Settled(NamedTuple):
-    """What is deduplicated after all."""
+    """The groups that are deduplicated after all."""
 
     groups: tuple[tuple[str, ...], ...]
     why: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Bytes(Worth):
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureUse:
-    """What a model does with a feature."""
+    """The uses that a model makes of a feature."""
 
     sums: tuple[int, ...] = ()
     """D of each table that yields a sum for each sample."""
@@ -244,7 +244,7 @@ class Seconds(Worth):
 
 
 class Nothing(Worth):
-    """Of features that the model does not look up, or of a model that nobody knows."""
+    """The worth of features that the model does not look up, or of a model that nobody knows."""
 
     def knows(self, name: str) -> bool:
         return False

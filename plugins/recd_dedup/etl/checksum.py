@@ -19,7 +19,7 @@ __all__ = ["Checksum", "checksum", "row_hashes"]
 
 @dataclass(frozen=True)
 class Checksum:
-    """How many rows, and the sum of their hashes."""
+    """The number of rows, and the sum of their hashes."""
 
     rows: int = 0
     total: int = 0

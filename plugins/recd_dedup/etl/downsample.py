@@ -97,7 +97,7 @@ class DownsampleConfig(Config):
 
 @dataclass(frozen=True)
 class DownsampleReport:
-    """What a step did to S."""
+    """A step's effect on S."""
 
     before: Population
     after: Population

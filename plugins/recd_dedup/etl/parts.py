@@ -40,7 +40,7 @@ PART_STRIPES = 16
 
 @dataclass(frozen=True)
 class Budget:
-    """How memory is shared out.
+    """The memory of a step, and how it is shared out.
 
     At the worst, where one session is the whole table, a spill is held in four copies: as
     read (in buffers with room to spare), in one piece, as its only bucket and compressed.

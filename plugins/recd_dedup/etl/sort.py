@@ -27,7 +27,7 @@ HEAD_SHARE = 128
 
 
 class Keys(NamedTuple):
-    """What N rows are sorted by."""
+    """The keys that N rows are sorted by."""
 
     hashes: U64
     """[N] of their sessions."""

@@ -29,7 +29,7 @@ __all__ = ["Join", "JoinConfig", "JoinReport", "join_log", "joined", "samples_of
 
 @dataclass(frozen=True, kw_only=True)
 class JoinConfig(Config):
-    """How long requests and events look for each other."""
+    """The time for which requests and events look for each other."""
 
     window_ms: Annotated[int, Range(ge=0)] = 30 * 60_000
     """A request's window: events up to here after it make it positive. Memory holds its features

@@ -26,7 +26,7 @@ Share = Annotated[float, Range(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(Config):
-    """What happens to messages between service and log; by default events come, later."""
+    """The fate of messages between service and log; by default events come, later."""
 
     seed: Annotated[int, Range(ge=0)] = 0
     """Same seed, same messages."""

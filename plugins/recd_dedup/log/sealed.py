@@ -1,4 +1,4 @@
-"""Which files of a log are sealed: a list by each writer, written as it closes.
+"""The sealed files of a log: a list by each writer, written as it closes.
 
     sealed/<writer>.json
         {"files": {"shard-00007/<writer>.log": [bytes, blocks, messages, digest]},
@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Unsealed(NamedTuple):
-    """What is read of a file that its writer has not sealed."""
+    """The part that is read of a file which its writer has not sealed."""
 
     blocks: int
     """Blocks that are whole."""

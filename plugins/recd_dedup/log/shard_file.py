@@ -69,7 +69,7 @@ FRAME_BYTES = FRAME.size + CRC.size
 
 
 class Sealed(NamedTuple):
-    """What a file was when its writer sealed it."""
+    """The state of a file when its writer sealed it."""
 
     bytes: int
     blocks: int
@@ -79,7 +79,7 @@ class Sealed(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Where a block lies, as its header says."""
+    """The place of a block, as its header says."""
 
     file: Location
     offset: int

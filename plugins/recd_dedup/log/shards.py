@@ -65,7 +65,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What all writers and readers of a log agree on."""
+    """The terms that all writers and readers of a log agree on."""
 
     shards: int
     route: LogRoute

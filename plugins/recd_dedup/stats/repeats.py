@@ -1,4 +1,4 @@
-"""What repeats within a session and within a batch, and which features change at once."""
+"""The repeats within a session and within a batch, and the features that change at once."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class SequenceDlrm(nn.Module):
 
 
 class Roles(NamedTuple):
-    """What each feature of a schema is to the model."""
+    """The role that each feature of a schema has in the model."""
 
     sequences: tuple[SparseFeature, ...]
     items: tuple[SparseFeature, ...]

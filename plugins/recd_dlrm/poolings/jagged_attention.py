@@ -91,7 +91,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Buckets:
-    """How rows of some lengths [B] become chunks, and what is made of chunks rows again."""
+    """Chunks that rows of some lengths [B] become, and the way back from chunks to rows."""
 
     chunks: tuple[Chunk, ...]
     order: Tensor

@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class DenseConfig(Config):
-    """Where the result goes."""
+    """The column that the result goes to."""
 
     suffix: str = ""
     """A column of the name with this behind it is made, and the other stays; where it is empty, the
@@ -84,7 +84,7 @@ class Dense(nn.Module, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LogitConfig(DenseConfig):
-    """How near to 0 and to 1."""
+    """The distance that values keep from 0 and from 1."""
 
     eps: Annotated[float, Range(gt=0, lt=0.5)] = 1e-6
     """Numbers are cut to [eps, 1 - eps]."""
@@ -108,7 +108,7 @@ def build_logit(config: LogitConfig, context: Context) -> Logit:
 
 @dataclass(frozen=True, kw_only=True)
 class BoxCoxConfig(DenseConfig):
-    """Which of the family of powers."""
+    """The member of the family of powers."""
 
     lam: Annotated[float, Range(ge=-10, le=10)] = 0.0
     """Lambda; 0 is the logarithm."""
@@ -141,7 +141,7 @@ def build_box_cox(config: BoxCoxConfig, context: Context) -> BoxCox:
 
 @dataclass(frozen=True, kw_only=True)
 class OnehotConfig(DenseConfig):
-    """How many kinds."""
+    """The number of kinds."""
 
     n: Annotated[int, Range(ge=1, le=65_536)]
     """Kinds are the numbers 0, 1, ..., n - 1."""
@@ -199,7 +199,7 @@ def build_clamp_dense(config: ClampDenseConfig, context: Context) -> ClampDense:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketizeConfig(Config):
-    """Where buckets end."""
+    """The borders where buckets end."""
 
     borders: tuple[float, ...]
     """The last number of each bucket but of the last one, ascending."""

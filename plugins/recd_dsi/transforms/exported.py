@@ -27,7 +27,7 @@ __all__ = ["Exported", "ExportedConfig", "build_exported", "export"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedConfig(Config):
-    """Which program, and what comes out of it."""
+    """The program, and what comes out of it."""
 
     file: Path
     """What `recd_dsi.transforms.exported.export` wrote."""

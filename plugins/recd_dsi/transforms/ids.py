@@ -109,7 +109,7 @@ def build_clamp(config: ClampConfig, context: Context) -> Clamp:
 
 @dataclass(frozen=True, kw_only=True)
 class SigridHashConfig(Config):
-    """Which hash, and how many ids come out."""
+    """The hash, and how many ids come out."""
 
     modulo: Annotated[int, Range(ge=1, le=2**62)]
     """Ids come out in [0, modulo): the rows that an embedding table needs."""
@@ -151,7 +151,7 @@ def build_sigrid_hash(config: SigridHashConfig, context: Context) -> SigridHash:
 
 @dataclass(frozen=True, kw_only=True)
 class PositiveModulusConfig(Config):
-    """How many ids come out."""
+    """The number of ids that come out."""
 
     modulo: Annotated[int, Range(ge=1, le=2**62)]
     """Ids come out in [0, modulo)."""
@@ -207,7 +207,7 @@ def build_positive_modulus(config: PositiveModulusConfig, context: Context) -> P
 
 @dataclass(frozen=True, kw_only=True)
 class MapIdConfig(Config):
-    """Which ids become which."""
+    """The ids that become others."""
 
     ids: Mapping[int, int] = field(default_factory=dict)
     """An id, and what it becomes: `{17: 1, 4: 2}`."""
@@ -348,7 +348,7 @@ def build_map_id(config: MapIdConfig, context: Context) -> MapId:
 
 @dataclass(frozen=True, kw_only=True)
 class GetLocalHourConfig(Config):
-    """What ids mean, and where their clock hangs."""
+    """The meaning of ids as times, and where their clock hangs."""
 
     zone: str
     """The time zone by its name in the IANA database: `Europe/Berlin`."""

@@ -65,7 +65,7 @@ def _count(
 
 @dataclass(frozen=True, kw_only=True)
 class FirstXConfig(Config):
-    """Where rows are cut."""
+    """The length at which rows are cut."""
 
     n: Annotated[int, Range(ge=0, le=2**31 - 1)]
     """Ids that a row keeps: its first; shorter rows stay."""
@@ -102,7 +102,7 @@ def build_first_x(config: FirstXConfig, context: Context) -> FirstX:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Config):
-    """How many ids of a row stay."""
+    """The number of ids of a row that stay."""
 
     share: Annotated[float, Range(gt=0, le=1)]
     """The chance of each id to stay."""
@@ -187,7 +187,7 @@ def build_sampling(config: SamplingConfig, context: Context) -> Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeScoreConfig(Config):
-    """What becomes of an id's weight."""
+    """The function that an id's weight goes through."""
 
     scale: float = 1.0
     """What its power is multiplied by."""

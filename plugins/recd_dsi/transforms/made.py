@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NewFeatureConfig(Config):
-    """What is made, and what becomes of what it is made of."""
+    """The feature that is made, and what becomes of those that it is made of."""
 
     into: str
     """The name of the feature that is made."""
@@ -131,7 +131,7 @@ class NewFeature(nn.Module, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class NGramConfig(NewFeatureConfig):
-    """Of which features, and how long."""
+    """The features that grams are made of, and how long these are."""
 
     of: tuple[str, ...]
     """The features whose rows are joined, in this order, and cut into n-grams."""
@@ -214,7 +214,7 @@ def build_n_gram(config: NGramConfig, context: Context) -> NGram:
 
 @dataclass(frozen=True, kw_only=True)
 class PairConfig(NewFeatureConfig):
-    """Of which two features."""
+    """The two features that one is made of."""
 
     left: str
     """One feature."""
@@ -229,7 +229,7 @@ class PairConfig(NewFeatureConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CartesianConfig(PairConfig):
-    """Of which two features, and how many ids come out."""
+    """The two features that one is made of, and how many ids come out."""
 
     modulo: Annotated[int, Range(ge=1, le=2**62)]
     """Ids come out in [0, modulo)."""
@@ -488,7 +488,7 @@ def _cell(id_: np.int64, mask: np.int64) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class EnumerateConfig(NewFeatureConfig):
-    """Of which feature, and how far it counts."""
+    """The feature that is enumerated, and how far it counts."""
 
     of: str
     """The feature whose ids are counted."""

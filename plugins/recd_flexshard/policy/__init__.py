@@ -1,1 +1,1 @@
-"""How many rows each tier takes: functions from prices to sizes."""
+"""The policy of how many rows each tier takes: functions from prices to sizes."""

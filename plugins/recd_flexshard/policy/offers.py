@@ -1,4 +1,4 @@
-"""What each tier offers for each row: bytes of memory and milliseconds."""
+"""The offer of each tier for each row: bytes of memory and milliseconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROW_WISE, PER_NODE, REPLICATED = range(3)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offers:
-    """What R runs cost in each tier: RW, Flex and DP, in this order."""
+    """The cost of R runs in each tier: RW, Flex and DP, in this order."""
 
     memory: Floats
     """[3, R] bytes per rank for a row of the run."""

@@ -22,7 +22,8 @@ __all__ = ["I64", "BatchWindow", "Bools", "Formed", "hot_places", "mixed", "most
 
 @dataclass(frozen=True, kw_only=True)
 class Formed:
-    """How a window was dealt out: all that it takes to do so again, when the plan is another."""
+    """The way in which a window was dealt out: all that it takes to do so again, when the plan is
+    another."""
 
     hot: Bools
     """[N]: which of its samples were hot."""

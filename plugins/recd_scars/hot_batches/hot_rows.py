@@ -1,4 +1,5 @@
-"""Which samples look up replicated rows alone: one pass over the ids, one bit read for each."""
+"""The samples that look up replicated rows alone, found in one pass over the ids: one bit is read
+for each."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ class HotRows:
 
 
 class _Lookups(NamedTuple):
-    """Which tables are looked up, in ascending order of the key whose ids they are asked for."""
+    """The tables that are looked up, in ascending order of the key whose ids they are asked for."""
 
     keys: I64
     starts: I64

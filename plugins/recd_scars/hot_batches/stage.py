@@ -25,7 +25,7 @@ __all__ = ["HotBatches", "PlansHotRows"]
 
 
 class PlansHotRows(Protocol):
-    """What the stage asks its planner, on every rank alike."""
+    """The questions that the stage asks its planner, on every rank alike."""
 
     @property
     def tier_plan(self) -> TierPlan | None:

@@ -1,4 +1,4 @@
-"""How many rows of a step a cache in front of a table in host memory has.
+"""The hits of a cache in front of a table in host memory: how many rows of a step it has.
 
 A kernel fetches a row once a step, however many lookups of however many ranks need it. So the
 unit is a different row of a step: row e comes in it with the chance q_e = 1 - (1 - P(e))^(U b).

@@ -1,4 +1,4 @@
-"""What TorchRec's kernels keep of a table in device and in host memory, in bytes of a rank.
+"""The bytes that TorchRec's kernels keep of a table in device and in host memory, of a rank.
 
 As fbgemm 1.8 lays it out: a row-wise optimizer state lies on the device whatever the kernel, any
 other with its rows; a cache has, beside room for rows, a table index of 4 bytes for each row of
@@ -24,7 +24,7 @@ SLOT_ID = TO_EVICT = 8
 
 @dataclass(frozen=True, kw_only=True)
 class KernelBytes:
-    """What one row-wise table takes."""
+    """The bytes that one row-wise table takes."""
 
     num_rows: int
     """Rows on the rank with the most of them."""

@@ -1,4 +1,5 @@
-"""Which kernel serves each table in host memory, and how many of its rows the device caches.
+"""The choice of a kernel for each table in host memory, and of how many of its rows the device
+caches.
 
 A knapsack: the device has room for some bytes, and every way to serve a table takes some of them
 and saves some of what a step would fetch from the host.
@@ -58,7 +59,7 @@ class HostTable:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoice:
-    """How a table is served."""
+    """The kernel that serves a table."""
 
     kernel: Kernel
     slots: int

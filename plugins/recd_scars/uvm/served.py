@@ -1,4 +1,4 @@
-"""How the tables of a plan are served from host memory, and why."""
+"""The way in which each table of a plan is served from host memory, and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Served"]
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """How one plan's tables are served."""
+    """The kernels that serve one plan's tables."""
 
     capacity: float
     """Bytes of a rank's device that are left for tables and their caches."""

@@ -1,1 +1,1 @@
-"""What a registry could have beside what it has, what each addition would bring, and which pay."""
+"""Advice on a registry: the additions that it could have, what each would bring, and which pay."""

@@ -35,7 +35,7 @@ FASTER = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """What would be advised if something were otherwise."""
+    """The advice that would be given if something were otherwise."""
 
     name: str
     walk: Walk | None
@@ -53,7 +53,7 @@ class WhatIf:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryAdvice:
-    """What is advised, and why."""
+    """The advice on a registry, and the reasons for it."""
 
     registry: Registry
     """The registry that it is on."""

@@ -131,7 +131,8 @@ def on_held_embeddings(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 class _HeldEmbeddings(nn.Module):
-    """In the place of a collection: what it would yield for a batch, the same each time."""
+    """A stand-in for a collection: it yields embeddings of the right shape for a batch, the same
+    each time."""
 
     def __init__(
         self, collection: EmbeddingCollection | EmbeddingBagCollection, device: torch.device

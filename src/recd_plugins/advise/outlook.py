@@ -1,4 +1,4 @@
-"""What a step by a registry will be like: its plan, and the ledger of it, without training."""
+"""The outlook on a step by a registry: its plan, and the ledger of that, without training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PLANNED_BY = ("dedup", "sharding", "cache")
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What a step of a registry will be like, by one ledger after deduplication."""
+    """A step of a registry as it will be, by one ledger after deduplication."""
 
     values: Values
     """The registry."""

@@ -36,7 +36,7 @@ Verdict = Literal["kept", "replaced", "waits", "left out", "not here"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdviceGoal:
-    """What the advice is to make best, and within which memory."""
+    """The goal of an advice: what it is to make best, and within which memory."""
 
     objective: Objective = "samples_per_second"
     budget_gb: float = 0.0
@@ -81,7 +81,7 @@ class Weighed:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """From the baseline, addition by addition, to what is advised."""
+    """The way from the baseline, addition by addition, to what is advised."""
 
     base: Outlook
     """TorchRec's own best plan of the same table and model."""
@@ -158,7 +158,7 @@ def weigh(
 
 
 class _OnTheWay:
-    """What is kept so far."""
+    """The additions that are kept so far."""
 
     def __init__(
         self, *, base: Outlook, outlooks: Outlooks, goal: AdviceGoal, schema: Schema

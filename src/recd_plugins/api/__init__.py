@@ -1,4 +1,4 @@
-"""What plugins and trainers may build on: every name here and in this package's modules.
+"""The public face: plugins and trainers may build on every name here and in this package's modules.
 
 This module defines a plugin: its hooks, records, contexts, configs, errors, and the protocols of
 what records build. It loads without torch, as do `data` and `planning`; `batch`, `rows`,

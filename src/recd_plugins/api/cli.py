@@ -1,4 +1,4 @@
-"""What the host's commands share, so that a plugin's look like them."""
+"""The parts that the host's commands share, so that a plugin's look like them."""
 
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.options import (

@@ -1,4 +1,4 @@
-"""What poolings and models are made with, on the unique samples of a feature group."""
+"""The parts that poolings and models are made with, on the unique samples of a feature group."""
 
 from recd_plugins.compat.pytorch import flash_attention_on_cpu, flash_attention_on_cpu_backward
 from recd_plugins.embedding.adapt import poolings_by_feature

@@ -1,4 +1,4 @@
-"""What a reader of another kind is made of: order, local reader, what other processes need.
+"""The parts of a reader of another kind: order, local reader, and what other processes need.
 
 The batches themselves are in `batch`, which needs torch.
 """

@@ -1,4 +1,4 @@
-"""What a callback sees of its run; and what was forecast of a trainer's own batches, and came."""
+"""The run that a callback sees; and forecasts of a trainer's own batches, beside what came."""
 
 from recd_plugins.registry.settings import OptimizerSettings, TrainSettings
 from recd_plugins.trainer.checkpoints.weights import load_weights

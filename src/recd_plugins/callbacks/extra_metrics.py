@@ -36,7 +36,7 @@ WINDOW = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraMetricsConfig(Config):
-    """On the stretch of steps that a line of metrics covers, and on each evaluation."""
+    """Metrics of the stretch of steps that a line covers, and of each evaluation."""
 
     names: tuple[str, ...]
     """Names of torchrec.metrics: accuracy, auprc, calibration, ctr, mae, mse, ..."""

@@ -1,4 +1,4 @@
-"""What is installed beside recd-plugins, as a CycloneDX bill of materials."""
+"""The packages installed beside recd-plugins, as a CycloneDX bill of materials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plugin's command says of itself, read from its source: `recd --help` imports no plugin."""
+"""The help of a plugin's command, read from its source: `recd --help` imports no plugin."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ HOLE = "…"
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What is raised or warned of somewhere; `…` stands for what differs each time."""
+    """A message that is raised, or warned of, somewhere; `…` stands for what differs each time."""
 
     template: str
     kind: str

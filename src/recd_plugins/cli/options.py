@@ -1,4 +1,4 @@
-"""What the commands share: their options, and how errors and progress reach a person."""
+"""The options that commands share, and how errors and progress reach a person."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def show(
 
 
 class Found:
-    """What the registry enables, and what else is installed; none of it has to be whole."""
+    """The plugins that the registry enables, and those installed beside; none of it has to be
+    whole."""
 
     def __init__(self, file: Path) -> None:
         from recd_plugins.errors import RecdError

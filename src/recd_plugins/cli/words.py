@@ -1,4 +1,5 @@
-"""What a word means: of the glossary, of registry.yaml, of `recd`, of metrics, or of a message."""
+"""The meaning of a word: of the glossary, of registry.yaml, of `recd`, of metrics, or of a
+message."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 class Build(NamedTuple):
-    """What torch says of itself in files, which may be read where it does not load."""
+    """The build of torch, as its files say, which may be read where it does not load."""
 
     version: str
     cuda: str | None

@@ -1,4 +1,5 @@
-"""Where fbgemm's kernels on the CPU keep rows and optimizer state; as of fbgemm and TorchRec 1.8.
+"""The buffers in which fbgemm's kernels on the CPU keep rows and optimizer state; as of fbgemm and
+TorchRec 1.8.
 
 fbgemm takes its buffers from outside (`preallocated_host_buffers`), and TorchRec hands a kernel
 whatever the fused params of its tables say. But it has no public way to say it of some tables

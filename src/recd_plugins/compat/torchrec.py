@@ -66,7 +66,7 @@ MARK = "_torchrec_"
 
 
 class OfParts:
-    """What TorchRec's pipelines and 2D parallelism look for on a sharded module, of its parts.
+    """A sharded module made of parts, as TorchRec's pipelines and 2D parallelism look for them.
 
     `TrainPipelineSparseDist` walks `_input_dists` of a pipelined module to have their exchanges
     of splits fused, and wants them all made by then.

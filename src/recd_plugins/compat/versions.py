@@ -1,4 +1,4 @@
-"""Which torch, fbgemm and torchrec fit each other, found without importing them.
+"""The versions of torch, fbgemm and torchrec that fit each other, found without importing them.
 
 fbgemm's minor version is torch's minus 5 and torchrec's equals fbgemm's; other trios fail
 to load, or load and compute wrongly.

@@ -1,4 +1,4 @@
-"""What users write as YAML: read safely, and parsed into frozen dataclasses."""
+"""The YAML that users write: it is read safely, and parsed into frozen dataclasses."""
 
 from recd_plugins.config.parsing import Config, Range, parse, path_of
 

@@ -1,4 +1,4 @@
-"""What a path leads to, where it is no file: what a reader of files would wait for without end."""
+"""The kind of a path that is no file: a reader of files would wait for some of them without end."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a row is, what a batch is, how batches come."""
+"""Rows and batches: their schema, their tables, and how batches come."""

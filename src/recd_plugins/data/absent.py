@@ -17,7 +17,7 @@ __all__ = ["AbsentColumns", "with_absent"]
 
 
 class AbsentColumns:
-    """Which of the files' columns may be absent, and what they are where they are there."""
+    """The columns of the files that may be absent, and what they are where they are there."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = tuple(patterns)

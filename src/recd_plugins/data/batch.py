@@ -1,4 +1,4 @@
-"""What a batch is: the one argument of a model's forward."""
+"""The batch: the one argument of a model's forward."""
 
 from __future__ import annotations
 

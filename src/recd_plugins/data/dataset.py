@@ -1,4 +1,4 @@
-"""What the `dataset` slot builds: rows under a schema, in two splits."""
+"""The thing that the `dataset` slot builds: rows under a schema, in two splits."""
 
 from __future__ import annotations
 

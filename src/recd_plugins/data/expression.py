@@ -1,4 +1,4 @@
-"""Which rows are meant, as a text: `country == "DE" and time >= 2024-05-01`.
+"""A choice of rows, written as a text: `country == "DE" and time >= 2024-05-01`.
 
 A row is kept where the expression is true. A null compares with nothing, so what asks for its value
 is neither true nor false, as in SQL. The parser here knows comparisons of a column with literals,
@@ -60,7 +60,7 @@ KEYWORDS = frozenset({"and", "or", "not", "in", "is", "null", "true", "false"})
 
 
 class Verdict(NamedTuple):
-    """What is known of rows before they are read."""
+    """A verdict on rows, known before they are read."""
 
     some: bool
     """Whether any may be kept."""
@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is known of a column's values in some rows: by the statistics of a stripe, or since a
+    """The knowledge of a column's values in some rows: by the statistics of a stripe, or since a
     partition has one value of it (then `low` and `high` are that one)."""
 
     low: Any
@@ -81,7 +81,7 @@ class Known(NamedTuple):
 
 
 class TextRange(NamedTuple):
-    """Where in the text something stands."""
+    """The range of the text in which something stands."""
 
     start: int
     stop: int

@@ -68,7 +68,7 @@ LOOK = 4096
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is known of a file of a table before its rows are read."""
+    """The facts of a table's file that are known before its rows are read."""
 
     size: int | None = None
     mtime_ns: int | None = None

@@ -1,4 +1,4 @@
-"""What the columns of somebody else's files are, and what each becomes: a `ForeignSchema`.
+"""The columns of somebody else's files, and what each becomes: a `ForeignSchema`.
 
 `dataset.schema` of registry.yaml is one. It makes a `Schema`, which all that reads rows sees:
 `conform` turns the columns of the one into those of the other.

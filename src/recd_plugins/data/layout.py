@@ -1,4 +1,4 @@
-"""How a table lies on disk, and what reading some of its columns costs: from footers alone.
+"""The layout of a table on disk, and what reading some of its columns costs: from footers alone.
 
 A column of a stripe is a run of bytes, its chunk. Chunks that lie within `hole` of each other are
 read in one I/O, of at most `most` bytes, as Arrow's pre-buffering does; what lies between them is
@@ -29,7 +29,7 @@ HOLE, MOST = 8 << 10, 32 << 20
 
 @dataclass(frozen=True)
 class Store:
-    """What an I/O costs: seconds = ios * latency + bytes / rate, one after another."""
+    """The cost of I/O on a store: seconds = ios * latency + bytes / rate, one after another."""
 
     name: str
     latency: float
@@ -66,7 +66,7 @@ class ColumnBytes:
 
 @dataclass(frozen=True)
 class Reading:
-    """What reading some columns of all stripes costs."""
+    """The cost of reading some columns of all stripes."""
 
     columns: tuple[str, ...]
     ios: int

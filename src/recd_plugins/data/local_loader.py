@@ -46,7 +46,7 @@ FEWEST, SECONDS = 8, 20.0
 
 
 class RankBatches(IterableDataset[HandedOver]):
-    """What a rank, or the worker that runs it, reads in an epoch.
+    """The batches that a rank, or the worker that runs it, reads in an epoch.
 
     A `RecdError` is handed over in place of a batch, so that a worker's reaches the user as it
     is, and not wrapped in a traceback.

@@ -26,7 +26,7 @@ __all__ = ["LocalReader", "LocalReaderConfig", "build_local_reader", "table_dige
 
 @dataclass(frozen=True, kw_only=True)
 class LocalReaderConfig(Config):
-    """How a rank reads."""
+    """The options by which a rank reads."""
 
     shuffle: bool = True
     """Train on a new order each epoch: stripes permuted, rows shuffled within a window."""

@@ -1,4 +1,4 @@
-"""What a raw log message is: whose session, when, and bytes that the log never looks into."""
+"""A raw log message: whose session it is of, its time, and bytes that the log never looks into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a consumer reads, and in which order: a pure function of seed and position.
+"""The order of rows: which ones a consumer reads, a pure function of seed and position.
 
 An epoch permutes the stripes, lays their rows end to end and cuts them into `streams`
 equal ranges. A batch takes the same number of rows from each stream of its consumer (a

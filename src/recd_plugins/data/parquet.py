@@ -35,7 +35,7 @@ S = TypeVar("S", Schema, ForeignSchema)
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetConfig(Config):
-    """Where the tables are and, unless their footers say it, what their columns mean."""
+    """The folders of the tables and, unless their footers say it, what their columns mean."""
 
     train: Path | Uri | tuple[Path | Uri, ...]
     """A folder of .parquet files, a file, a glob, or several of them, on disk or on a store:

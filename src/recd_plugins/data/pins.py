@@ -1,4 +1,4 @@
-"""What a run reads, pinned: each file of its tables, so that no run goes on with others.
+"""The files of its tables that a run pins, so that no run goes on with others.
 
 A file is known by its footer, which says where each page lies and what is in it: a copy elsewhere
 is the same file, one written anew is another.

@@ -1,4 +1,4 @@
-"""What a `preprocess` transform makes of a schema and of feature groups, known before any batch."""
+"""A `preprocess` transform's effect on a schema and on feature groups, known before any batch."""
 
 from __future__ import annotations
 

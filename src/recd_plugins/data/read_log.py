@@ -1,4 +1,5 @@
-"""Which columns of a table jobs read, as lines of JSON that readers add: what popularity is.
+"""The log of columns that jobs read of a table, as lines of JSON that readers add: popularity is
+counted by it.
 
 Each line has a digest of itself. Lines that are gone altogether are not noticed: jobs add to a log
 at once, and none of them knows what the others add.

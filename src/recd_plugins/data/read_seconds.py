@@ -1,4 +1,4 @@
-"""Where a reader's time goes: seconds of each part, which batches bring along.
+"""A reader's time: seconds of each part, which batches bring along.
 
 A part is measured where it is done, in a thread or in a worker, while something else may run: the
 seconds of all parts are more than training waits for.

@@ -1,4 +1,4 @@
-"""What a row is: session, timestamp, labels, dense floats, sparse lists of ids.
+"""The schema of a row: session, timestamp, labels, dense floats, sparse lists of ids.
 
 A schema travels in the footer of every file of a table (`METADATA_KEY`), as JSON. What columns of
 somebody else's files have to become such rows is in `foreign.py`.
@@ -38,7 +38,7 @@ WEIGHTS = pa.list_(pa.field("element", pa.float32(), nullable=False))
 
 @dataclass(frozen=True, kw_only=True)
 class Fill(Config):
-    """What stands for a null, and for a number that is not finite."""
+    """The values that stand for a null, and for a number that is not finite."""
 
     value: int | str | float
     """As the column would say it: of ids, before they are hashed or looked up."""

@@ -41,7 +41,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which rows of a table are taken."""
+    """The rows of a table that are taken."""
 
     where: str | None = None
     """An expression of columns of the files."""

@@ -1,4 +1,5 @@
-"""What the `stats` slot's measures make of a table: values, tables to read, figures to look at."""
+"""The report that a measure of the `stats` slot makes of a table: values, tables to read, figures
+to look at."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class StatsTable:
 
 @dataclass(frozen=True, kw_only=True)
 class StatsReport:
-    """What one measure found."""
+    """The findings of one measure."""
 
     values: Mapping[str, Any]
     """Everything found, as JSON takes it."""

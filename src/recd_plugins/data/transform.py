@@ -1,4 +1,4 @@
-"""What happens to a batch between reader and trainer: dedup, then transforms."""
+"""The steps that change a batch between reader and trainer: dedup, then transforms."""
 
 from __future__ import annotations
 

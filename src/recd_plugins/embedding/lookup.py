@@ -1,4 +1,4 @@
-"""What TorchRec's collections are handed to look up, and what they yield for unique samples.
+"""The input that TorchRec's collections are handed to look up, and their output for unique samples.
 
 A deduplicated feature is looked up with its unique samples, any other with all B. What comes
 back is the dict or KeyedTensor of the unsharded module, its tensors not yet expanded.
@@ -115,7 +115,7 @@ def _cut(lengths: Tensor, stride: int) -> Tensor:
 
 
 class BatchSamples:
-    """Which rows of a feature's output are the batch's, and which samples have them."""
+    """The rows of a feature's output that are the batch's, and which samples have them."""
 
     def __init__(
         self, features: SparseFeatures | KeyedJaggedTensor, *, sequences: bool = False

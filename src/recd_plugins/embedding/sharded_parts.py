@@ -26,7 +26,7 @@ __all__ = ["PartsContext", "ShardedParts"]
 
 @dataclass
 class PartsContext(Multistreamable):
-    """What is known of a batch between its exchanges, part by part."""
+    """The context of a batch between its exchanges, part by part."""
 
     parts: list[Any]
     """The context of each part."""

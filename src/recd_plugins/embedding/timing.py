@@ -1,4 +1,4 @@
-"""What unique samples save and cost of a step on this device: its own kernels, timed in seconds.
+"""The seconds that unique samples save and cost of a step, timed with this device's own kernels.
 
 Each time is of forward and backward, and the least of a few runs. On the CPU it is processor time
 of one thread, which a machine that is busy with others changes least; threads that wait for each

@@ -38,7 +38,7 @@ DEFAULTS = "recd_plugins.hooks.defaults"
 
 @dataclass(frozen=True)
 class Provider:
-    """Who provides a record: the plugin, and the distribution that brought it."""
+    """The provider of a record: the plugin, and the distribution that brought it."""
 
     plugin: str
     distribution: str = ""

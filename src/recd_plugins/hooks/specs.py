@@ -44,7 +44,7 @@ __all__ = [
 
 
 class TableSpecs:
-    """From logs to tables, before training."""
+    """The hooks of the way from logs to tables, before training."""
 
     @hookspec
     def recd_log(self) -> Iterable[LogRecord[Any]]:  # type: ignore[empty-body]
@@ -64,7 +64,7 @@ class TableSpecs:
 
 
 class BatchSpecs:
-    """From a table to a rank's batches, while training."""
+    """The hooks of the way from a table to a rank's batches, while training."""
 
     @hookspec
     def recd_reader(self) -> Iterable[ReaderRecord[Any]]:  # type: ignore[empty-body]
@@ -80,7 +80,7 @@ class BatchSpecs:
 
 
 class PlacementSpecs:
-    """Where embedding rows live."""
+    """The hooks that decide where embedding rows live."""
 
     @hookspec
     def recd_sharding(self) -> Iterable[ShardingRecord[Any]]:  # type: ignore[empty-body]
@@ -92,7 +92,7 @@ class PlacementSpecs:
 
 
 class ModelSpecs:
-    """What is trained."""
+    """The hooks of the model that is trained."""
 
     @hookspec
     def recd_pooling(self) -> Iterable[PoolingRecord[Any]]:  # type: ignore[empty-body]

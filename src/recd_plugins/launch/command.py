@@ -53,7 +53,7 @@ SHOWN = 8_000
 
 @dataclass(frozen=True)
 class Failure:
-    """How the first failing rank ended."""
+    """The end of the first rank that failed."""
 
     rank: int
     code: int

@@ -1,4 +1,4 @@
-"""What every rank of one machine lives by: its variables, where ranks meet, whom it ends with."""
+"""The environment of a rank of one machine: its variables, where ranks meet, whom it ends with."""
 
 from __future__ import annotations
 

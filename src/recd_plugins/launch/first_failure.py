@@ -1,4 +1,4 @@
-"""Which rank of a job failed first: where one fails, its peers fail of its absence.
+"""The rank of a job that failed first: where one fails, its peers fail of its absence.
 
 A rank that fails leaves its number at the launcher's store before its peers can see it go, so
 that theirs come after. Which process is found to have ended first says nothing: the one that

@@ -58,7 +58,7 @@ Reference = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank lives."""
+    """The place where a rank lives."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set before the rank imports torch."""
@@ -103,7 +103,8 @@ class Group:
 
 
 class RanksFailed(Exception):
-    """At least one rank raised, died or was late; `ranks` says what became of each such rank."""
+    """The error of ranks that raised, died or were late; `ranks` says what became of each such
+    rank."""
 
     def __init__(self, what: str, ranks: dict[int, str]) -> None:
         self.ranks = ranks

@@ -1,1 +1,2 @@
-"""How a user names tables, features and modules: by name, or by a glob that several fit."""
+"""The names that a user gives tables, features and modules: whole, or as a glob that several
+fit."""

@@ -1,2 +1,2 @@
-"""Where rows go: how often they are looked up, what the cluster is, what a choice costs, the
+"""The planning of where rows go: how often they are looked up, the cluster, the prices, the
 plan."""

@@ -1,4 +1,4 @@
-"""What pooled tables cost as TorchRec has them: sums travel there, not rows.
+"""The cost of pooled tables as TorchRec has them: sums travel there, not rows.
 
 A table has f bags a sample, one for each of its features, of p lookups in all; a row has r bytes,
 a sum s. Prices are those of the whole table, per rank and step, forward and backward together; B

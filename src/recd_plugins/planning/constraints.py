@@ -1,4 +1,4 @@
-"""What the planner may choose from for each table, held to what TorchRec offers there."""
+"""The choices that the planner has for each table, held to what TorchRec offers there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows cost: FlexShard's six metrics for each way to place a row, with coalescing.
+"""The cost of rows: FlexShard's six metrics for each way to place a row, with coalescing.
 
 In the formulas a row has r bytes and p, q = its expected lookups and its chance to appear in a
 sample; B samples a rank, U = N * W ranks in N nodes of W. appears(n) = 1 - (1 - q)^n. Prices are
@@ -52,7 +52,7 @@ whichever of these two carries less."""
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What rows cost each rank in a step: numbers, or arrays [R] with a price for each run.
+    """The cost of rows on each rank in a step: numbers, or arrays [R] with a price for each run.
 
     What TorchRec's own plan costs has arrays [U] instead, for ranks differ there.
 
@@ -337,7 +337,7 @@ def milliseconds(
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """What a step does for tables at home, or for replicas."""
+    """The work of a step for tables at home, or for replicas."""
 
     traffic: float
     """Milliseconds that its bytes are on links between nodes."""

@@ -1,4 +1,4 @@
-"""What a choice costs: the prices of every tier of every table, added up."""
+"""The ledger of a choice: the prices of every tier of every table, added up."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ POOLED: Mapping[str, int] = {"none": 19, "rank": 6, "node": 11}
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What one tier of one table holds and costs."""
+    """The rows and the costs of one tier of one table."""
 
     rows: int
     share: float
@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class TableLedger:
-    """What one table costs, tier by tier."""
+    """The cost of one table, tier by tier."""
 
     table: SequenceTable
     sizes: TableSizes
@@ -150,7 +150,7 @@ class TableLedger:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """What all tables cost, each by its sizes."""
+    """The cost of all tables, each by its sizes."""
 
     prices: Prices
     tables: Mapping[str, TableLedger]

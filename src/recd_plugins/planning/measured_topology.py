@@ -1,4 +1,4 @@
-"""What a running process group does: bandwidth and latency of its collectives, as a topology."""
+"""The topology of a running process group: bandwidth and latency of its collectives, measured."""
 
 from __future__ import annotations
 

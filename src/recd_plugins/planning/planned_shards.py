@@ -1,4 +1,4 @@
-"""Which ranks have which parts of a table, by TorchRec's own plan."""
+"""The ranks that have each part of a table, by TorchRec's own plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a planner can do beyond its slot: it inherits a base for each, and so declares it.
+"""Bases that a planner inherits, and so declares what it can do beyond its slot.
 
 A method alone declares nothing: a planner with an attribute `order` does not order batches unless
 it inherits `OrdersBatches`.

@@ -1,4 +1,4 @@
-"""What rows at home cost where some ranks have more of the hot ones than others.
+"""The cost of rows at home where some ranks have more of the hot ones than others.
 
 TorchRec cuts a row-wise table into blocks of ids. Where ids were given by popularity, as
 vocabularies do it, all hot rows lie on the first rank, and a step waits for that one.

@@ -1,4 +1,4 @@
-"""What a table costs where TorchRec's own plan has it, rank by rank.
+"""The cost of a table where TorchRec's own plan has it, rank by rank.
 
 A plan of whole tables keeps some ranks busier than others, and a step waits for the busiest. So
 prices here are arrays [U], one for each rank.

@@ -1,4 +1,5 @@
-"""How many rows of each table each tier takes, and the rows of all tables in one order."""
+"""The number of rows of each table that each tier takes, and the rows of all tables in one
+order."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class SequenceTable:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSizes:
-    """How many of a table's rows each tier takes, in the order of popularity; the rest is RW."""
+    """The number of a table's rows that each tier takes, in the order of popularity; the rest is
+    RW."""
 
     replicated: int = 0
     """The hottest: a copy on every rank (DP)."""

@@ -244,7 +244,8 @@ class TierChange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TableChange:
-    """What a table has in one plan and in the other; rows that a tier orders anew stay in it."""
+    """The tiers of a table in one plan and in the other; rows that a tier orders anew stay in
+    it."""
 
     replicated: TierChange
     per_node: TierChange

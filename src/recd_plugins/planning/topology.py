@@ -1,4 +1,4 @@
-"""What the cluster is: devices and links as a user states them, and a topology made whole."""
+"""The cluster: devices and links as a user states them, and a topology made whole."""
 
 from __future__ import annotations
 

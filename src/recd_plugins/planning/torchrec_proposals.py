@@ -1,4 +1,5 @@
-"""What TorchRec's planner compares, without the proposals that no placement can make the best.
+"""The proposals that TorchRec's planner compares, without those that no placement can make the
+best.
 
 A proposal is an option for every table; TorchRec places its shards on ranks, which takes tens of
 milliseconds for a hundred tables, and rates it by the time of its busiest rank. That is no less

@@ -1,4 +1,4 @@
-"""What a record needs of the machine and of its neighbours, checked before it is built.
+"""The needs of a record, of the machine and of its neighbours: they are checked before it is built.
 
 `needs` of a record lists: "cuda"; "import:NAME", a Python package; "command:NAME", a
 program on PATH; "slot:NAME", a neighbour slot that registry.yaml must fill.

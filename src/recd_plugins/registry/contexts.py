@@ -1,4 +1,5 @@
-"""What the `build` of each slot's record may know, with what its neighbour slots built."""
+"""The context that the `build` of each slot's record is given, with what its neighbour slots
+built."""
 
 from __future__ import annotations
 

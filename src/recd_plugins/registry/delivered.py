@@ -21,7 +21,8 @@ RANKS = 4
 
 
 class Delivered:
-    """Who chooses by measuring is given batches in the reader's order, shuffled as it shuffles."""
+    """The batches for a record that chooses by measuring: in the reader's order, shuffled as it
+    shuffles."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""What another process needs to make the batches of a registry: its values that decide on them."""
+"""The values of a registry that decide on its batches: another process makes the same ones by
+them."""
 
 from __future__ import annotations
 

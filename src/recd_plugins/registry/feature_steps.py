@@ -1,4 +1,4 @@
-"""What becomes of a batch's sparse features on the way to the model: `preprocess`, then `dedup`."""
+"""The steps of a batch's sparse features on the way to the model: `preprocess`, then `dedup`."""
 
 from __future__ import annotations
 

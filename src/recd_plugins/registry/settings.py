@@ -1,4 +1,4 @@
-"""What registry.yaml says beside the slots: how to train."""
+"""The settings of registry.yaml beside the slots: how to train."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["Source"]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What the user wrote: values, and where each stands."""
+    """The values that the user wrote, and where each stands."""
 
     values: dict[str, Any]
     path: Path | None = None

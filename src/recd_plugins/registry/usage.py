@@ -1,4 +1,4 @@
-"""What a trainer asks of a stack, and so what of its registry it leaves alone."""
+"""The parts of a registry that a trainer asks a stack for, and so those that it leaves alone."""
 
 from __future__ import annotations
 

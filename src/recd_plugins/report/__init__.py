@@ -1,1 +1,2 @@
-"""What runs recorded and commands printed, drawn: one HTML page that needs nothing else."""
+"""The drawn report of what runs recorded and commands printed: one HTML page that needs nothing
+else."""

@@ -1,4 +1,5 @@
-"""Who is hot: coverage of lookups by rows, the tiers of tables, the frontier, a cache's curves."""
+"""Hot rows, drawn: coverage of lookups by rows, the tiers of tables, the frontier, a cache's
+curves."""
 
 from __future__ import annotations
 

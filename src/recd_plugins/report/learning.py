@@ -1,4 +1,4 @@
-"""What runs learned: loss, normalised entropy, AUC, calibration."""
+"""The learning of runs: loss, normalised entropy, AUC, calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose memory the peak of each rank is."""
+"""The peak memory of each rank, by owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page is of: the registry of each run and the machine that it ran on, as texts."""
+"""The sources of a page: the registry of each run and the machine that it ran on, as texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What deduplication finds: copies of a batch's samples, dedupe factors, a table's duplicates."""
+"""Repeats that deduplication finds: copies of a batch's samples, dedupe factors, a table's
+duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be drawn: folders of runs, and files that commands printed with `--json`."""
+"""The sources that can be drawn: folders of runs, and files that commands printed with `--json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """What a command printed with `--json`."""
+    """The output that a command printed with `--json`."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""Where a step's time goes: each rank's thread and collectives, and the parts of a step."""
+"""The time of a step: each rank's thread and collectives, and the parts of a step."""
 
 from __future__ import annotations
 

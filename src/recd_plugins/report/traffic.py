@@ -1,4 +1,4 @@
-"""What moves in a step: bytes by collective, and from which rank to which."""
+"""The traffic of a step: bytes by collective, and from which rank to which."""
 
 from __future__ import annotations
 

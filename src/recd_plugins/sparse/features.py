@@ -25,7 +25,7 @@ __all__ = ["FeatureLookup", "KeyRows", "SparseFeatures"]
 
 
 class FeatureLookup(NamedTuple):
-    """Which unique samples the B samples have of a deduplicated feature."""
+    """The unique samples that the B samples have of a deduplicated feature."""
 
     num_unique: int
     inverse_lookup: Tensor

@@ -49,7 +49,7 @@ Select = Callable[[Sequence[Any], Tensor], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class OwnBatches:
-    """How a planner gets at the samples of batches of a trainer's own type."""
+    """A planner's access to the samples of batches of a trainer's own type."""
 
     features: FeaturesOf | None = None
     """A batch to its sparse features; by default the only ones that it holds."""

@@ -120,7 +120,7 @@ Numbers = NDArray[Any]
 
 
 class WiredIkjt(NamedTuple):
-    """What came over the wire, not yet checked."""
+    """The content of an IKJT as it came over the wire, not yet checked."""
 
     groups: Groups
     rows: WeightedJagged
@@ -267,7 +267,7 @@ PARTIAL_METADATA = {b"recd_plugins.partial_ikjt": b"1"}
 
 
 class WiredPartial(NamedTuple):
-    """What a record batch holds, not yet checked."""
+    """The content of a record batch, not yet checked."""
 
     groups: Groups
     rows: dict[str, SharedRows]

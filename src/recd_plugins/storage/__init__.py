@@ -1,1 +1,2 @@
-"""Where files lie: on disk, or on a store that a URI names; and what its faults become."""
+"""The places where files lie: a disk, or a store that a URI names; and what a store's faults
+become."""

@@ -1,4 +1,4 @@
-"""How a store is reached, and what its faults become: tried again, or explained.
+"""A store and how it is reached: its faults are tried again, or explained.
 
 The AWS library within Arrow retries by itself, request by request, with backoff and jitter, and
 ends a request that stalls; Google's retries too. For any other store `tried` does so, for a whole

@@ -34,7 +34,7 @@ SCHEMES = "://"
 
 
 class Stat(NamedTuple):
-    """What `os.stat` says that a store knows too."""
+    """The part of `os.stat` that a store knows too."""
 
     st_size: int
     st_mtime_ns: int

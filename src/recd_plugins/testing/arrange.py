@@ -1,4 +1,5 @@
-"""Who decides where tables lie: TorchRec, held to a sharding type or not, or a registry."""
+"""The arrangement of tables, decided by TorchRec, held to a sharding type or not, or by a
+registry."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ __all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding", "tables_of"]
 
 
 class Arranged(NamedTuple):
-    """What DistributedModelParallel needs."""
+    """The arguments that DistributedModelParallel needs."""
 
     model: nn.Module
     plan: ShardingPlan

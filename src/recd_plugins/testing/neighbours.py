@@ -1,4 +1,4 @@
-"""What a record under check finds in its context where the caller gives nothing."""
+"""The neighbours that a record under check finds in its context where the caller gives none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What ranks of tests have in common: their server imports it once, before it forks them.
+"""The modules that ranks of tests have in common: their server imports them once, before it forks
+them.
 
 A kernel is called too, for what numba loads, or compiles in an environment that is new, when the
 first is called takes every rank as long. And what is there by then counts as no garbage: a rank

@@ -1,4 +1,4 @@
-"""How far results may differ by rounding alone, found by rounding otherwise.
+"""The difference that rounding alone makes to results, found by rounding otherwise.
 
 Another instruction set, number of threads or order of a sum rounds other results up and others
 down. `Rounding` does that at random, operator by operator; what a few trainings under it differ

@@ -1,4 +1,4 @@
-"""What a training left behind, whole, wherever its parts lay."""
+"""The outcome of a training, whole, wherever its parts lay."""
 
 from __future__ import annotations
 

@@ -262,8 +262,8 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
 
 
 class RowBagsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """What an EmbeddingBagCollection yields, from the bags of the rows of each dimension, and from
-    the sums that TorchRec made of other tables."""
+    """The output of an EmbeddingBagCollection, from the bags of the rows of each dimension, and
+    from the sums that TorchRec made of other tables."""
 
     def __init__(
         self,
@@ -340,7 +340,7 @@ class PackedBags(Multistreamable):
 
 @dataclass(frozen=True)
 class _Output:
-    """How the sums of a batch become what the collection yields, [B, C]."""
+    """The map from the sums of a batch to what the collection yields, [B, C]."""
 
     batch: RoutedBatch
     columns: Sequence[slice]
@@ -397,7 +397,7 @@ class _AddSums(Function):
 
 
 class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """What an EmbeddingBagCollection yields: TorchRec's sums of the ids that missed, and the
+    """The output of an EmbeddingBagCollection: TorchRec's sums of the ids that missed, and the
     tiers' sums of the others, waited for when they are first looked at."""
 
     def __init__(

@@ -170,7 +170,7 @@ class Nodes:
 
 
 class Layout:
-    """How the `count` positions of a tier are dealt out to the W ranks of a node.
+    """The `count` positions of a tier, dealt out to the W ranks of a node.
 
     Position p is row p // W of the share of rank p mod W, so that rows that are hot at the same
     time (low ids, say) are spread. A share has room for `share_rows` rows, the same on all ranks.

@@ -66,7 +66,7 @@ class Share:
 
 
 class Tier:
-    """What this rank holds of a tier's rows. Every rank calls `fill` and `flush`: they exchange."""
+    """This rank's share of a tier's rows. Every rank calls `fill` and `flush`: they exchange."""
 
     def __init__(
         self, tables: Sequence[TierRows], share: Share, layout: Layout, nodes: Nodes

@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Touched(NamedTuple):
-    """Who has a gradient for which rows of the tier `replicated`."""
+    """The ranks that have a gradient for rows of the tier `replicated`, and for which."""
 
     mine: Tensor
     """[W, R] bool: this rank, of each share of the tier."""
@@ -108,8 +108,8 @@ def _marked(places: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class GroupAnswer(Multistreamable):
-    """What a rank knows of a group's ids before the batch is computed; parts whose tier is empty
-    are none."""
+    """The answer that a rank has on a group's ids before the batch is computed; parts whose tier is
+    empty are none."""
 
     exchange: NodeExchange | None
     """The rows of the tier `per_node` that the node's ranks ask each other for."""

@@ -1,4 +1,5 @@
-"""Which tier an id is read from, and its position there: 1.45 bits a row of the tables.
+"""The router: it finds the tier that an id is read from, and its position there, by 1.45 bits a row
+of the tables.
 
 All tables of a router lie one after another in one space of rows. A bitmap holds the hot
 rows; a second one, over the hot rows alone, says which of the two tiers has each. A tier's
@@ -65,7 +66,7 @@ class Hits(NamedTuple):
 
 
 class RoutedIds(NamedTuple):
-    """Where the row of each of N ids is."""
+    """The place of the row of each of N ids."""
 
     missed: Tensor
     """[n] int64, ascending: which of the N ids must have their rows from home."""

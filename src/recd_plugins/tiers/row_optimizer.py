@@ -1,4 +1,4 @@
-"""What steps rows: the arithmetic of fbgemm's fused optimizers, repeated for replicas.
+"""The optimizer of replicas' rows: the arithmetic of fbgemm's fused optimizers, repeated.
 
 Options that fbgemm takes and its kernels never read change nothing here either: `weight_decay` of
 SGD and Adagrad, `max_norm` of all but row-wise Adagrad on CUDA.

@@ -20,7 +20,8 @@ __all__ = ["SequencesAwaitable", "joined_rows", "rows_from_home", "tied"]
 
 
 class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """What an EmbeddingCollection yields: each id's row, waited for when it is first looked at."""
+    """The output of an EmbeddingCollection: each id's row, waited for when it is first looked
+    at."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ def rows_from_home(
 
 @dataclass(frozen=True)
 class _Sources:
-    """Where the rows of a group's ids come from."""
+    """The sources of the rows of a group's ids."""
 
     group: RoutedGroup
     missed_inverse: Tensor | None

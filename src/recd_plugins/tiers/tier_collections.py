@@ -78,7 +78,7 @@ __all__ = [
 
 @dataclass
 class TierContext(Multistreamable):
-    """What a batch's context has beside TorchRec's own, which comes next in the order of bases."""
+    """The context of a batch beside TorchRec's own, which comes next in the order of bases."""
 
     batch: RoutedBatch | None = None
     """There from `input_dist` on."""

@@ -53,7 +53,7 @@ OWN = "TorchRec's own"
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenSizes:
-    """What a policy makes of the tables' distributions."""
+    """The sizes that a policy makes of the tables' distributions."""
 
     sizes: Mapping[str, TableSizes]
     """The sizes of each table; tables without any, or `AS_TORCHREC`, are left to the planner

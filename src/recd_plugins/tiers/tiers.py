@@ -57,7 +57,7 @@ CHUNK_ROWS = 1 << 13
 
 @dataclass(frozen=True)
 class _GroupIds:
-    """Which of a batch's ids are those of one group of tables."""
+    """The ids of a batch that are those of one group of tables."""
 
     replicas: GroupReplicas
     start: int

@@ -113,7 +113,7 @@ def check_resumable(run: Path) -> None:
 
 
 class RunReport:
-    """What rank 0 reports; the other ranks' reports are silent."""
+    """The report of rank 0; the other ranks' reports are silent."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ def _clock(seconds: float) -> str:
 
 
 class RunLock:
-    """What rank 0 of a job holds until it is left, or the process ends, be it killed.
+    """The lock that rank 0 of a job holds until it is left, or the process ends, be it killed.
 
     The lock is of the process, not of the file: what the process forks does not keep it, and
     the file that stays behind locks nothing.

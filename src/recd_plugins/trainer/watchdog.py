@@ -83,7 +83,7 @@ _numbers = count()
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a rank stands."""
+    """The place where a rank stands."""
 
     rank: int
     host: str

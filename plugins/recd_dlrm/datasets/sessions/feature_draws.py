@@ -1,4 +1,4 @@
-"""What a feature of a session is: how long, how often it changes, which ids it holds.
+"""The draws of a session's feature: how long it is, how often it changes, which ids it holds.
 
 A feature's value is a pure function of (session, version): the version counts the changes
 so far. A redraw takes new ids; a shift moves a window by one along the session's own

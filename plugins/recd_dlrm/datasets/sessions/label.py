@@ -32,7 +32,7 @@ __all__ = ["LabelConfig", "LabelModel", "sigmoid"]
 
 @dataclass(frozen=True, kw_only=True)
 class LabelConfig(Config):
-    """How much each term says: its standard deviation in the logit."""
+    """The weight of each term: its standard deviation in the logit."""
 
     base_rate: Annotated[float, Range(gt=0, lt=1)] = 0.25
     """The share of samples with label 1."""

@@ -63,7 +63,7 @@ class _Open:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionStream:
-    """How sessions come and go, under one seed."""
+    """The coming and going of sessions, under one seed."""
 
     seed: int
     sizes: CountLaw

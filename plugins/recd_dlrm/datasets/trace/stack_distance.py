@@ -25,7 +25,8 @@ __all__ = ["StackProfile", "SyntheticTrace", "adjusted_floor", "generate", "hit_
 
 @dataclass(frozen=True, eq=False)
 class StackProfile:
-    """What Algorithm 1 keeps of a trace: enough to generate another, not to restore its order."""
+    """The part of a trace that Algorithm 1 keeps: enough to generate another, not to restore its
+    order."""
 
     unique: I64
     """The ids [U], in the order of their first access: the paper's u."""

@@ -1,4 +1,4 @@
-"""How often keys occur that stream by, and which occur most."""
+"""Counts of keys that stream by, and the keys that occur most."""
 
 from __future__ import annotations
 

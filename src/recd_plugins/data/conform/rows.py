@@ -116,7 +116,7 @@ def column_problems(
 
 @dataclass(frozen=True)
 class Role(ABC):
-    """What some columns of the files are to be: one conformed column."""
+    """The role of some columns of the files: they become one conformed column."""
 
     sources: tuple[str, ...]
     nulls: tuple[Nulls, ...]

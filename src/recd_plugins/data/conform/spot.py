@@ -1,4 +1,5 @@
-"""Where a value is that does not conform: the file, the column and the row that an error names."""
+"""The spot of a value that does not conform: the file, the column and the row that an error
+names."""
 
 from __future__ import annotations
 

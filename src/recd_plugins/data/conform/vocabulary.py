@@ -58,7 +58,7 @@ class VocabularyIds:
 
 
 class VocabularyCounts:
-    """How often each value occurs, of values that stream by."""
+    """The number of times that each value occurs, of values that stream by."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -52,7 +52,7 @@ class TableProblem:
 
 @dataclass(kw_only=True)
 class Checked:
-    """What was looked at and what was found."""
+    """The rows that were looked at, and what was found."""
 
     rows: int = 0
     problems: list[TableProblem] = field(default_factory=list)
@@ -243,7 +243,7 @@ def _read_as(files: Sequence[ForeignFile], found: Checked) -> ColumnTypes:
 
 @dataclass
 class _Column:
-    """What all blocks have shown of a column."""
+    """A column as all blocks have shown it."""
 
     nulls: int = 0
     first_null: str = ""
@@ -269,7 +269,7 @@ class _Column:
 
 @dataclass
 class _Look:
-    """What one block has shown."""
+    """A column as one block has shown it."""
 
     rows: int
     columns: dict[str, _Column]

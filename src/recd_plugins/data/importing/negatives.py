@@ -25,7 +25,7 @@ PENDING = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Negatives(Config):
-    """How many, and how they are drawn."""
+    """The number of negatives, and how they are drawn."""
 
     count: Annotated[int, Range(ge=1)]
     """Samples with label 0 beside each click."""

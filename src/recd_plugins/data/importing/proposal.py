@@ -107,7 +107,7 @@ ALIKE = 0.5
 
 @dataclass(kw_only=True)
 class ColumnEntry:
-    """What is proposed of one column."""
+    """The entry that is proposed for one column."""
 
     column: ColumnSurvey
     part: Part

@@ -54,7 +54,7 @@ ARROWS_ROW = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?Row #
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far the files have been read."""
+    """The position that reading the files has reached."""
 
     file: int = 0
     """The file's number."""
@@ -66,7 +66,8 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnTypes:
-    """What text is read as: found by a survey of it, the same for all of its blocks."""
+    """The types that text is read as: a survey of it found them, and all of its blocks have the
+    same."""
 
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     """The type of each column; of those that are not named, text."""

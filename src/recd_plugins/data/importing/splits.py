@@ -1,4 +1,4 @@
-"""Which rows are held out for testing: the latest ones, or those of some values of a column."""
+"""The rows held out for testing: the latest ones, or those of some values of a column."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class SplitBy(Config):
-    """What parts train from test."""
+    """The rule that parts train from test."""
 
     column: str | None = None
     """Rows are parted by a hash of this column's value; none: by their time."""

@@ -1,4 +1,5 @@
-"""What the columns of foreign files seem to be, by a sample that is spread over them."""
+"""A survey of foreign files: what their columns seem to be, by a sample that is spread over
+them."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ Seems = Literal["integers", "numbers", "texts", "booleans", "times", "scored ids
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSurvey:
-    """What a sample shows of a column."""
+    """A column as a sample shows it."""
 
     name: str
     type: pa.DataType
@@ -88,7 +89,7 @@ class ColumnSurvey:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a sample shows of foreign files."""
+    """Foreign files as a sample shows them."""
 
     files: tuple[ForeignFile, ...]
     rows: int

@@ -67,7 +67,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What an import made."""
+    """The tables that an import made."""
 
     tables: Mapping[str, Location]
     """The table, or its splits."""

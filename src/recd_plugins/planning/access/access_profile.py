@@ -51,7 +51,7 @@ NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Which features' lookups make up one distribution: a table's, or a single feature's."""
+    """The features whose lookups make up one distribution: those of a table, or a single one."""
 
     num_rows: int
     features: tuple[str, ...]
@@ -130,7 +130,7 @@ class Profile:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What one rank counted, of what each distribution is made of."""
+    """The counts of one rank, of what each distribution is made of."""
 
     counted: Mapping[str, Counted]
     exact_rows: int = EXACT_ROWS

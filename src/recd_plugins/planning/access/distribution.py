@@ -1,4 +1,4 @@
-"""Which rows of a table are looked up how often: its access distribution."""
+"""The access distribution of a table: how often its rows are looked up."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def appears(presence: Floats, samples: float) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """What the `rows` hottest rows of yesterday are worth today."""
+    """The worth of yesterday's `rows` hottest rows today."""
 
     rows: int
     then: float

@@ -1,4 +1,5 @@
-"""What counted batches say of those that come: rates that were held out, and how sure they are.
+"""The forecast that counted batches give of those to come: rates that were held out, and how sure
+they are.
 
 The hottest rows of a sample look hotter than they are, for they are picked by their luck in it.
 So batches are counted in folds: the lookups of each fold are set against what a row had in all
@@ -64,7 +65,7 @@ class FoldCounts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Forecast:
-    """What is to come of rows, by how often they were looked up."""
+    """The lookups that are to come of rows, by how often they were looked up."""
 
     p: Floats
     """[R] lookups of a row per sample."""

@@ -1,4 +1,5 @@
-"""What a batch of any trainer looks up: the ids of each feature, found by type or by a function."""
+"""The lookups that a batch of any trainer makes: the ids of each feature, found by type or by a
+function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batches are counted, and how many: from all over the epoch, until no more are needed."""
+"""The sample of batches that are counted: from all over the epoch, until no more are needed."""
 
 from __future__ import annotations
 

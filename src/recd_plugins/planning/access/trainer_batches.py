@@ -1,4 +1,4 @@
-"""What a trainer has its plan made by: its own batches, or a profile; agreed on by all ranks."""
+"""The basis of a trainer's plan: its own batches, or a profile; all ranks agree on it."""
 
 from __future__ import annotations
 

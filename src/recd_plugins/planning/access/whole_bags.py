@@ -1,4 +1,4 @@
-"""Which bags are hot as a whole: some bags that were looked up, and the coldest row of each."""
+"""Bags that are hot as a whole: some bags that were looked up, and the coldest row of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one row costs in every tier, with the formulas: what `recd explain` prints."""
+"""The price of one row in every tier, with the formulas: `recd explain` prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank computes of a step beside lookups and exchanges: dense layers, poolings, reading.
+"""The compute of a rank's step beside lookups and exchanges: dense layers, poolings, reading.
 
 All is in seconds of one rank, forward and backward, and in proportion to samples: a feature's
 pooling takes as many of them as there are unique samples of it.
@@ -17,7 +17,7 @@ __all__ = ["Compute", "FeatureCompute"]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCompute:
-    """What one feature takes, of each sample."""
+    """The seconds that one feature takes, of each sample."""
 
     pooled: float = 0.0
     """Seconds of a sample that is pooled, by a module behind its embeddings."""
@@ -31,7 +31,8 @@ class FeatureCompute:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """What a model takes of one rank: measured on this device, or counted for a data sheet's."""
+    """The seconds that a model takes of one rank: measured on this device, or counted for a data
+    sheet's."""
 
     fixed: float = 0.0
     """Seconds of a step, whatever its batch: TorchRec's own Python, and an optimizer's."""

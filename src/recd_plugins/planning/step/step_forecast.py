@@ -1,4 +1,4 @@
-"""What a whole step takes: the parts, what hides beside what, and what follows from it."""
+"""The forecast of a whole step: its parts, what hides beside what, and what follows from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rows begin and end, and rows copied to where they are wanted.
+"""Rows found where they begin and end, and copied to where they are wanted.
 
 On CPU this is done in numba, on the thread that asks.
 """
@@ -41,7 +41,7 @@ AHEAD = 16
 
 
 class Spans(NamedTuple):
-    """Where the unique rows among B lie, for each of F features: what copying them needs."""
+    """The places of the unique rows among B, for each of F features: copying them needs these."""
 
     bounds: I64
     """[F, B, 2]: where each begins and ends; undefined behind the last."""

@@ -1,4 +1,4 @@
-"""Which rows of a jagged feature are equal: exact, in one pass, in order of first appearance.
+"""The equal rows of a jagged feature: exact, in one pass, in order of first appearance.
 
 A row is taken for a copy only after its ids were compared, whatever its hash. On CPU a hash
 table in numba does it: it reads ids at the speed of their copy, on the thread that calls it.
@@ -57,7 +57,7 @@ class Unique(NamedTuple):
 
 
 class Firsts(NamedTuple):
-    """Where the unique samples of G groups first appear among B."""
+    """The places where the unique samples of G groups first appear among B."""
 
     rows: I64
     """[G, B], of which group g has the first `counts[g]`, ascending."""

@@ -1,1 +1,1 @@
-"""What each slot asks of the thing that its record builds: one file per slot."""
+"""The contracts that slots have with the things that their records build: one file per slot."""

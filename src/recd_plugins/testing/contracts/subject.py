@@ -27,7 +27,7 @@ class ContractBroken(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a contract needs to try a record."""
+    """The subject of a contract: all that it needs to try a record."""
 
     record: Record[Any, Any]
     config: Config

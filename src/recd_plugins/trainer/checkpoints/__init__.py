@@ -1,1 +1,1 @@
-"""What a run keeps on disk and goes on from."""
+"""The checkpoints that a run keeps on disk and goes on from."""

@@ -71,7 +71,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Where a checkpoint goes on, beside model and optimizers."""
+    """The place where a checkpoint goes on, beside model and optimizers."""
 
     step: int
     loader: dict[str, Any]

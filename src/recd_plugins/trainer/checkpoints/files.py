@@ -35,7 +35,7 @@ NAME = "digest.json"
 
 
 class FileDigest(NamedTuple):
-    """What a file was when it was written."""
+    """The size and the hash of a file when it was written."""
 
     bytes: int
     sha256: str

@@ -1,4 +1,5 @@
-"""Where the loader stood when a batch was trained, though the pipeline reads ahead."""
+"""The positions where the loader stood when a batch was trained, though the pipeline reads
+ahead."""
 
 from __future__ import annotations
 

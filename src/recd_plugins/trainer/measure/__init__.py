@@ -1,1 +1,1 @@
-"""What is measured of a run: metrics, what a step costs, runs side by side."""
+"""The measures of a run: metrics, what a step costs, runs side by side."""

@@ -40,7 +40,7 @@ CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
 
 
 class Facts:
-    """What the batches of this rank turn out to be, and what its planner forecast of them."""
+    """The batches of this rank as they turn out to be, and what its planner forecast of them."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack

@@ -29,7 +29,7 @@ AUC_SAMPLES = 131_072
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What all ranks saw together."""
+    """The metrics of the samples that all ranks saw together."""
 
     loss: float
     """Mean of the ranks' losses over the steps."""

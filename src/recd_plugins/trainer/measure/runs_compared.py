@@ -65,7 +65,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class RunLog:
-    """What a run has logged so far."""
+    """The lines that a run has logged so far."""
 
     name: str
     lines: Sequence[Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""What a step costs: time, waiting for data, bytes through collectives, memory."""
+"""The cost of a step: time, waiting for data, bytes through collectives, memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SPACING = 20
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """What a step costs, over all ranks."""
+    """The cost of a step, over all ranks."""
 
     steps: int
     """Steps that it covers: those since the last cost."""
@@ -285,7 +285,8 @@ def mean_cost(costs: Sequence[StepCost]) -> StepCost | None:
 
 
 class _CostSoFar:
-    """What `mean_cost` needs of costs: two numbers of each, for a run may have millions."""
+    """The costs so far as `mean_cost` needs them: two numbers of each, for a run may have
+    millions."""
 
     def __init__(self) -> None:
         self._times, self._waits = array("d"), array("d")

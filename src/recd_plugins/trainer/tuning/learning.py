@@ -1,4 +1,5 @@
-"""How fast a batch size learns: losses and seconds of its steps, and the time to a given loss."""
+"""The speed at which a batch size learns: losses and seconds of its steps, and the time to a given
+loss."""
 
 from __future__ import annotations
 
