@@ -41,7 +41,7 @@ def bucket_of(hashes: U64, n_buckets: int) -> I64:
 
 
 def salt(seed: int, purpose: str) -> int:
-    """What makes the draws for one purpose and seed differ from all others."""
+    """A salt that makes the draws for one purpose and seed differ from all others."""
     digest = blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

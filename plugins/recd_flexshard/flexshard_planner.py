@@ -131,7 +131,7 @@ class FlexShardPlanner(TierPlanner):
 
     @property
     def _level(self) -> Coalesce:
-        """How ids travel, where that is given."""
+        """The way in which ids travel, where that is given."""
         return self._config.coalesce or "none"
 
     def _budget(self) -> float | None:

@@ -262,7 +262,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
-        """What the sharding slot's planner makes of the tables."""
+        """The plan that the sharding slot's planner makes of the tables."""
         policy.fused = self.fused
         chosen = policy.choose(model, tables, topology, world_size)
         config = self._config
@@ -275,7 +275,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def _sized(
         self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
     ) -> ChosenSizes:
-        """How many rows of each are cached, and why."""
+        """The number of rows of each that are cached, and why."""
         config, context = self._config, self.context
         k = replica_factor(tables.values(), self.fused)
         prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k)

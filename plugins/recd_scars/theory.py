@@ -93,7 +93,7 @@ def cost(rows: RowDistribution, memory: Memory, cached: int) -> float:
 
 
 def marginal(rows: RowDistribution, memory: Memory, cached: int) -> float:
-    """What one more row saves of each sample's numbers; below 0, it costs (equations 8 to 10).
+    """The numbers that one more row saves of each sample's; below 0, it costs (equations 8 to 10).
 
     It saves its own way to the device, and shrinks the batch, so that others travel more often.
     """

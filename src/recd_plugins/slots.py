@@ -95,11 +95,11 @@ class LogStore(Protocol):
 
     @property
     def shards(self) -> int:
-        """How many log shards there are."""
+        """The number of log shards."""
 
     @property
     def route(self) -> LogRoute:
-        """What decides which log shard a message goes to."""
+        """The rule that decides which log shard a message goes to."""
 
     def append(self, messages: pa.RecordBatch) -> None:
         """Add messages (columns `MESSAGES`); they may wait in memory until a block is full."""
@@ -111,7 +111,7 @@ class LogStore(Protocol):
         """Flush, and let go of what writing needs."""
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """What a shard holds so far: a writer's messages in its order, writers merged by time."""
+        """The messages of a shard so far: a writer's in its order, writers merged by time."""
 
     def fingerprint(self) -> str:
         """Changes with what can be read, so that a stale table is never reused."""
@@ -198,7 +198,7 @@ class DedupConverter(Protocol):
         """The features that it takes, and which together; none: batches stay as they are."""
 
     def convert(self, features: Columns) -> Any:
-        """What becomes `batch.dedup`: the B samples of these features, all that it takes."""
+        """Make `batch.dedup`: the B samples of these features, all that it takes."""
 
 
 class Preprocess(Protocol):

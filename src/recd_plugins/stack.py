@@ -124,7 +124,8 @@ class Stack:
     def stats(
         self, table: Table, progress: Progress = silent
     ) -> Iterator[tuple[Choice, StatsReport]]:
-        """What each measure finds in any table: those of `stats`, or else all that plugins have."""
+        """The findings of each measure in any table: those of `stats`, or else all that plugins
+        have."""
         choices = self.registry.chosen_or_all("stats")
         if not choices:
             raise RegistryError(
@@ -208,7 +209,7 @@ class Stack:
         )
 
     def delivery(self) -> Delivery:
-        """What another process needs to make the same batches."""
+        """The delivery: another process needs it to make the same batches."""
         converter = self._features.converter
         return Delivery.of(self.registry, None if converter is None else converter.groups)
 
@@ -218,7 +219,7 @@ class Stack:
         batches: int | None = None,
         met: Callable[[int], None] | None = None,
     ) -> Profile:
-        """What will be looked up of tables, by batches of the train split from the shares of all
+        """The lookups to come of tables, by batches of the train split from the shares of all
         `train.ranks`: as many of each as it takes, unless `batches` says how many. `met` hears how
         many were counted."""
         ranks = BatchesOfRanks(self.read, self.registry.train.ranks)
@@ -231,7 +232,7 @@ class Stack:
 
     @property
     def unique_shares(self) -> dict[str, float]:
-        """By deduplicated feature, the share of a batch's samples that is unique; 1 where nobody
+        """The share of a batch's samples that is unique, by deduplicated feature; 1 where nobody
         measured it."""
         shares = self._features.unique_shares or [1.0] * len(self.groups)
         each = zip(self.groups, shares, strict=True)
@@ -244,7 +245,7 @@ class Stack:
         return model
 
     def optimizer(self) -> OptimizerFactory | None:
-        """What makes the dense parameters' optimizer; none where `train.optimizer` says it."""
+        """The factory of the dense parameters' optimizer; none where `train.optimizer` says it."""
         self._usage.asked("optimizer")
         choices = self.registry.chosen("optimizer")
         if not choices:
@@ -348,7 +349,8 @@ class Stack:
     def converting(
         self, make_batch: Callable[..., Any] | None = None, *, features: FeaturesOf | None = None
     ) -> Callable[..., Any]:
-        """What makes a batch, such as a loader's `collate_fn`; its features are then converted.
+        """A function that makes a batch, such as a loader's `collate_fn`, with its features
+        converted.
 
         Without `make_batch` it takes a batch: the collate_fn of a dataset that yields batches.
         `features(batch)` gives the KJT that the batch holds, by default its only one.
@@ -430,7 +432,7 @@ class Stack:
         return self.registry.has_dataset and hasattr(self.registry.one("dataset").config, "without")
 
     def planner(self) -> Planner:
-        """What plans, built once: `explain` says what it planned last."""
+        """The planner, built once: `explain` says what it planned last."""
         if self._planner is None:
             self._known = self._known or self._read_by_registry(0, self.registry.train.ranks)
             self._planner = self._contexts.planner(self._planning)
@@ -591,7 +593,7 @@ class Stack:
 
     @property
     def _planning(self) -> Choice:
-        """What plans: a cache stands in front of the sharding slot's planner."""
+        """The choice that plans: a cache stands in front of the sharding slot's planner."""
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
 
 
@@ -603,7 +605,7 @@ def _looked_up(model: nn.Module) -> set[str]:
 
 
 def _unneeded(features: Sequence[str]) -> Iterator[Notice]:
-    """Of features that are read for a model whose tables do not have them."""
+    """Notices of features that are read for a model whose tables do not have them."""
     if features:
         names = ", ".join(features)
         yield Unneeded(
@@ -616,7 +618,7 @@ def _unneeded(features: Sequence[str]) -> Iterator[Notice]:
 
 
 def _bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:
-    """Of the parameters that are in no module which the plan shards."""
+    """The bytes of the parameters that are in no module which the plan shards."""
     sharded = tuple(f"{path}." if path else "" for path in plan.plan)
     return sum(
         parameter.numel() * parameter.element_size()

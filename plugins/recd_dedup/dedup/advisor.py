@@ -250,7 +250,8 @@ def _judged(
     worth: Worth,
     found: Sequence[tuple[str, ...]],
 ) -> Advice:
-    """What these batches say of groups that were found: those that do not pay are left out."""
+    """The groups, of those that were found, as these batches judge them: those that do not pay are
+    left out."""
     settled = worth.settled([group for group in found if worth.net(group) > 0])
     groups = settled.groups
     counts = sample.repeats

@@ -44,7 +44,7 @@ def uses_of(
     features: KeyedJaggedTensor,
     preprocessed: Callable[[KeyedJaggedTensor], KeyedJaggedTensor],
 ) -> dict[str, FeatureUse]:
-    """What the model does with each feature that it looks up."""
+    """The uses that the model makes of each feature that it looks up."""
     before, after = features, preprocessed(features)
     lengths = dict(zip(before.keys(), before.length_per_key(), strict=True))
     left = dict(zip(after.keys(), after.length_per_key(), strict=True))
@@ -117,7 +117,7 @@ def _lookup(
     unique: KeyedJaggedTensor,
     device: torch.device,
 ) -> float:
-    """Of an id that is not looked up because its sample is another's copy.
+    """The seconds of an id that is not looked up because its sample is another's copy.
 
     Copies cost less than other ids, for they update rows that are updated already.
     """
@@ -146,7 +146,7 @@ def _conversion(
 
 
 def _call(device: torch.device) -> float:
-    """Of index_select and addition by turns, on rows so few that they cost nothing."""
+    """The seconds of index_select and addition by turns, on rows so few that they cost nothing."""
     values, rows = torch.zeros(8, device=device), torch.arange(8, device=device)
 
     def some() -> None:

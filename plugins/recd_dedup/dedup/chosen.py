@@ -146,7 +146,8 @@ def _weighing(
     batches: Sequence[KeyedJaggedTensor],
     deduplicated: Deduplicated,
 ) -> tuple[WorthOf | None, tuple[Unused, ...]]:
-    """By what groups are weighed; and a notice where time cannot be, so that none is taken."""
+    """The measure by which groups are weighed; and a notice where time cannot be, so that none is
+    taken."""
     import torch
 
     from recd_dedup.dedup.calibrate import measured_prices, uses_of
@@ -198,7 +199,8 @@ def _reasons(lines: Any) -> str:
 
 
 def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -> Advised:
-    """What was found for this registry and table on this machine, once; then read again.
+    """The groups that were found for this registry and table on this machine, once; then read
+    again.
 
     So a resumed run has the groups that it had, and processes that are no group yet agree.
     """

@@ -89,10 +89,10 @@ class GroupConverter(GivesNotices, ABC):
     @staticmethod
     @abstractmethod
     def deduplicated(features: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> Any:
-        """What becomes of a KJT: what its conversion takes is measured."""
+        """Deduplicate a KJT: what its conversion takes is measured."""
 
     def notices(self) -> Sequence[Notice]:
-        """What batches could have more of, and why nothing was measured."""
+        """Notices of what batches could have more of, and why nothing was measured."""
         return self._notices
 
     @abstractmethod
@@ -104,7 +104,8 @@ class GroupConverter(GivesNotices, ABC):
         return self._why
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker of a loader needs: what measures tables or batches stays behind."""
+        """The state that a worker of a loader needs: what measures tables or batches stays
+        behind."""
         return {**self.__dict__, "_shares": None, "_notices": ()}
 
     @cached_property

@@ -47,15 +47,15 @@ class Worth(ABC):
 
     @abstractmethod
     def saved(self, name: str, group: Group) -> dict[str, float]:
-        """What the feature's group saves of it, by kind."""
+        """The savings of the feature's group, by kind."""
 
     @abstractmethod
     def cost(self, group: Group) -> dict[str, float]:
-        """What the group costs, by kind."""
+        """The cost of the group, by kind."""
 
     @abstractmethod
     def words(self, parts: Mapping[str, float]) -> str:
-        """What is saved, or paid, as a clause."""
+        """The savings, or what is paid, as a clause."""
 
     def knows(self, name: str) -> bool:
         """Whether the feature was weighed at all."""
@@ -67,11 +67,11 @@ class Worth(ABC):
 
     @property
     def sure(self) -> float:
-        """How many times its cost a group must save."""
+        """The multiple of its cost that a group must save."""
         return 1.0
 
     def net(self, group: Group) -> float:
-        """What a group saves, less what it must save to be chosen."""
+        """The savings of a group, less what it must save to be chosen."""
         saved = sum(sum(self.saved(name, group).values()) for name in group)
         return saved - self.sure * sum(self.cost(group).values())
 

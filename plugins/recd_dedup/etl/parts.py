@@ -87,7 +87,7 @@ class FilePart:
 
 
 def fingerprint(table: Table) -> list[Any]:
-    """What differs between a table and another, or itself with other files."""
+    """Values that differ between a table and another, or itself with other files."""
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in table.files]
     return [str(table.path), table.schema.to_json(), files]
 

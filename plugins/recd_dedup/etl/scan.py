@@ -28,7 +28,7 @@ def require_sessions(schema: Schema, what: str, path: Location) -> str:
 
 
 def decoded_bytes(table: Table) -> int:
-    """What all rows take in memory, from the footers alone."""
+    """The memory that all rows take, from the footers alone."""
     columns = table.file_columns(table.schema.columns)
     groups: dict[Location, list[int]] = {}
     for stripe in table.stripes:

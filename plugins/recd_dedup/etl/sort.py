@@ -39,7 +39,7 @@ class Keys(NamedTuple):
         return np.lexsort((self.times, self.hashes))
 
     def before(self, hash_: int, time: int, *, or_at: bool) -> int:
-        """How many of these, sorted, come before a key (or are equal to it)."""
+        """The number of these, sorted, that come before a key (or are equal to it)."""
         low = int(self.hashes.searchsorted(np.uint64(hash_), "left"))
         high = int(self.hashes.searchsorted(np.uint64(hash_), "right"))
         times = self.times[low:high]

@@ -160,7 +160,8 @@ class Join:
 
 
 def streams_of(store: LogStore) -> Iterator[Iterator[pa.RecordBatch]]:
-    """What can be joined by itself: each shard of a log by session, else all shards merged."""
+    """The streams that can be joined by themselves: each shard of a log by session, else all shards
+    merged."""
     shards = (store.read(shard) for shard in range(store.shards))
     if store.route == "session":
         yield from shards

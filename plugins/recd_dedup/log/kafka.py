@@ -99,7 +99,7 @@ class KafkaLog:
         self._made = None
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """What the partition holds when reading begins, in its order."""
+        """The messages that the partition holds when reading begins, in its order."""
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.config.topic}: has shards 0 to {self.shards - 1}, not {shard}.")
         from confluent_kafka import TopicPartition

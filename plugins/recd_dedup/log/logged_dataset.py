@@ -77,7 +77,8 @@ class LoggedSamples(Dataset):
         return tables
 
     def _unsealed(self) -> dict[str, dict[str, int]]:
-        """Of files that no writer has sealed: how many, their messages, and bytes that are lost."""
+        """Counts of files that no writer has sealed: how many, their messages, and bytes that are
+        lost."""
         left = self._log.unsealed.values() if isinstance(self._log, ZstdShards) else ()
         names = ("files", "messages", "unreadable_bytes")
         sums = (len(left), sum(one.messages for one in left), sum(one.tail for one in left))

@@ -181,7 +181,7 @@ def _check_trailer(seal: Frame, opened: IO[bytes], found: bytes, damaged: Damage
 
 
 def _after_damage(file: Location, offset: int, damaged: Damaged) -> int | None:
-    """Where the next whole frame begins; None if the damage is a torn tail."""
+    """The place where the next whole frame begins; None if the damage is a torn tail."""
     with _content(file) as data:
         found = data.find(MAGIC, offset + 1)
         while found >= 0:
@@ -355,7 +355,7 @@ class LogBlock:
 
 
 def fitting(messages: pa.RecordBatch, room: int) -> int:
-    """How many of the messages, from the first on, fit into `room` bytes of a block."""
+    """The number of messages, from the first on, that fit into `room` bytes of a block."""
     offsets, _ = _buffers(messages["message"])
     longest = int(np.diff(offsets).max(initial=0))
     if longest > MOST:

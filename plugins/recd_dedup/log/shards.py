@@ -236,7 +236,7 @@ class ZstdShards:
         self._start_writing()
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """What a shard holds so far, a block at a time.
+        """The messages of a shard so far, a block at a time.
 
         Torn tails of files that are not sealed are left out: `unsealed` counts them.
         """

@@ -21,7 +21,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def salt(seed: int, purpose: str) -> np.uint64:
-    """What makes the draws for one purpose differ from all others of the same seed."""
+    """A salt that makes the draws for one purpose differ from all others of the same seed."""
     digest = blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 

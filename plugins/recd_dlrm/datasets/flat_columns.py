@@ -44,7 +44,7 @@ def single_ids(ids: I64) -> pa.Array:
 
 
 def offsets_of(lengths: I64) -> I64:
-    """Where each list starts, and the end of the last; lengths [B] to [B + 1]."""
+    """The start of each list, and the end of the last; lengths [B] to [B + 1]."""
     return np.concatenate(([0], lengths.cumsum()))
 
 

@@ -45,7 +45,7 @@ class RowsConfig(Config):
         return self.samples if split == "train" else self.test_samples
 
     def chunk_rows(self, split: Split) -> Iterator[tuple[int, np.random.Generator]]:
-        """Per chunk its number of rows and its own stream of random numbers."""
+        """The number of rows of each chunk, and its own stream of random numbers."""
         rows = self.num_rows(split)
         for chunk, start in enumerate(range(0, rows, CHUNK_ROWS)):
             rng = np.random.default_rng((self.seed, SPLITS.index(split), chunk))

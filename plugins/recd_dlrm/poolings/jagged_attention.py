@@ -193,7 +193,8 @@ def _cut(falling: I64, budget: float, max_values: int) -> tuple[I64, I64]:
 def _lay(
     lengths: I64, starts: I64, shapes: I64
 ) -> tuple[I64, I64, I64, I64, I64, npt.NDArray[np.bool_]]:
-    """Where a chunk's values come from, their rows and ages; its cells, places and mask."""
+    """The layout of a chunk: where its values come from, their rows and ages; its cells, places and
+    mask."""
     num_values = lengths.sum()
     source = np.empty(num_values, np.int64)
     rows = np.empty(num_values, np.int64)

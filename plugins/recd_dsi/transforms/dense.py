@@ -223,7 +223,8 @@ CELLS = 8
 
 
 def _grid(borders: Floats) -> tuple[np.float64, np.float64, npt.NDArray[np.int64]]:
-    """Where a grid over the borders begins, cells in 1, and how many borders lie before each cell.
+    """A grid over the borders: where it begins, cells in 1, and how many borders lie before each
+    cell.
 
     The cell of a number never falls as the number grows, so borders of cells before its own are
     less than it, whatever is rounded.

@@ -422,7 +422,8 @@ LAST = 47_481 * DAY
 
 
 def _offsets(zone: str) -> tuple[list[int], list[int]]:
-    """When a zone's offset changes, in seconds, and the offset before each change and at last."""
+    """The times, in seconds, when a zone's offset changes, and the offset before each change and at
+    last."""
     info, epoch = ZoneInfo(zone), datetime(1970, 1, 1, tzinfo=UTC)
 
     def offset(second: int) -> int:

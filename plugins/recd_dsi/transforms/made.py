@@ -93,7 +93,7 @@ class NewFeature(nn.Module, ABC):
 
     @abstractmethod
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
-        """How many ids it has."""
+        """The number of ids that it has."""
 
     def scored(self, sources: tuple[SparseFeature, ...]) -> bool:
         """Whether its ids have weights."""

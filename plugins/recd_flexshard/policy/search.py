@@ -145,8 +145,8 @@ class PlanSearch:
         return {name: _way(one) for name, one in self.best.tables.items()}
 
     def considered(self) -> dict[str, list[Considered]]:
-        """What each collection might have had, the others as in the best plan; the chosen first
-        way of each without replicas, then with the best ones that fit."""
+        """The plans that each collection might have had, the others as in the best plan; the chosen
+        first way of each without replicas, then with the best ones that fit."""
         return {path: list(self._considered(names)) for path, names in self.collections.items()}
 
     def ledger(self, sizes: Mapping[str, TableSizes]) -> Ledger:
@@ -196,7 +196,7 @@ class PlanSearch:
         return any(rows < self.prices.cluster.world_size for rows in most.values())
 
     def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, PlannedShards | None]:
-        """Where TorchRec will have the tables that are left to it: where its own plan has them, if
+        """The shards that TorchRec will have of the tables left to it: those of its own plan, if
         those are all; else anew, each on the rank that has least so far, the largest first."""
         found: dict[str, PlannedShards | None] = {name: self.tables[name].shards for name in left}
         if len(left) == len(self.tables):
@@ -245,7 +245,7 @@ class PlanSearch:
             self._meet(ledger, worth)
 
     def _ways(self, names: tuple[str, ...]) -> tuple[Way, ...]:
-        """What a collection may choose from."""
+        """The ways that a collection may choose from."""
         pooled = any(self.tables[name].bags for name in names)
         return ("torchrec", "rank", "node") if pooled else ("torchrec", *LEVELS)
 
@@ -314,7 +314,8 @@ class PlanSearch:
             yield staying, alone.static_memory - self.own.static_memory
 
     def _busy(self, levels: Mapping[str, Coalesce]) -> dict[str, float]:
-        """How many times its share of each table the rank serves that has the most of all."""
+        """The multiple of its share of each table that the rank serves which has the most of
+        all."""
         loads = {
             name: home_load(self.prices, self.tables[name], coalesce=level)
             for name, level in levels.items()

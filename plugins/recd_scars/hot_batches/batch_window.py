@@ -179,13 +179,14 @@ I64: TypeAlias = npt.NDArray[np.int64]
 
 
 def most_hot(num_hot: int, sizes: Sequence[int]) -> int:
-    """How many batches of a window `num_hot` samples fill, whichever of these sizes they are."""
+    """The number of batches of a window that `num_hot` samples fill, whichever of these sizes they
+    are."""
     largest = np.sort(np.asarray(sizes, np.int64))[::-1].cumsum()
     return int(np.searchsorted(largest, num_hot, side="right"))
 
 
 def hot_counts(batches: Sequence[Batch], rows: HotRows) -> list[int]:
-    """How many samples of each batch are hot."""
+    """The number of hot samples of each batch."""
     own = OwnBatches()
     return [int(rows.samples(sparse_features(batch, own)).sum()) for batch in batches]
 
@@ -206,7 +207,7 @@ def share_to_come(hot: Sequence[int], sizes: Sequence[int], window: int, world_s
 
 
 def hot_places(count: int, num_hot: int) -> list[bool]:
-    """Which of a window's batches are hot: `num_hot` of them, spread evenly."""
+    """The batches of a window that are hot: `num_hot` of them, spread evenly."""
     ends = [place * num_hot // count for place in range(count + 1)]
     return [ends[place + 1] > ends[place] for place in range(count)]
 

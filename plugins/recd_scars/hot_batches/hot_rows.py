@@ -155,8 +155,8 @@ def _ones_among(
     left: U32,
     num_left: np.uint64,
 ) -> Any:
-    """How many of `left` stay there, of rows of one id each: each is written, but only those that
-    do go on to the next place."""
+    """The number of `left` that stay there, of rows of one id each: each is written, but only those
+    that do go on to the next place."""
     kept = at = U64(0)
     while at < num_left:
         row = left[at]

@@ -29,7 +29,8 @@ class PlansHotRows(Protocol):
 
     @property
     def tier_plan(self) -> TierPlan | None:
-        """Which rows are replicated; none before the first plan: all batches are then normal."""
+        """The plan of the rows that are replicated; none before the first plan: all batches are
+        then normal."""
 
     @property
     def features_of(self) -> Mapping[str, Sequence[str]]:
@@ -106,8 +107,8 @@ class HotBatches:
             self._loader.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What else a trainer's own loader has, its sampler, its dataset; of any, what its reading
-        takes."""
+        """The attributes of a trainer's own loader, its sampler, its dataset; of any loader, the
+        seconds that its reading takes."""
         if name == "read_seconds" and "_loader" in self.__dict__:
             return self._loader.read_seconds
         if name.startswith("_") or self.__dict__.get("_own") is None:

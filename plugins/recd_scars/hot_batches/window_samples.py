@@ -46,7 +46,8 @@ Column: TypeAlias = Callable[[I64], Any]
 
 
 def _column(values: Sequence[Any], sizes: Sequence[int], path: str) -> Column:
-    """What batches have in one place: rows of samples, something made of such, or one thing."""
+    """The column that batches have in one place: rows of samples, something made of such, or one
+    thing."""
     first = values[0]
     if len({type(value) for value in values}) > 1:
         raise _refusal(path, f"is a {' and a '.join(sorted({type(v).__name__ for v in values}))}")
@@ -214,7 +215,7 @@ def _count(lengths: Numbers, counts: I64, one_id: Bools) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _find_rows(lengths: Numbers, starts: I64, parts: I64, out: I64) -> None:
-    """Where the ids of each row begin: at `starts` [G, W] in the first row of a part."""
+    """The places where the ids of each row begin: at `starts` [G, W] in the first row of a part."""
     for key in range(len(lengths)):
         at, last = 0, -1
         for row in range(len(parts)):

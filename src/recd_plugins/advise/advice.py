@@ -43,7 +43,7 @@ class WhatIf:
     why: str = ""
 
     def changes(self, advised: Sequence[str]) -> str:
-        """What the advice would be then, against what it is."""
+        """The advice as it would be then, against what it is."""
         if self.walk is None:
             return self.why
         more = [f"+ {name}" for name in self.walk.kept if name not in advised]
@@ -72,7 +72,7 @@ class RegistryAdvice:
 
     @property
     def won(self) -> tuple[tuple[str, ...], Outlook]:
-        """What is advised after all, with its additions: what won, where it was tried."""
+        """The advice after all, with its additions: those that won, where they were tried."""
         if not self.trials:
             return self.walk.kept, self.walk.best
         best = winner(self.trials, self.goal, self.walk.kept)
@@ -240,7 +240,8 @@ def _what_ifs(
     batch_size: int,
     walk: Walk,
 ) -> Iterator[tuple[str, Callable[[Values], Values], AdviceGoal]]:
-    """What may be otherwise: the links, the batch, the budget, and what plugins know of."""
+    """The things that may be otherwise: the links, the batch, the budget, and those that plugins
+    know of."""
     topology = registry.topology
 
     def faster(values: Values) -> Values:

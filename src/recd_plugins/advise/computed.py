@@ -224,7 +224,7 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 def _poolings(
     model: nn.Module, features: KeyedJaggedTensor, device: torch.device
 ) -> Mapping[str, FeatureCompute]:
-    """Of each feature whose pooling is known; of features alike, timed once."""
+    """The poolings of features where they are known; those of features alike are timed once."""
     dims = {
         name: table.dim
         for table in model_tables(model).values()
@@ -269,9 +269,9 @@ COPIED = 1 << 18
 
 
 def computed(stack: Stack, ranks: int, ranks_here: int) -> Compute:
-    """What the stack's model takes of one rank, on this device with a few of its batches, of which
-    none is deduplicated; `ranks_here` train on one machine. Nothing where the plan is for devices
-    that are not here."""
+    """The compute of one rank with the stack's model, timed on this device with a few of its
+    batches, of which none is deduplicated; `ranks_here` train on one machine. Nothing where the
+    plan is for devices that are not here."""
     if (stack.registry.topology.device or stack.device) != stack.device:
         return Compute()
     device, model = torch.device(stack.device), stack.model()
@@ -293,8 +293,8 @@ def _some(stack: Stack, ranks: int) -> Iterator[Any]:
 def _with_unique(
     model: nn.Module, features: KeyedJaggedTensor, found: Compute, device: torch.device
 ) -> Mapping[str, FeatureCompute]:
-    """What a sample takes of each feature where it is deduplicated: to be compared with others, and
-    to get the row of its unique sample."""
+    """The compute of a sample by feature where it is deduplicated: it is compared with others, and
+    gets the row of its unique sample."""
     tables = model_tables(model)
     looked_up = sorted({name for table in tables.values() for name in table.features})
     names = [name for name in features.keys() if name in looked_up]  # noqa: SIM118  # a KJT's
@@ -334,8 +334,8 @@ def _copied(batch: int, device: torch.device) -> float:
 
 
 def _sharing(ranks_here: int) -> float:
-    """How many times the seconds of all of torch's threads a rank takes that has its share of the
-    processor's cores."""
+    """The factor by which a rank that has its share of the processor's cores takes longer than all
+    of torch's threads."""
     cores = os.cpu_count() or 1
     threads = max(1, cores // ranks_here)
     return torch.get_num_threads() / threads * max(1.0, ranks_here * threads / cores)

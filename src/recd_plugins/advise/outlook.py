@@ -238,7 +238,7 @@ def _ledger(
 def _whole(
     ledger: Ledger, stack: Stack, tables: Mapping[str, ModelTable], profile: Profile
 ) -> Ledger:
-    """With the tables that the planner was not for, where the plan behind has them."""
+    """The ledger with the tables that the planner was not for, where the plan behind has them."""
     others = {name: one for name, one in tables.items() if name not in ledger.tables}
     if not others:
         return ledger
@@ -283,7 +283,7 @@ def _hot(stack: Stack, planner: Planner, ranks: int) -> float:
 
 @contextmanager
 def _notices() -> Iterator[list[str]]:
-    """What the stack would warn of: by it one sees an addition that does nothing."""
+    """The notices that the stack would give: by them one sees an addition that does nothing."""
     found: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")

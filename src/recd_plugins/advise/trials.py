@@ -65,7 +65,7 @@ def candidates(walk: Walk, goal: AdviceGoal, most: int) -> dict[tuple[str, ...],
 
 
 def _plan(outlook: Outlook) -> tuple[Any, ...]:
-    """What differs where plans do."""
+    """The part of an outlook that differs where plans do."""
     return (outlook.ms, outlook.memory, outlook.groups, outlook.hot)
 
 

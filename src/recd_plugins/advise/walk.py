@@ -45,7 +45,7 @@ class AdviceGoal:
     """By batch size, the steps that it takes to learn as much; for time_to_loss."""
 
     def score(self, outlook: Outlook) -> float:
-        """What is to be least."""
+        """The number that is to be least."""
         if self.objective == "memory":
             return outlook.memory
         if self.objective == "time_to_loss":
@@ -311,7 +311,7 @@ class _OnTheWay:
         ]
 
     def _in_words(self, outlook: Outlook, before: Outlook) -> str:
-        """What it changes of a step, and of memory."""
+        """The changes that it makes to a step, and to memory, in words."""
         words = [f"{before.ms:.3g} -> {outlook.ms:.3g} ms a step"]
         sent, now = (sum(one.bytes_by_link.values()) for one in (before, outlook))
         words.append(f"{in_bytes(sent)} -> {in_bytes(now)} exchanged a rank")
@@ -343,7 +343,7 @@ class _OnTheWay:
 
 
 def with_plugin(values: Values, claim: ClaimedAddition) -> list[str]:
-    """What stands under `plugins` once the addition's own is among them."""
+    """The value of `plugins` once the addition's own is among them."""
     named = list(values.get("plugins") or [])
     return named if claim.provider.plugin in named else [*named, claim.provider.plugin]
 

@@ -91,7 +91,7 @@ def advised_registry(advice: RegistryAdvice) -> str:
 
 
 def _dumped(key: str, value: Any) -> str:
-    """On a line of its own where it fits there."""
+    """The value as YAML, on a line of its own where it fits there."""
     flow = _yaml(value, True).removesuffix("\n...").replace("\n", " ")
     if len(f"{key}: {flow}") <= WIDE:
         return f"{key}: {flow}"

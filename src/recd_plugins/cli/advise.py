@@ -188,7 +188,7 @@ def _registry(
 
 
 def _steps_to_loss(curve: Path) -> Mapping[int, int]:
-    """By batch size, the steps to the loss: with the registry's cache where it was tried."""
+    """The steps to the loss by batch size: with the registry's cache where it was tried."""
     from recd_plugins.errors import DataError
 
     try:

@@ -38,7 +38,8 @@ def bill_of_materials() -> dict[str, Any]:
 
 
 def _name(name: str) -> str:
-    """As the package index writes it: PyYAML is pyyaml, fbgemm_gpu-cpu is fbgemm-gpu-cpu."""
+    """The name as the package index writes it: PyYAML is pyyaml, fbgemm_gpu-cpu is
+    fbgemm-gpu-cpu."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -65,7 +66,8 @@ def _field(one: Distribution, name: str) -> str:
 
 
 def _licenses(one: Distribution) -> list[str]:
-    """By the classifiers, or else by the field, where it is a name and not a whole text."""
+    """The licenses by the classifiers, or else by the field, where it is a name and not a whole
+    text."""
     classified = [
         each.rpartition(" :: ")[2]
         for each in one.metadata.get_all("Classifier") or ()

@@ -54,7 +54,7 @@ def readable() -> Iterator[None]:
 
 
 def _wrong(value: Any) -> str:
-    """What is wrong with an option's value, or with one of its values."""
+    """The fault of an option's value, or of one of its values."""
     if isinstance(value, list | tuple):
         return next(filter(None, map(_wrong, value)), "")
     if isinstance(value, int) and not -WHOLE <= value < WHOLE:

@@ -131,7 +131,7 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def _message(error: Exception) -> str | None:
-    """What a user reads of it; none of what is a defect of ours, which keeps its traceback."""
+    """The message that a user reads of it; none of a defect of ours, which keeps its traceback."""
     if isinstance(error, RecdError):
         return str(error)
     if isinstance(error, OSError) and error.errno in REFUSED:

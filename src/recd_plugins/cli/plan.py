@@ -167,7 +167,7 @@ def _write(
 
 
 def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
-    """How far each table's hottest rows have drifted: as many rows as it has replicas."""
+    """The drift of each table's hottest rows: of as many as it has replicas."""
     from recd_plugins.errors import CapabilityError, DataError
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.access.distribution import drift
@@ -193,7 +193,7 @@ def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
 
 
 def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:
-    """What has changed for each table of either plan; one without replicas has no tiers."""
+    """The changes of each table of either plan; one without replicas has no tiers."""
     from recd_plugins.planning.planner_bases import Tiered
     from recd_plugins.planning.tier_plan import TierPlan, plan_changes
 

@@ -35,7 +35,7 @@ class WithPlugins(TyperGroup):
             self.commands[name] = PluginCommand(name, points[name])
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of `DAY`: typer has groups of commands behind all others."""
+        """The commands in the order of `DAY`: typer has groups of commands behind all others."""
         from recd_plugins.cli.main import DAY
 
         day = [name for commands in DAY.values() for name in commands]

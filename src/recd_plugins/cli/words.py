@@ -136,7 +136,7 @@ def _settings(asked: str) -> Iterator[tuple[list[str], Meaning]]:
 
 
 def _messages(asked: str) -> Iterator[tuple[list[str], Meaning]]:
-    """Those that a text of several words is, or is a part of."""
+    """The messages that a text of several words is, or is a part of."""
     from recd_plugins.cli.messages import messages_like
 
     if len(asked.split()) < SEVERAL:

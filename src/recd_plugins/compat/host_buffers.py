@@ -53,7 +53,8 @@ class KernelBuffers:
 
 
 def state_width(fused_params: Mapping[str, Any]) -> StateWidth | None:
-    """What the optimizer keeps for a row; None if it is not of those that we know."""
+    """The width of the state that the optimizer keeps for a row; None if it is not of those that we
+    know."""
     return WIDTHS.get(fused_params.get("optimizer", EmbOptimType.EXACT_SGD))
 
 

@@ -50,8 +50,8 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
 
 
 def own_store() -> Store:
-    """Where the ranks of the default process group met, and can leave each other words; by a
-    connection of one's own, which waits for nobody else's. Torch's types leave `clone` out."""
+    """The store where the ranks of the default process group met, and can leave each other words;
+    by a connection of one's own, which waits for nobody else's. Torch's types leave `clone` out."""
     default: Any = _get_default_store()
     store: Store = default.clone()
     return store

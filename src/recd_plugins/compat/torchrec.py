@@ -211,7 +211,8 @@ class ShardedOrder(NamedTuple):
 
 
 def table_feature_names(sharded: ShardedModule[Any, Any, Any, Any]) -> tuple[list[str], list[str]]:
-    """What a sharded collection looks up, in the order of its exchanges: features, and names.
+    """The features that a sharded collection looks up, in the order of its exchanges, and their
+    names.
 
     A name is that of the output: `feature`, or `feature@table` where tables share a feature.
     """
@@ -243,7 +244,8 @@ def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]
 
 
 def module_options(sharder: ModuleSharder[Any]) -> dict[str, Any]:
-    """What a sharder of TorchRec's collections hands to its module beside params and codecs."""
+    """The options that a sharder of TorchRec's collections hands to its module beside params and
+    codecs."""
     options: dict[str, Any] = {
         name: getattr(sharder, f"_{name}", None)
         for name in ("use_index_dedup", "sharded_module_order_overwrite")
@@ -290,13 +292,14 @@ def own_fused_params(parameter: nn.Parameter) -> dict[str, Any]:
 
 
 def fused_arithmetic(optimizer: KeyedOptimizer) -> tuple[str, Any]:
-    """What steps the rows of a fused kernel: fbgemm's name of its optimizer, and its arguments."""
+    """The arithmetic that steps the rows of a fused kernel: fbgemm's name of its optimizer, and its
+    arguments."""
     kernel: Any = optimizer._emb_module
     return kernel.optimizer.name, kernel.optimizer_args
 
 
 def bounds_check_of(optimizer: KeyedOptimizer) -> BoundsCheckMode:
-    """What a fused kernel does with an id that is none of its rows."""
+    """The answer of a fused kernel to an id that is none of its rows."""
     kernel: Any = optimizer._emb_module
     return BoundsCheckMode(kernel.bounds_check_mode_int)
 
@@ -323,8 +326,8 @@ def count_forward(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
 
 
 def kernel_tensors(model: nn.Module) -> Iterator[tuple[bool, Tensor]]:
-    """What fbgemm's kernels keep of a sharded model's tables on this rank, and whether that is
-    rows, or the fused optimizer's state of them."""
+    """The tensors that fbgemm's kernels keep of a sharded model's tables on this rank, and whether
+    each is rows, or the fused optimizer's state of them."""
     for kernel in _kernels(model):
         for name, tensor in (*kernel.named_parameters(), *kernel.named_buffers()):
             if name.endswith(("_dev", "_host", "_uvm")):
@@ -367,7 +370,8 @@ def _without_gradients(
 
 
 def clips_at(optimizer: KeyedOptimizer) -> float | None:
-    """What a fused kernel clips the gradients of its outputs to, number by number, if it does."""
+    """The bound to which a fused kernel clips the gradients of its outputs, number by number, if it
+    does."""
     _, arguments = fused_arithmetic(optimizer)
     return float(arguments.max_gradient) if arguments.gradient_clipping else None
 
@@ -412,7 +416,8 @@ def device_of(sharded: ShardedModule[Any, Any, Any, Any]) -> torch.device:
 
 
 def exchanges_of(sharded: ShardedModule[Any, Any, Any, Any]) -> int:
-    """How many exchanges of ids an input takes: one for each way that tables are sharded."""
+    """The number of exchanges of ids that an input takes: one for each way that tables are
+    sharded."""
     return len(sharded._input_dists)
 
 

@@ -189,7 +189,7 @@ def _uri_of(value: str | Uri, where: str) -> Location:
 
 
 def path_of(value: str | Path, where: str) -> Path:
-    """What a user wrote as a path, `~` and `~user` written out."""
+    """The path that a user wrote, `~` and `~user` written out."""
     if "\0" in str(value):
         raise RegistryError(f"no path has a NUL in it, as {shown(str(value))} has.", where)
     if isinstance(value, str) and is_uri(value):

@@ -20,7 +20,8 @@ HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 def no_file(path: Path) -> str:
-    """What it is instead of a file, in words; nothing for a file, or where nothing is there."""
+    """The kind of thing that it is instead of a file, in words; nothing for a file, or where
+    nothing is there."""
     if str(path).startswith(HANDED_OVER):
         return ""
     try:

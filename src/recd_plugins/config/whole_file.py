@@ -14,7 +14,7 @@ __all__ = ["whole_file", "write_whole"]
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write what is `path` once it is whole, and on the disk.
+    """A path to write to, which becomes `path` once it is whole, and on the disk.
 
     What was there before is replaced, or, where that is a link, what it leads to; where writing
     fails, it stays as it was, and nothing else is left.

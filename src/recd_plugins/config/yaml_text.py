@@ -158,7 +158,7 @@ def _walk(
 
 
 def _refused(node: yaml.Node) -> str:
-    """What is wrong with a value by itself, be its kind written (`!!int`) or seen by its form."""
+    """The fault of a value by itself, be its kind written (`!!int`) or seen by its form."""
     kind = node.tag.removeprefix(TAG)
     if not isinstance(node, yaml.ScalarNode):
         plain = "map" if isinstance(node, yaml.MappingNode) else "seq"

@@ -312,7 +312,7 @@ class StripeReader:
         return decoded
 
     def io_seconds(self) -> float:
-        """What reading bytes took since this was asked last."""
+        """The seconds that reading bytes took since this was asked last."""
         found, self._io = self._io, 0.0
         return found
 
@@ -332,7 +332,7 @@ class StripeReader:
             file.close()
 
     def _check_ids(self, stripe: Stripe, decoded: DecodedRows, known: Collection[str]) -> None:
-        """What `Table.open` has done for the columns that have statistics."""
+        """Check ids, which `Table.open` has done for the columns that have statistics."""
         for feature in self._table.schema.sparse:
             for part in () if feature.name in known else decoded.features[feature.name]:
                 low, high = part.values.aminmax() if len(part.values) else (0, 0)

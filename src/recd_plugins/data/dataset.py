@@ -52,7 +52,7 @@ class Dataset(ABC):
         """The rows of a split, in order, in chunks that fit in memory."""
 
     def num_rows(self, split: Split) -> int | None:
-        """How many rows a split has, where known beforehand; for progress."""
+        """The number of rows of a split, where known beforehand; for progress."""
         return None
 
     def fingerprint(self) -> str:

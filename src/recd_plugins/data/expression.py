@@ -118,7 +118,7 @@ class Expression:
     def verdict(
         self, known: Mapping[str, Known], arrow: pa.Schema, units: Mapping[str, str]
     ) -> Verdict:
-        """What is known of rows of which so much is known."""
+        """The verdict on rows of which so much is known."""
         outcomes = self._root.outcomes(known, self._bound(arrow, units))
         return Verdict(some=bool(outcomes & TRUE), every=outcomes == TRUE)
 
@@ -205,7 +205,7 @@ class Node(ABC):
 
     @abstractmethod
     def outcomes(self, known: Mapping[str, Known], bound: Bound) -> int:
-        """What rows may make of it, by what is known of them."""
+        """The outcomes that rows may have, by what is known of them."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Leaf(Node):
         return found | self.of_values(facts.low, facts.high, bound[self])
 
     def of_values(self, low: Any, high: Any, test: Test) -> int:
-        """What values from `low` to `high` make of it."""
+        """The outcomes of values from `low` to `high`."""
         return TRUE | FALSE
 
 
@@ -349,7 +349,8 @@ class Joined(Node):
 
 
 def _either(one: int, other: int, strong: int) -> int:
-    """What two sets of outcomes may make together, where `strong` decides and null comes next."""
+    """The outcomes that two sets of them may make together, where `strong` decides and null comes
+    next."""
     found = 0
     for left, right in product((TRUE, FALSE, NULL), repeat=2):
         if one & left and other & right:

@@ -89,7 +89,7 @@ class Footer(NamedTuple):
 
     @classmethod
     def of(cls, raw: bytes) -> Footer:
-        """Of the bytes from the footer on to the end of the file."""
+        """The facts from the bytes between the footer and the end of the file."""
         digest = hashlib.sha256(raw).hexdigest()[:32]
         return cls(pq.read_metadata(pa.BufferReader(raw)), digest, raw)
 
@@ -116,7 +116,7 @@ def found_files(paths: Location | Sequence[Location]) -> dict[Location, FileFact
 
 
 def footer_of(file: Location) -> pq.FileMetaData:
-    """What the footer says; `DataError` for a file that is not a whole Parquet file."""
+    """The facts that the footer has; `DataError` for a file that is not a whole Parquet file."""
     return read_footer(file).metadata
 
 
@@ -198,7 +198,7 @@ class OpenedFile(pq.ParquetFile):
             self._near.close()
 
     def io_seconds(self) -> float:
-        """What reading bytes took since this was asked last."""
+        """The seconds that reading bytes took since this was asked last."""
         found, self._io = self._io, 0.0
         return found
 
@@ -405,7 +405,7 @@ def _partitioned(
 
 
 def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
-    """What folders say, as values of one type a column: integers, dates, or else texts."""
+    """The names of folders, as values of one type a column: integers, dates, or else texts."""
     keys = dict.fromkeys(key for facts in files.values() for key in facts.folders)
     if not keys:
         return dict(files)
@@ -467,7 +467,7 @@ def _spans(
 
 
 def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
-    """Where a column of a stripe begins in its file."""
+    """The place in its file where a column of a stripe begins."""
     first: int = chunk.data_page_offset
     if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
         first = min(first, chunk.dictionary_page_offset)
@@ -475,7 +475,7 @@ def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 def _what_is(file: Location) -> tuple[str, str]:
-    """What a file that does not read as Parquet seems to be, and what to do."""
+    """The kind that a file which does not read as Parquet seems to be of, and what to do."""
     again = "write it again, or take it out of the table."
     try:
         with file.open("rb") as binary:

@@ -59,7 +59,7 @@ class ForeignFeature(SparseFeature):
 
     @property
     def conformed(self) -> SparseFeature:
-        """What it is once its ids are rows of a table."""
+        """The feature as it is once its ids are rows of a table."""
         names = [one.name for one in dataclasses.fields(SparseFeature)]
         return SparseFeature(**{name: getattr(self, name) for name in names})
 

@@ -100,7 +100,7 @@ class TableLayout:
         return self.num_rows / max(self.stripes, 1)
 
     def reading(self, columns: Collection[str], *, hole: int = HOLE, most: int = MOST) -> Reading:
-        """What reading these columns costs."""
+        """The cost of reading these columns."""
         ios = wanted = read = 0
         for stripe in self.chunks:
             spans = [(first, size) for name, first, size in stripe if name in columns and size]

@@ -85,7 +85,7 @@ class RankBatches(IterableDataset[HandedOver]):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What is timed."""
+        """The parts that are timed."""
         transform = self._transform
         own = transform.parts if isinstance(transform, BatchTransform) else ()
         return (IO, DECODE, GATHER, *own, HAND_OVER)
@@ -107,9 +107,9 @@ class RankBatches(IterableDataset[HandedOver]):
             yield HandedOver(error, {}, time.perf_counter())
 
     def places(self, epoch: int) -> int:
-        """Where an epoch may be begun: of one that is no longer than `WINDOW_ROWS` everywhere, for
-        no window is read twice; else in so many windows as have so many rows, or `WINDOW_SHARE` of
-        the epoch if that is more."""
+        """The places where an epoch may be begun: everywhere in one that is no longer than
+        `WINDOW_ROWS`, for no window is read twice; else in so many windows as have so many rows, or
+        `WINDOW_SHARE` of the epoch if that is more."""
         rows = self._rows
         if rows <= WINDOW_ROWS:
             return self.order.num_batches * max(1, self._shares.workers)
@@ -235,7 +235,7 @@ class LocalLoader:
 
     @property
     def made_for(self) -> Mapping[str, Any]:
-        """What a state depends on."""
+        """The numbers that a state depends on."""
         return self._made_for
 
     def __iter__(self) -> Iterator[Batch]:
@@ -283,7 +283,8 @@ class LocalLoader:
 
     @property
     def places(self) -> int:
-        """In how many places of the epoch blocks may begin, for what it costs to read them."""
+        """The number of places of the epoch where blocks may begin, for what it costs to read
+        them."""
         return self._batches.places(self._epoch)
 
     def close(self) -> None:

@@ -108,5 +108,5 @@ def coalesced(spans: Iterable[tuple[int, int]], *, hole: int, most: int) -> list
 
 @lru_cache(maxsize=1)
 def _requests(process: int) -> ThreadPoolExecutor:
-    """Those of this process: a fork has no thread of them."""
+    """The requests of this process: a fork has no thread of them."""
     return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="recd-requests")

@@ -231,6 +231,6 @@ MOST_IDS = 2**62
 
 
 def schema_of_keys(keys: Iterable[str]) -> Schema:
-    """What is known of the features of batches that no table describes: their names."""
+    """The schema of batches that no table describes: the names of their features are known."""
     features = tuple(SparseFeature(name=key, num_ids=MOST_IDS) for key in keys)
     return Schema(label="", session_id=None, timestamp=None, sparse=features)

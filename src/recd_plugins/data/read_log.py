@@ -52,8 +52,8 @@ def _digest(entry: Mapping[str, Any]) -> str:
 
 
 def popularity(log: Path, *, days: float = 7, now: float | None = None) -> Counter[str]:
-    """How many jobs of the latest days read each column. A last line without its end, which a job
-    may be writing now, does not count, and is warned of."""
+    """The number of jobs of the latest days that read each column. A last line without its end,
+    which a job may be writing now, does not count, and is warned of."""
     since = (time.time() if now is None else now) - days * DAY
     counts = Counter[str]()
     try:

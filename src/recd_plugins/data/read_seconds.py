@@ -62,7 +62,7 @@ class ReadSeconds:
             self.add(part, time.perf_counter() - began)
 
     def taken(self) -> dict[str, float]:
-        """What there is; from then on it counts from 0."""
+        """The seconds that there are; from then on it counts from 0."""
         found, self.parts = self.parts, {}
         return found
 

@@ -130,8 +130,8 @@ def _begun(
 
 
 def _whole_files(part: Location, config: RewriteConfig) -> int:
-    """How many files are there, whole. On a store one that an error ended may have its name, but
-    not its rows."""
+    """The number of files that are there, whole. On a store one that an error ended may have its
+    name, but not its rows."""
     files: list[Location] = sorted([*part.glob("part-*.parquet")], key=str)
     if not isinstance(part, Uri):
         return len(files)

@@ -77,7 +77,8 @@ class Label(Config):
 
     @property
     def scale(self) -> float:
-        """What a target is divided by for its loss: of a grade the highest one, else 1."""
+        """The number that a target is divided by for its loss: of a grade the highest one, else
+        1."""
         return 1.0 if self.grades is None else self.grades - 1.0
 
 
@@ -253,7 +254,8 @@ class Schema(Config):
         return pa.schema(fields, metadata={METADATA_KEY: self.to_json().encode()})
 
     def to_json(self) -> str:
-        """Without what `LATER` names and is the default: an older table's schema is as it was."""
+        """The schema as JSON, without what `LATER` names and is the default: an older table's is as
+        it was."""
         return json.dumps(_plain(self), separators=(",", ":"))
 
     @classmethod

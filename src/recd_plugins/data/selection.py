@@ -82,7 +82,7 @@ class Selection:
         return kept
 
     def verdict(self, known: Mapping[str, Known], arrow: pa.Schema) -> Verdict:
-        """What is known of the rows of a stripe by what is known of its columns."""
+        """The verdict on the rows of a stripe by what is known of its columns."""
         found = Verdict(some=True, every=True)
         if self.rule is not None:
             found = self.rule.verdict(known, arrow, self._units)
@@ -188,7 +188,7 @@ def _counted(
 
 
 def known_of(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> dict[str, Known]:
-    """What the statistics of a stripe say of some columns."""
+    """The knowledge that the statistics of a stripe give of some columns."""
     described, found = footer.row_group(group), {}
     for index in range(described.num_columns):
         chunk = described.column(index)
@@ -207,7 +207,7 @@ def known_of(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> dic
 def _identities(
     files: Mapping[Location, Sequence[Stripe]], facts: Mapping[Location, FileFacts]
 ) -> list[tuple[object, ...]]:
-    """What changes where a file does."""
+    """The identities of files: each changes where its file does."""
     found: list[tuple[object, ...]] = []
     for file in files:
         known = facts.get(file)

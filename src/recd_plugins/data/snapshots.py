@@ -159,7 +159,7 @@ ICEBERG_NAMES = {
 
 
 def _access(table: Location, names: Mapping[str, str]) -> dict[str, str]:
-    """How a table's store is reached, under a library's own names."""
+    """The access to a table's store, under a library's own names."""
     if not isinstance(table, Uri):
         return {}
     endpoint, region = s3_endpoint_and_region(table.access)

@@ -214,7 +214,7 @@ class Table:
         return tuple(dict.fromkeys(one for one in wanted if one not in lacked))
 
     def taken(self, rows: pa.Table, stripe: Stripe, columns: Sequence[str]) -> pa.Table:
-        """Of rows of a stripe as they lie in the file, those that the table has."""
+        """The rows of a stripe, as they lie in the file, that the table has."""
         if self.absent:
             lacked = [one for one in columns if one not in self.joined_columns]
             rows = with_absent(rows, lacked, self.absent, empty=self.source is None)
@@ -283,8 +283,8 @@ def with_side_tables(
 
 
 def footer_schema(path: Location | Sequence[Location], absent: Sequence[str] = ()) -> Schema:
-    """What the first file's footer says its columns mean; with features and dense columns that
-    later files alone have, where `absent` has them by name or glob."""
+    """The schema that the first file's footer says; with features and dense columns that later
+    files alone have, where `absent` has them by name or glob."""
     first, *later = table_files(path)
     schema = _schema_of(first, footer_of(first))
     for file in later if absent else ():

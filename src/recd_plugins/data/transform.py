@@ -140,7 +140,7 @@ class DenseStep:
         return whole[:, self._order], features if made is None else _joined(features, made)
 
     def _parts(self, result: Any, num_rows: int) -> tuple[Tensor | None, KeyedJaggedTensor | None]:
-        """What `schema` says that it makes: dense columns, features, or a pair of both."""
+        """The parts that `schema` says it makes: dense columns, features, or a pair of both."""
         both = bool(self._made.dense and self._made.sparse)
         pair = result if both else (result, None) if self._made.dense else (None, result)
         columns, made = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
@@ -177,7 +177,7 @@ def _labels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _places(schema: Schema) -> dict[str, range]:
-    """Where in [B, n_dense] the floats of each dense column are."""
+    """The places in [B, n_dense] of the floats of each dense column."""
     widths = [schema.width(name) or 1 for name in schema.dense]
     ends = list(accumulate(widths, initial=0))
     return {name: range(*at) for name, at in zip(schema.dense, pairwise(ends), strict=True)}

@@ -76,7 +76,8 @@ def batch_to_record(batch: Batch) -> pa.RecordBatch:
 
 
 def batch_from_record(record: pa.RecordBatch, body: Tensor | None = None) -> Batch:
-    """What `batch_to_record` was given, on the memory of `body`, uint8, or else of the record.
+    """The batch that `batch_to_record` was given, on the memory of `body`, uint8, or else of the
+    record.
 
     Sizes and bounds are checked, so that nothing outside of the body is read, now or in training;
     that ids are those which were sent is not.
@@ -258,7 +259,7 @@ class _Unpacked:
 
 
 def _per_key(counts: list[int] | None, keys: int, total: int) -> list[int] | None:
-    """How many ids each key has, where the sender knew."""
+    """The number of ids that each key has, where the sender knew."""
     if counts is not None and (len(counts) != keys or min(counts, default=0) < 0):
         raise ValueError(f"{len(counts)} counts of ids for {keys} keys")
     if counts is not None and sum(counts) != total:

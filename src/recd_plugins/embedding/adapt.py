@@ -76,7 +76,7 @@ def adapt(
 
 
 def explain(model: nn.Module) -> str:
-    """What was adapted in an unsharded model: parts of collections, poolings, and why so."""
+    """The parts of an unsharded model that were adapted, collections and poolings, and why so."""
     lines = []
     for path, module in model.named_modules():
         where = path or "the model"
@@ -147,7 +147,8 @@ def _left_as_they_are(modules: Mapping[str, nn.Module], groups: Groups) -> froze
 
 
 def _features_of(module: nn.Module) -> frozenset[str] | None:
-    """What a module of TorchRec's, or a module in it, looks up; none where nobody can say."""
+    """The features that a module of TorchRec's, or a module in it, looks up; none where nobody can
+    say."""
     configs: list[Any] = []
     for part in module.modules():
         for name in ("embedding_bag_configs", "embedding_configs"):
@@ -189,7 +190,7 @@ class BatchView:
         return len(self._batch)
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
-        """Where the batch goes into a module that tracing does not enter."""
+        """The argument by which the batch goes into a module that tracing does not enter."""
         return tracer.create_arg(self._batch)
 
 

@@ -127,7 +127,8 @@ class BatchSamples:
         self._lookups = of.lookups
 
     def of(self, key: str) -> tuple[int, Tensor | None]:
-        """How many rows a feature has, and the inverse lookup [B] if they are unique samples."""
+        """The number of rows that a feature has, and the inverse lookup [B] if they are unique
+        samples."""
         return self._lookups.get(key, (self.batch_size, None))
 
     def record_stream(self, stream: torch.Stream) -> None:

@@ -88,7 +88,7 @@ PER_SAMPLE = (
 
 
 def explain_pooling(pooling: nn.Module) -> str:
-    """What a pooling, adapted or about to be, does with deduplicated samples."""
+    """The way in which a pooling, adapted or about to be, takes deduplicated samples, in words."""
     name = type(pooling).__name__.removeprefix("Dedup")
     if not _needs_query(pooling):
         return f"{name} runs on unique samples"

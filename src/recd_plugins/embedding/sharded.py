@@ -229,7 +229,7 @@ def with_dedup(sharders: Iterable[ModuleSharder[Any]]) -> list[ModuleSharder[Any
 
 
 def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJTList:
-    """What a rank received, with as many rows from each rank; the context is changed alike.
+    """The rows that a rank received, with as many from each rank; the context is changed alike.
 
     Ranks differ in their unique samples, and row-wise tables scatter the sums of all ranks: gloo
     refuses parts of unequal size, and NCCL reduces them root by root. After the exchange of splits

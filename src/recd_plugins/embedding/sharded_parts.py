@@ -215,11 +215,11 @@ class ShardedParts(
             start, start_beside = stop, stop_beside
 
     def _inputs(self, ctx: PartsContext, features: Any) -> Iterable[Any]:
-        """What each part is given of the features."""
+        """The features that each part is given."""
         raise NotImplementedError
 
     def _to_look_up(self, part: Any, context: Any, received: KJTList) -> KJTList:
-        """What a part looks up of what it was sent: all of it, as it came."""
+        """The ids that a part looks up of those that it was sent: all, as they came."""
         return received
 
     def _gathered(self, ctx: PartsContext, parts: list[Any]) -> LazyAwaitable[Any]:

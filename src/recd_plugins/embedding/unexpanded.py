@@ -140,7 +140,7 @@ class Unexpanded(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What passes by `__torch_function__`, such as an autograd function's arguments.
+        """Take what passes by `__torch_function__`, such as an autograd function's arguments.
 
         The gradient is taken care of above, by the node that `_Stand` left.
         """

@@ -25,7 +25,7 @@ def _read(group: str, path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ..
 
 
 def changed(folder: str) -> int:
-    """When something was added to a folder, or taken from it, last."""
+    """The time when something was last added to a folder, or taken from it."""
     try:
         return os.stat(folder or os.curdir).st_mtime_ns
     except OSError:

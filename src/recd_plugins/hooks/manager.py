@@ -51,7 +51,7 @@ class Provider:
 
     @property
     def owner(self) -> str:
-        """What `use: owner:name` calls it; its plugin's name will do too."""
+        """The owner that `use: owner:name` names; its plugin's name will do too."""
         return self.distribution or self.plugin
 
 
@@ -234,7 +234,7 @@ class Catalog:
         return found
 
     def _yielded(self, name: str, hook: str) -> list[Any]:
-        """What a hook of one plugin returns."""
+        """The records that a hook of one plugin returns."""
         plugin, provider = self._manager.get_plugin(name), self.providers[name]
         caller = self._manager.subset_hook_caller(hook, self._manager.get_plugins() - {plugin})
         try:

@@ -120,7 +120,7 @@ class AdviceSpecs:
 
     @hookspec
     def recd_additions(self) -> Iterable[Addition]:  # type: ignore[empty-body]
-        """What the plugin would put into a registry."""
+        """The additions that the plugin offers to a registry."""
 
 
 HOOKS: dict[str, str] = {f"recd_{slot}": slot for slot in SLOTS}

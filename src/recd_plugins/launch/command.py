@@ -164,7 +164,7 @@ class _Rank:
         self._send_signals()
 
     def poll(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The way it ended; None while it runs."""
         assert self._process is not None
         return self._process.poll()
 

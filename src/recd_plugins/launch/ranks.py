@@ -168,7 +168,7 @@ class Ranks:
         return results
 
     def printed(self) -> list[str]:
-        """What each rank printed in the latest call."""
+        """The output that each rank printed in the latest call."""
         return [process.output() for process in self._processes]
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class _Process:
         self._signal(os.kill, signal.SIGUSR1)
 
     def output(self) -> str:
-        """What it printed since it was called, or the last of it."""
+        """The output that it printed since it was called, or the last of it."""
         with self._printed.open("rb") as file:
             start = max(self._start, file.seek(0, os.SEEK_END) - SHOWN)
             file.seek(start)
@@ -251,7 +251,7 @@ class _Process:
 
 
 def _collect(ranks: list[_Process], deadline: float, what: str) -> list[Any]:
-    """What each rank reports, by rank; `RanksFailed` if they do not all report a result."""
+    """The report of each rank, by rank; `RanksFailed` if they do not all report a result."""
     late = f"was still running when the deadline of {deadline:g} s expired"
     ends = time.monotonic() + deadline
     waiting = dict(enumerate(ranks))
@@ -410,7 +410,7 @@ def _serve(connection: Connection, printed: Path, place: Place) -> None:
 
 
 def _answer(call: _Call) -> bytes:
-    """What the function returned, or its traceback, pickled."""
+    """The result that the function returned, or its traceback, pickled."""
     try:
         return pickle.dumps(("done", _run(call)))
     except BaseException as error:  # SystemExit too: the rank lives on

@@ -110,19 +110,19 @@ class ForkedProgram:
         self.pid: int = reports.recv()
 
     def send_signal(self, number: int) -> None:
-        """To it alone, while it runs."""
+        """Send a signal to it alone, while it runs."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def poll(self) -> int | None:
-        """How it ended: its exit code, or minus the signal; None while it runs."""
+        """The way it ended: its exit code, or minus the signal; None while it runs."""
         if self._code is None and self._reports.poll():
             self._end()
         return self._code
 
     def wait(self) -> int:
-        """How it ended, once it has."""
+        """The way it ended, once it has."""
         if self._code is None:
             wait([self._reports])
             self._end()
@@ -195,7 +195,7 @@ def _serve(requests: Connection, launchers: Connection) -> None:
 
 
 def _be_the_program(program: _Program, out: int, err: int, others: Sequence[Connection]) -> None:
-    """What an interpreter of its own would do, and no more of its parent's than its imports."""
+    """Do as an interpreter of its own would, with no more of its parent's than its imports."""
     os.setpgid(0, 0)  # what it starts is ended with it
     for connection in others:
         connection.close()

@@ -65,7 +65,7 @@ def read_arrow(path: Path, key: bytes, schema: pa.Schema, what: str) -> pa.Table
 
 
 def _digest(table: pa.Table) -> bytes:
-    """Of all rows and of the metadata, however they lie in memory."""
+    """The digest of all rows and of the metadata, however they lie in memory."""
     found = hashlib.sha256()
     metadata = table.schema.metadata or {}
     found.update(repr(sorted(one for one in metadata.items() if one[0] != DIGEST)).encode())

@@ -106,7 +106,8 @@ def parameter_constraints(
     batch_size: int,
     where: str = "sharding.constraints",
 ) -> dict[str, ParameterConstraints]:
-    """What `wanted` asks of each table by name or glob (the last that fits counts), as TorchRec's.
+    """The constraints that `wanted` names for each table by name or glob (the last that fits
+    counts), as TorchRec's.
 
     `where` is their path in registry.yaml. Features that an adapted model looks up with unique
     samples count as many samples.

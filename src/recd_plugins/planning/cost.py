@@ -107,7 +107,7 @@ class Cost:
 
     @property
     def mean(self) -> Cost:
-        """What a rank takes on average, where ranks differ."""
+        """The cost of a rank on average, where ranks differ."""
         return Cost(**{name: float(np.mean(own)) for name, own in vars(self).items()})
 
     @property
@@ -283,7 +283,8 @@ class Prices:
         return self.cluster.n_nodes, self.cluster.ranks_per_node, self.cluster.world_size
 
     def _beside(self, exchanged: Any) -> Any:
-        """What goes through an all-to-all within a node: nothing where a rank is alone in it."""
+        """The bytes that go through an all-to-all within a node: none where a rank is alone in
+        it."""
         return exchanged if self.cluster.ranks_per_node > 1 else 0.0 * exchanged
 
     def _union(self, rows: RowDistribution) -> Floats:
@@ -370,8 +371,8 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
 
 
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
-    """What one row more or less changes: its bytes at each link's rate, no latencies; as long as
-    what overlaps the global all-to-all is shorter."""
+    """The difference that one row more or less makes: its bytes at each link's rate, no latencies;
+    as long as what overlaps the global all-to-all is shorter."""
     total = cluster.local_ms(cost.local, cost.coalesced, cost.updated)
     for name in COLLECTIVES:
         share = 1 - cluster.overlap if name in OVERLAPPING else 1.0
@@ -411,7 +412,7 @@ STATE_BYTES: Mapping[str, Callable[[int], int]] = {
 
 
 def state_bytes(fused: Mapping[str, Any], dim: int) -> int:
-    """What the fused optimizer keeps for a row."""
+    """The bytes that the fused optimizer keeps for a row."""
     optimizer: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
     return STATE_BYTES[optimizer](dim) if optimizer in STATE_BYTES else 0
 

@@ -9,7 +9,7 @@ __all__ = ["handed_over"]
 
 
 def handed_over(ledger: Ledger) -> float:
-    """Of one rank, on average; all of an operand counts, what stays on the rank too.
+    """The bytes of one rank, on average; all of an operand counts, what stays on the rank too.
 
     But of the sums of replicas' gradients, which its node gathers, a rank hands over its share for
     each other rank, (W - 1) v r / W of the v r that they are priced for; v = appears(B U).

@@ -141,7 +141,8 @@ class TableLedger:
 
     @property
     def home_kind(self) -> str:
-        """How its rows at home are exchanged: TorchRec's sharding type, or `rows` one by one."""
+        """The way in which its rows at home are exchanged: TorchRec's sharding type, or `rows` one
+        by one."""
         if self.sizes.as_torchrec and self.table.shards is not None:
             kind = self.table.shards.kind
             return kind if self.table.bags or kind == "data_parallel" else "rows"
@@ -184,12 +185,13 @@ class Ledger:
 
     @property
     def static_memory(self) -> float:
-        """Of these, what stays from step to step."""
+        """The part of the memory that stays from step to step."""
         return float(np.mean(self.cost.static_memory))
 
     @cached_property
     def calls(self) -> dict[str, int]:
-        """How often a step calls each collective: `home_calls` and `replica_calls`."""
+        """The number of times that a step calls each collective: `home_calls` and
+        `replica_calls`."""
         return {name: self.home_calls[name] + self.replica_calls[name] for name in COLLECTIVES}
 
     @cached_property
@@ -277,7 +279,7 @@ class Ledger:
 def travelling_shares(
     tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]
 ) -> dict[str, float]:
-    """By table, the share of its bags whose sums travel, where replicas are in front of sums.
+    """The share of its bags whose sums travel, by table, where replicas are in front of sums.
 
     A collection's tables travel in one shape, as many bags of each as of the one with the most; of
     tables without replicas that is all.
@@ -303,7 +305,7 @@ def travelling_shares(
 def home_cost(
     table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None = None
 ) -> Cost:
-    """What the rows of a table cost that have no replica; `share` as in `TableLedger.of`."""
+    """The cost of the rows of a table that have no replica; `share` as in `TableLedger.of`."""
     first, level = sizes.replicated + sizes.per_node, sizes.coalesce
     if not table.bags:
         return row_wise_cost(prices, table, first=first, coalesce=level)
@@ -325,6 +327,6 @@ def home_cost(
 
 
 def _summed(table: SequenceTable, prices: Prices) -> Cost:
-    """What the sums take on the rank that asked for their rows: 2 f B s, and as much local."""
+    """The cost of the sums on the rank that asked for their rows: 2 f B s, and as much local."""
     size = 2 * table.bags * prices.batch_size * table.dim * SUM_BYTES
     return Cost(dynamic_memory=size, local=size)

@@ -203,10 +203,10 @@ OPERATIONS, OPERANDS = 40, 1 << 12
 
 
 def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callable[[], object]:
-    """So many rows at random places, read and written.
+    """A call that reads and writes so many rows at random places.
 
-    Into memory that is there: new memory's first use would take several times as long, or not, as
-    the allocator pleases."""
+    It writes into memory that is there: new memory's first use would take several times as
+    long, or not, as the allocator pleases."""
     table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
     rows = _draw(world, lookups).to(device)
     out = torch.empty(lookups, ROW_BYTES // 4, device=device)

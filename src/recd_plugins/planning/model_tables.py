@@ -36,7 +36,7 @@ class ModelTable:
 
     @property
     def counted(self) -> Counted:
-        """What to count for its distribution: the lookups of all its features."""
+        """The lookups that count for its distribution: those of all its features."""
         return Counted(num_rows=self.num_rows, features=self.features, bags=bool(self.bags))
 
     def with_rows(

@@ -70,7 +70,8 @@ class PlannedShards:
 def planned_shards(
     plan: ShardingPlan, tables: Mapping[str, ModelTable]
 ) -> dict[str, PlannedShards]:
-    """Where a plan has each of these tables; without those that it leaves unsharded."""
+    """The shards that a plan has of each of these tables; without those that it leaves
+    unsharded."""
     found = {}
     for name, table in tables.items():
         placed: Any = plan.plan.get(table.module, {})

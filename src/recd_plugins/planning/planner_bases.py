@@ -107,7 +107,7 @@ class OrdersBatches(ABC):
         return None
 
     def unordered(self) -> Iterable[Notice]:
-        """What of its options is not used by a job that trains without `order`."""
+        """Notices of options that a job does not use which trains without `order`."""
         return ()
 
 
@@ -140,7 +140,7 @@ class HoldsRowWise(Proposes):
 
 
 def agreed(make: Callable[[], T]) -> T:
-    """What rank 0 of the job makes, on every rank; of a job of one rank, what that makes."""
+    """The result of rank 0 of the job, on every rank; of a job of one rank, its own."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -155,7 +155,7 @@ def agreed(make: Callable[[], T]) -> T:
 
 
 def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
-    """What rank 0 makes, on every rank; or its error, for which the others wait as well.
+    """The result of rank 0, on every rank; or its error, for which the others wait as well.
 
     An error of others' code is raised as it is on rank 0; the other ranks learn what it says.
     """

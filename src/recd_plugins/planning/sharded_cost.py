@@ -20,7 +20,7 @@ __all__ = ["sharded_cost"]
 
 
 def sharded_cost(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
-    """What a table costs each rank as TorchRec's plan has it.
+    """The cost of a table on each rank as TorchRec's plan has it.
 
     row_wise        as in `row_wise_bags`, or `row_wise_cost` where rows come one by one
     data_parallel   a dense copy on every rank: ar_global E r, static_memory 2 E r

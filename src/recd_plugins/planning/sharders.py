@@ -102,7 +102,7 @@ class TablesOptimizer(Protocol):
     """`train.optimizer` of registry.yaml."""
 
     def fused_params(self) -> dict[str, Any]:
-        """What it says of tables, as TorchRec's `fused_params`."""
+        """The options of tables, as TorchRec's `fused_params`."""
 
 
 SAYS = {"tables": "optimizer", "tables_lr": "learning_rate", "tables_eps": "eps"}
@@ -157,7 +157,7 @@ def check_planned(
 def completed(
     found: Sequence[ModuleSharder[nn.Module]], given: Sequence[ModuleSharder[nn.Module]], who: str
 ) -> list[ModuleSharder[nn.Module]]:
-    """What a planner brings, and those that the trainer has `given` for other modules.
+    """The sharders that a planner brings, and those that the trainer has `given` for other modules.
 
     `PluginError`, which names the planner as `who`, where it brings another one in place of the
     trainer's that trains or exchanges otherwise.
@@ -184,7 +184,7 @@ def completed(
 
 
 def fused_in_words(fused: Mapping[str, Any]) -> str:
-    """What fused params say of the optimizer: `EXACT_SGD, learning_rate 0.2`."""
+    """The optimizer that fused params name, in words: `EXACT_SGD, learning_rate 0.2`."""
     kind: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
     named = [f"learning_rate {fused.get('learning_rate', DEFAULTS['learning_rate']):g}"]
     if kind not in ("EXACT_SGD", "SGD"):

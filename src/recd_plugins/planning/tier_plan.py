@@ -79,7 +79,8 @@ class TablePlan:
         coalesce: Coalesce = "none",
         hottest_rows: HottestRows | None = None,
     ) -> TablePlan:
-        """So many of the hottest rows on every rank, so many of the next in every node.
+        """A plan with so many of the hottest rows on every rank, and so many of the next in every
+        node.
 
         `hottest_rows` says which rows those are; by default the distribution does.
         """
@@ -181,7 +182,7 @@ class TierPlan:
 
     @classmethod
     def load(cls, path: Path) -> TierPlan:
-        """What `save` wrote; anything else raises `DataError`."""
+        """The plan that `save` wrote; anything else raises `DataError`."""
         rows = read_arrow(
             path, METADATA_KEY, SCHEMA, "A tier plan is meant: `recd plan --save` writes one."
         )
@@ -265,7 +266,7 @@ class TableChange:
 
 
 def plan_changes(before: TierPlan, after: TierPlan) -> Mapping[str, TableChange]:
-    """What changes, by table of either plan."""
+    """The changes, by table of either plan."""
     found = {}
     for name in sorted(before.tables.keys() | after.tables.keys()):
         old, new = (one.tables.get(name, TablePlan(table=name)) for one in (before, after))

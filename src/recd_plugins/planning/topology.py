@@ -147,7 +147,7 @@ PRESETS: dict[str, Topology] = {
 
 
 def stated(topology: Topology) -> dict[str, Any]:
-    """What a topology says, as registry.yaml writes it: without what it is silent on."""
+    """The values of a topology, as registry.yaml writes it: without those that it is silent on."""
     return dataclasses.asdict(
         topology, dict_factory=lambda items: {k: v for k, v in items if v is not None}
     )
@@ -160,7 +160,7 @@ def save_topology(topology: Topology, path: Path) -> None:
 
 
 def load_topology(path: Path, where: str) -> Topology:
-    """What `save_topology` or a person wrote; `where` opens error messages."""
+    """The topology that `save_topology` or a person wrote; `where` opens error messages."""
     try:
         options, _ = read_yaml(text_of(path), str(path))
     except FileNotFoundError:

@@ -236,7 +236,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
 def _asked_of(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
 ) -> Iterator[tuple[Any, ...]]:
-    """What TorchRec's planner sees of a model: its tables, who shards them and how they train."""
+    """The model as TorchRec's planner sees it: its tables, who shards them and how they train."""
     for path, module, sharder in sharded_modules(model, sharders):
         shares = getattr(module, "unique_shares", None)  # an adapted model's
         yield path, type(module), type(sharder), getattr(sharder, "fused_params", None), shares

@@ -40,7 +40,7 @@ class Proposals:
         self._search = search
 
     def proposers(self) -> list[Proposer]:
-        """In TorchRec's order: the first of those that are rated alike is taken."""
+        """The proposers in TorchRec's order: the first of those that are rated alike is taken."""
         greedy = [_Promising(self, _greedy(_longest)), _Promising(self, _greedy(_total))]
         if self._search == "greedy":
             return list(greedy)
@@ -134,7 +134,8 @@ def _greedy(
 
 
 def _size(option: ShardingOption) -> tuple[float, ...]:
-    """What a table is the largest by, negative: the most of a rank, and of all, by memory."""
+    """The measure by which the largest table is found, negative: the most of a rank, and of all, by
+    memory."""
     storages: Sequence[Any] = [shard.storage for shard in option.shards]
     found: list[float] = []
     for name in ("hbm", "ddr"):
@@ -144,7 +145,7 @@ def _size(option: ShardingOption) -> tuple[float, ...]:
 
 
 def _as_proposed(proposer: Proposer) -> Callable[[list[ShardingOption]], Iterator[Proposal]]:
-    """Those of a proposer which goes on alike however the last one was rated."""
+    """The proposals of a proposer which goes on alike however the last one was rated."""
 
     def proposals(space: list[ShardingOption]) -> Iterator[Proposal]:
         proposer.load(search_space=space)
@@ -161,7 +162,7 @@ def _longest(option: ShardingOption) -> float:
 
 
 def _total(option: ShardingOption) -> float:
-    """Of all its shards, `use_depth=False`."""
+    """The total of all its shards, `use_depth=False`."""
     return sum(_times(option))
 
 

@@ -49,7 +49,7 @@ class Choice:
     """What plans the others, where the record's planner stands in front of one (`in_front`)."""
 
     def build(self, context: Context) -> Any:
-        """What the record builds; an error of the plugin's own is named as such."""
+        """Build the record; an error of the plugin's own is named as such."""
         with self.named("when built"):
             built = self.record.build(self.config, context)
         if built is None:
@@ -112,7 +112,8 @@ class Registry:
         return self.choices.get(slot, ())
 
     def chosen_or_all(self, slot: str) -> tuple[Choice, ...]:
-        """What registry.yaml chose; or, where it is silent, every record there is, unadorned."""
+        """The records that registry.yaml chose; or, where it is silent, every one there is,
+        unadorned."""
         if slot in self.choices:
             return self.choices[slot]
         found = []
@@ -129,7 +130,7 @@ class Registry:
         return "dataset" in self.choices
 
     def written(self, *path: str) -> Mapping[str, Any]:
-        """What registry.yaml itself has there, without defaults."""
+        """The values that registry.yaml itself has there, without defaults."""
         values: Mapping[str, Any] = self.source.values
         for key in path:
             values = values.get(key) or {}
@@ -249,7 +250,8 @@ def _choice(
 def _others(
     record: Record[Any, Any], options: dict[str, Any], where: str, catalog: Catalog
 ) -> Choice | None:
-    """What `others` among the options names, by default TorchRec's planner; taken out of them."""
+    """The planner that `others` among the options names, by default TorchRec's; taken out of
+    them."""
     if stands_in_front(record):
         return _choice("sharding", options.pop("others", None), f"{where}.others", catalog)
     if "others" in options and isinstance(record, ShardingRecord):
@@ -307,7 +309,7 @@ def _check_uses(choices: Sequence[Choice], filled: Any) -> None:
 
 
 def plugin_names(value: Any) -> tuple[str, ...]:
-    """What stands under `plugins`."""
+    """The names that stand under `plugins`."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):

@@ -39,8 +39,8 @@ class Contexts:
         return self._context(slot, self.registry.chosen(slot), schema, tables)
 
     def planner(self, choice: Choice, schema: Schema | None = None) -> Planner:
-        """What a choice of `sharding` or `cache` builds, with the planner that it stands in front
-        of."""
+        """The planner that a choice of `sharding` or `cache` builds, with the one that it stands in
+        front of."""
         others = None if choice.others is None else self.planner(choice.others, schema)
         context = self._context(choice.record.slot, [choice], schema)
         context = dataclasses.replace(
@@ -50,7 +50,8 @@ class Contexts:
         return planner
 
     def planning(self, choice: Choice) -> Context:
-        """What a planner of a choice that is built already is to plan by from now on."""
+        """The context that a planner of a choice that is built already is to plan by from now
+        on."""
         return dataclasses.replace(self._context(choice.record.slot, (), None), **self.known())
 
     def _context(
@@ -74,7 +75,7 @@ class Contexts:
         )
 
     def _neighbours(self, choices: Sequence[Choice], schema: Schema | None) -> dict[str, Any]:
-        """What the slots built that the records of these choices use."""
+        """The products of the slots that the records of these choices use."""
         built: dict[str, Any] = {}
         uses = {use for choice in choices for use in choice.record.uses}
         for use in sorted(uses):

@@ -73,7 +73,7 @@ class Delivery:
 
     @classmethod
     def from_text(cls, text: str) -> Delivery:
-        """What `text` made; `RegistryError` where it is none."""
+        """The delivery that `text` wrote; `RegistryError` where it is none."""
         try:
             found = json.loads(text)
         except ValueError as error:
@@ -86,7 +86,7 @@ class Delivery:
         return cls(**found)
 
     def text(self) -> str:
-        """As JSON."""
+        """The delivery as JSON."""
         return json.dumps(
             {"values": self.values, "base": self.base, "providers": self.providers}, sort_keys=True
         )
@@ -99,7 +99,8 @@ class Delivery:
 
     @property
     def decides(self) -> Mapping[str, Any]:
-        """What the digest is of: two deliveries that differ here make different batches."""
+        """The values that the digest is of: two deliveries that differ here make different
+        batches."""
         decides = {key: self.values[key] for key in SLOTS_OF_BATCHES if key in self.values}
         train = {key: self.values["train"][key] for key in ("seed", "batch_size")}
         return {**decides, "train": train, "providers": dict(self.providers)}
@@ -132,7 +133,8 @@ class OpenDelivery:
 
     @cached_property
     def transform(self) -> Callable[[Batch], Batch] | None:
-        """What `dedup` and `preprocess` do to a batch; none where it stays as it is."""
+        """The steps that `dedup` and `preprocess` take with a batch; none where it stays as it
+        is."""
 
         def found(notices: object) -> None:
             """The trainer's own stack has given them."""

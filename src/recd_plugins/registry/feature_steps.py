@@ -85,7 +85,7 @@ class FeatureSteps:
         return self._converts or bool(self._looked_at) or not self._registry.has_dataset
 
     def conversion(self) -> Conversion:
-        """What makes of a trainer's own KJT what these steps leave of it."""
+        """The conversion of a trainer's own KJT by these steps."""
         from recd_plugins.data.transform import Conversion, check_own
 
         check_own(self.transforms)
@@ -112,7 +112,7 @@ class FeatureSteps:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """What `preprocess` does to the features, in order."""
+        """The steps that `preprocess` takes with the features, in order."""
         return steps_of(self.transforms, self.read) if self.transforms else []
 
     @property
@@ -254,7 +254,7 @@ class FeatureSteps:
 
     @property
     def transform(self) -> Callable[[Batch], Batch] | None:
-        """What a reader's batches go through; none where they stay as they are."""
+        """The transform that a reader's batches go through; none where they stay as they are."""
         converter = self.converter
         if getattr(converter, "groups", None) == ():
             converter = None  # it leaves batches as they are, for some microseconds of each

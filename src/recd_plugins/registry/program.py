@@ -117,7 +117,8 @@ class TransformProgram:
                 )
 
     def transform(self, schema: Schema | None = None) -> BatchTransform:
-        """What makes of batches of `schema`, by default the program's, what the chain does."""
+        """The transform that does to batches of `schema`, by default the program's, what the chain
+        does."""
         from recd_plugins.data.transform import BatchTransform, batch_steps
 
         if schema is not None:

@@ -41,7 +41,7 @@ class Source:
 
     @property
     def base(self) -> Path:
-        """What relative plugin paths start from."""
+        """The folder that relative plugin paths start from."""
         return self.path.parent if self.path else self.folder or Path()
 
     def locate(self, where: str) -> str:
@@ -105,7 +105,8 @@ def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None
 
 
 def _kept(parents: Sequence[str], before: Sequence[str]) -> set[str]:
-    """What of a choice outlives its record: which features it is for, and earlier overrides."""
+    """The parts of a choice that outlive its record: which features it is for, and earlier
+    overrides."""
     kept = {"features"} if parents[:1] == ["preprocess"] else set()
     for override in before:
         key = override.partition("=")[0].split(".")

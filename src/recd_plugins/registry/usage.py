@@ -54,11 +54,12 @@ class Usage:
         self._give(_unused(choice, why, cure))
 
     def found(self, notices: Iterable[Notice]) -> None:
-        """What all ranks found alike of something that was built."""
+        """Take what all ranks found alike of something that was built."""
         self._give(*notices)
 
     def planned(self, planner: Planner, group: ProcessGroup | None = None) -> None:
-        """What rank 0 found in planning; where it is an error, all ranks of the group learn it."""
+        """Take what rank 0 found in planning; where it is an error, all ranks of the group learn
+        it."""
 
         def found() -> list[Notice]:
             return list(planner.notices()) if isinstance(planner, GivesNotices) else []
@@ -90,7 +91,7 @@ class Usage:
         self._notices.give(notices, dist.get_rank() if dist.is_initialized() else 0)
 
     def _idle(self, planner: Planner, planning: Choice, *, unconverted: bool) -> Iterator[Notice]:
-        """What the trainer that calls its model leaves alone."""
+        """Notices of what a trainer that calls its model leaves alone."""
         tiered = isinstance(planner, TierPlanner) and planner
         if tiered and tiered.tier_plan is not None and not tiered.in_front:
             yield _unused(

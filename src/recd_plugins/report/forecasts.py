@@ -90,12 +90,12 @@ def _beside(found: Sequence[Beside], of: str) -> Figure:
 
 
 def _place(times: float) -> float:
-    """In percent, of a multiple of the forecast."""
+    """The place in percent, of a multiple of the forecast."""
     return 50 + 50 * max(-1.0, min(1.0, math.log(max(times, 1e-9)) / math.log(REACH)))
 
 
 def _short(what: str) -> str:
-    """Without what stands in parentheses or after a comma: the table has it whole."""
+    """The text without what stands in parentheses or after a comma: the table has it whole."""
     return what.partition(" (")[0].partition(", ")[0]
 
 

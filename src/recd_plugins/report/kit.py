@@ -47,7 +47,7 @@ def escaped(text: object) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """With so many digits that count, and commas: 1,234 or 0.0123."""
+    """A number with so many digits that count, and commas: 1,234 or 0.0123."""
     if value is None or not math.isfinite(value):
         return DASH
     if float(value).is_integer() and abs(value) < 1e15:
@@ -136,8 +136,8 @@ class Scale:
         unit: str = "",
         least: float = 0.02,
     ) -> Scale:
-        """Of all values with some room; a span of at least `least` of the largest, so that next to
-        nothing is not drawn as a difference."""
+        """The scale of all values with some room; a span of at least `least` of the largest, so
+        that next to nothing is not drawn as a difference."""
         found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(found), max(found)
         if log:

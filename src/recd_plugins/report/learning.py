@@ -73,7 +73,7 @@ def _agree(one: Curve, other: Curve) -> bool:
 
 
 def _calibration(sources: Sources) -> Iterator[Figure]:
-    """Of the last evaluation: what was predicted, and how often it came."""
+    """Figures of the last evaluation: what was predicted, and how often it came."""
     found: dict[str, list[tuple[str, Any, str]]] = {}
     for run, ink in sources.inks():
         lines = [line for line in run.lines if line["kind"] == "calibration"]

@@ -112,7 +112,7 @@ def _histogram(
 
 
 def _percent(value: float) -> str:
-    """In so few letters that a narrow bar bears them."""
+    """A share in so few letters that a narrow bar bears them."""
     return "" if not value else f"{value:.0%}" if value >= 0.005 else "<1%"
 
 

@@ -53,7 +53,7 @@ def figures(sources: Sources) -> Iterator[Figure]:
 
 
 def _cost(run: RunLog) -> Mapping[str, Any]:
-    """What the run's steps cost; while it runs, what the latest ones did that were sampled."""
+    """The cost of the run's steps; while it runs, of the latest ones that were sampled."""
     whole: Mapping[str, Any] = run.summary.get("cost") or {}
     if whole:
         return whole
@@ -136,7 +136,7 @@ def _planned(plans: Mapping[str, Mapping[str, float]], name: str) -> Figure:
 
 
 def _matrix(sent: Sequence[Sequence[float]], ranks_per_node: int, of: str) -> Figure:
-    """From the rank of a row to that of a column."""
+    """The bytes from the rank of a row to that of a column."""
     count, most = len(sent), max(map(max, sent)) or 1.0
     cell = CELL if count <= MOST else max(6, CELL * MOST // count)
     marks = []

@@ -109,7 +109,8 @@ class SparseFeatures(Bundle):
 
     @cached_property
     def num_values(self) -> Mapping[str, int]:
-        """How many ids all B samples of each deduplicated feature have; CUDA is waited for once."""
+        """The number of ids that all B samples of each deduplicated feature have; CUDA is waited
+        for once."""
         if self.dedup is None:
             return {}
         kjt, group_of = self.dedup.kjt, self.dedup.group_of
@@ -170,7 +171,7 @@ class SparseFeatures(Bundle):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """What a KJT has beside keys and strides, by `EXPANDED`."""
+        """Answer as the KJT would, by `EXPANDED`, what it has beside keys and strides."""
         if name not in EXPANDED:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.to_kjt(), name)

@@ -160,7 +160,7 @@ class InverseKeyedJaggedTensor(Deduplicated):
 
     @classmethod
     def from_record_batch(cls, batch: pa.RecordBatch) -> InverseKeyedJaggedTensor:
-        """What `to_record_batch` made; checked always."""
+        """The IKJT that `to_record_batch` wrote; checked always."""
         return cls._of(*wire.ikjt_from_batch(batch)).validate()
 
     @classmethod
@@ -171,15 +171,15 @@ class InverseKeyedJaggedTensor(Deduplicated):
         batch_size: int,
         length_per_key: list[int] | None = None,
     ) -> InverseKeyedJaggedTensor:
-        """What `to_numbers` made, values on the same memory; checked so far that nothing outside
-        of it is read. `DataError` or `ValueError` where it is damaged."""
+        """The IKJT that `to_numbers` wrote, values on the same memory; checked so far that nothing
+        outside of it is read. `DataError` or `ValueError` where it is damaged."""
         ikjt = cls._of(*wire.ikjt_of_numbers(groups, numbers, batch_size), length_per_key)
         check_bounds(ikjt)
         return ikjt
 
     @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> InverseKeyedJaggedTensor:
-        """What `to_bytes` made; checked always."""
+        """The IKJT that `to_bytes` wrote; checked always."""
         return cls.from_record_batch(wire.from_bytes(data))
 
     @classmethod

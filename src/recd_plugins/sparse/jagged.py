@@ -162,7 +162,8 @@ class WeightedJagged:
         return WeightedJagged(values, lengths, weights)
 
     def columns(self) -> list[Tensor]:
-        """What must agree, bit by bit, where two rows are one: ids, and weights if there are."""
+        """The columns that must agree, bit by bit, where two rows are one: ids, and weights if
+        there are."""
         if self.weights is None:
             return [self.values]
         return [self.values, as_bits(self.weights)]

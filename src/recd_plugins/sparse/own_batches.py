@@ -187,7 +187,8 @@ def holds_unique(batch: Any) -> bool:
 
 
 def parts_of(value: Any) -> Mapping[Any, Any] | None:
-    """What a batch, or a part of one, is made of; none where it is a leaf, as tensors are."""
+    """The parts that a batch, or a part of one, is made of; none where it is a leaf, as tensors
+    are."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple):

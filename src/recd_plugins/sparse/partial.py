@@ -143,7 +143,7 @@ class PartialInverseKeyedJaggedTensor(Deduplicated):
 
     @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> PartialInverseKeyedJaggedTensor:
-        """What `to_bytes` was given, on the same memory; checked always."""
+        """The partial IKJT that `to_bytes` was given, on the same memory; checked always."""
         return cls._of(*wire.partial_from_batch(wire.from_bytes(data))).validate()
 
     def to_bytes(self) -> pa.Buffer:
@@ -158,7 +158,7 @@ class PartialInverseKeyedJaggedTensor(Deduplicated):
         return self._rows([key])[0]
 
     def values_kept(self, key: str | None = None) -> int:
-        """How many shared values there are, of one key or of all."""
+        """The number of shared values, of one key or of all."""
         if key is not None:
             self._check(key)
             return self.parts()[key].values.numel()

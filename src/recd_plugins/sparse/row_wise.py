@@ -175,7 +175,8 @@ def _concat(parts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
 
 
 def _name_of(transform: KjtTransform) -> str:
-    """What its author calls it: a function's name, or the class of a module, scripted or not."""
+    """The name that its author gave it: a function's, or that of a module's class, scripted or
+    not."""
     for name in ("original_name", "__name__"):
         if isinstance(own := getattr(transform, name, None), str):
             return own

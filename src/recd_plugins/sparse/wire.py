@@ -134,7 +134,7 @@ class WiredIkjt(NamedTuple):
 def ikjt_to_numbers(
     groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
 ) -> dict[str, Numbers]:
-    """What `WiredIkjt` has, on CPU, in as few bytes as its numbers need; by `COLUMNS`."""
+    """The numbers of `WiredIkjt`, on CPU, in as few bytes as they need; by `COLUMNS`."""
     codes, runs = _as_runs(inverse_lookup.numpy())
     real = _real(groups, unique_counts)
     numbers = {
@@ -150,8 +150,8 @@ def ikjt_to_numbers(
 
 
 def ikjt_of_numbers(groups: Groups, numbers: Mapping[str, Numbers], batch_size: int) -> WiredIkjt:
-    """What `ikjt_to_numbers` was given, values on the same memory; `ValueError` for sizes that do
-    not fit each other, before memory is taken for them."""
+    """The parts that `ikjt_to_numbers` was given, values on the same memory; `ValueError` for sizes
+    that do not fit each other, before memory is taken for them."""
     values, lengths, counts, codes, runs = (numbers[name] for name in COLUMNS)
     for name in COLUMNS:
         if numbers[name].dtype.kind not in "iu":
@@ -180,7 +180,7 @@ def ikjt_to_batch(
 
 
 def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
-    """What `ikjt_to_batch` was given, values on the same memory."""
+    """The parts that `ikjt_to_batch` was given, values on the same memory."""
     text = (batch.schema.metadata or {}).get(IKJT_KEY)
     if text is None:
         raise DataError(
@@ -248,7 +248,7 @@ def _as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
 
 
 def _lookup_of_runs(codes: Numbers, runs: Numbers, shape: tuple[int, int]) -> NDArray[np.int64]:
-    """What `_as_runs` was given."""
+    """The lookup that `_as_runs` was given."""
     lookup: NDArray[np.int64] = codes.astype(np.int64)
     if len(runs):
         counts = runs.astype(np.int64)
@@ -294,7 +294,7 @@ def partial_to_batch(
 
 
 def partial_from_batch(batch: pa.RecordBatch) -> WiredPartial:
-    """What `partial_to_batch` was given, on the same memory."""
+    """The parts that `partial_to_batch` was given, on the same memory."""
     if not PARTIAL_METADATA.items() <= (batch.schema.metadata or {}).items():
         raise DataError(
             f"a record batch lacks {PARTIAL_METADATA} in its metadata, so it is no partial IKJT. "
@@ -348,7 +348,7 @@ def to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def from_bytes(data: bytes | pa.Buffer) -> pa.RecordBatch:
-    """What `to_bytes` was given, on the same memory."""
+    """The record batch that `to_bytes` was given, on the same memory."""
     try:
         with pa.ipc.open_stream(data) as stream:
             return stream.read_next_batch()

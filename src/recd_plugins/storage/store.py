@@ -221,8 +221,8 @@ def _fsspecs(
 
 
 def tried(work: Callable[[OpenStore], R], uri: Uri, store: OpenStore) -> R:
-    """What the work gives; it is done again after faults that may pass, and a fault that does not
-    is a `DataError`. `FileNotFoundError` is the caller's to explain."""
+    """The result of the work; it is done again after faults that may pass, and a fault that does
+    not is a `DataError`. `FileNotFoundError` is the caller's to explain."""
     pause = FIRST_PAUSE
     for attempt in range(1, store.attempts + 1):
         try:

@@ -142,7 +142,7 @@ class Uri:
         return _again(self.scheme, self._path, other._access)
 
     def explained(self, error: OSError) -> DataError:
-        """What a user reads of a fault."""
+        """The message that a user reads of a fault."""
         return explained(error, self, self.store)
 
     def hidden(self, text: str) -> str:
@@ -151,7 +151,7 @@ class Uri:
 
     @property
     def store(self) -> OpenStore:
-        """How to get there, opened once in each process."""
+        """The store, opened once in each process."""
         return store_of(os.getpid(), self.scheme, self.parts[0], self._access)
 
     def _tried(self, work: Callable[[Any, str], R]) -> R:
@@ -222,7 +222,7 @@ class Uri:
         return self._tried(lambda system, path: system.open_output_stream(path))
 
     def reading(self, work: Callable[[], R]) -> R:
-        """What reads an open file, tried again where a fault may pass."""
+        """The result of work that reads an open file; it is tried again where a fault may pass."""
         return tried(lambda _: work(), self, self.store)
 
     def read_bytes(self) -> bytes:

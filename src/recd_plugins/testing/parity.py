@@ -239,7 +239,8 @@ def assert_alike(left: Mapping[str, Tensor], right: Mapping[str, Tensor], bounds
 def _differences(
     left: Mapping[str, Tensor], right: Mapping[str, Tensor], bounds: Bounds
 ) -> list[str]:
-    """What is wrong between two sets of tensors: names, shapes, or the worst element of a kind."""
+    """The differences between two sets of tensors: names, shapes, or the worst element of a
+    kind."""
     if left.keys() != right.keys():
         return [f"only one side has {name}" for name in sorted(left.keys() ^ right.keys())]
     for name, ours in left.items():
@@ -275,7 +276,7 @@ def _worst(
 
 
 def _times(ours: Tensor, theirs: Tensor, bound: Tensor) -> Tensor:
-    """How many times the bound each element is off; 0 where it is within."""
+    """The multiple of the bound that each element is off by; 0 where it is within."""
     gap = _gap(ours, theirs)
     return torch.where(gap <= bound, 0, gap / bound).nan_to_num(nan=torch.inf)
 

@@ -109,7 +109,8 @@ def _rounds(value: Tensor) -> bool:
 def plain_of(
     train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]], *, runs: int = RUNS
 ) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
-    """What the plain side of a comparison comes to, and what others may differ from it by.
+    """The result of the plain side of a comparison, and the bounds by which others may differ from
+    it.
 
         def plain(rounding):
             model = build()
@@ -131,7 +132,8 @@ def spreads_of(
     *,
     runs: int = RUNS,
 ) -> dict[str, Tensor]:
-    """How far `train`, rounding at random, goes from what it found without: by name, elementwise.
+    """The distance that `train`, rounding at random, goes from what it found without: by name,
+    elementwise.
 
     `train(rounding)` is the plain side of the comparison, which trains within `rounding` and
     has its model and tables start outside of it; `expected` is what it returns without.
@@ -145,7 +147,7 @@ def spreads_of(
 
 
 def bounds_of(spreads: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What each element may differ by, [R, 1] for a tensor of R rows, from its row's spread.
+    """The bound of each element, [R, 1] for a tensor of R rows, from its row's spread.
 
         FACTOR * (spread of the row + unit in the last place of the row)
 

@@ -38,7 +38,8 @@ class Trained:
         losses: Sequence[Sequence[float]],
         start: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """What training made of a model, sharded or not; if sharded, every rank must call it."""
+        """The outcome of a model's training, sharded or not; if sharded, every rank must call
+        it."""
         full: dict[str, Tensor] = {}
         dense: dict[str, Tensor] = {}
         for name, value in model.state_dict().items():

@@ -184,7 +184,7 @@ def _divide(features: Iterable[Tensor], divisors: Sequence[Tensor | None]) -> No
 
 
 def _divisors(batch: RoutedBatch, divides: Sequence[bool]) -> list[Tensor | None]:
-    """What mean pooling divides the sums of each feature by [B], where it `divides`."""
+    """The divisors [B] of the sums of each feature, for mean pooling, where it `divides`."""
     if not any(divides):
         return [None] * len(divides)
     sizes = batch.bag_sizes()

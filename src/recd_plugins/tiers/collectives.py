@@ -215,7 +215,7 @@ class CollectiveSequence(Generic[T]):
 
     @property
     def result(self) -> T:
-        """What came of a sequence that is done."""
+        """The result of a sequence that is done."""
         assert self.done
         return self._results[0]
 

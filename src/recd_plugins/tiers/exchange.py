@@ -280,7 +280,7 @@ def _by_table(lengths: Sequence[int], segments: Segments, num_tables: int) -> li
 
 
 def _by_feature(counts: Sequence[int], segments: Segments) -> list[int]:
-    """How many ids each table has, as those of the first of its features."""
+    """The number of ids that each table has, as those of the first of its features."""
     left = list(counts)
     lengths = []
     for table in segments.tables:

@@ -254,7 +254,7 @@ def _alike(
 
 
 def _part(sharding: ParameterSharding, rank: int) -> tuple[int, int]:
-    """How many rows and how many numbers of a table a rank holds."""
+    """The number of rows and of numbers of a table that a rank holds."""
     spec: Any = sharding.sharding_spec
     sizes = [shard.shard_sizes for shard in spec.shards if shard.placement.rank() == rank]
     return sum(size[0] for size in sizes), sum(size[0] * size[1] for size in sizes)

@@ -238,7 +238,8 @@ class Replicas:
         self.filled = False
 
     def copies(self) -> Iterator[Tensor]:
-        """What holds rows and optimizer state beside their home; nothing while not `filled`."""
+        """The tensors that hold rows and optimizer state beside their home; none while not
+        `filled`."""
         for tier in self._tiers():
             yield from (tier.share.rows, tier.share.state)
 

@@ -234,7 +234,7 @@ class RoutedGroup(Multistreamable):
 
     @property
     def span(self) -> slice:
-        """Which of the batch's ids are the group's."""
+        """The ids of the batch that are the group's."""
         return slice(self.start, self.start + sum(self.segments.lengths))
 
     def request(self, nodes: Nodes) -> GroupRequest:

@@ -108,7 +108,7 @@ class Router:
         return self._hot.nbytes + self._replicated.nbytes
 
     def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
-        """Where the rows of `ids` [N] int64 are. Ids of no row miss, and are counted."""
+        """Find the rows of `ids` [N] int64. Ids of no row miss, and are counted."""
         if ids.is_cuda:
             return self.route_by_ops(ids, segments)
         *parts, outside = _route(
@@ -356,13 +356,14 @@ def _unpack(
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def word_of(row: np.uint64) -> Any:
-    """Which word a row is in, for kernels; unsigned, so that no index is tried for its sign."""
+    """The word that a row is in, for kernels; unsigned, so that no index is tried for its sign."""
     return row // U64(ROWS)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def place_of(ranks: I64, row: np.uint64, word: np.uint64) -> Any:
-    """What a kernel keeps of a row until its word is there: 64 · rank of its group + its bit."""
+    """The place that a kernel keeps of a row until its word is there: 64 · rank of its group + its
+    bit."""
     return (U64(ranks[word // U64(GROUP)]) << BIT) | (row - word * U64(ROWS))
 
 

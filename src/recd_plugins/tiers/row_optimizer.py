@@ -81,8 +81,8 @@ class RowOptimizer:
 
     @classmethod
     def of(cls, kernel: KeyedOptimizer, *, on_cpu: bool, decays: bool = True) -> RowOptimizer:
-        """As the kernel will step by its next forward: rates and the like may change before
-        another one. `decays`: whether it decays weights, where it is set to."""
+        """The optimizer as the kernel will step by its next forward: rates and the like may change
+        before another one. `decays`: whether it decays weights, where it is set to."""
         name, arguments = fused_arithmetic(kernel)
         kind = KINDS[name]
         rate, forwards = next_forward(kernel)

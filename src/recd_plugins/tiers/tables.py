@@ -73,7 +73,7 @@ class TableGroup:
         return tuple(self.tables.index(one.table) for one in self.features)
 
     def row_optimizer(self) -> RowOptimizer:
-        """What steps the rows by the next forward: TorchRec's kernel as it is now."""
+        """The optimizer that steps the rows by the next forward: TorchRec's kernel as it is now."""
         on_cpu = self.like.device.type == "cpu"
         return RowOptimizer.of(self.optimizer, on_cpu=on_cpu, decays=self.decays)
 

@@ -131,7 +131,8 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         return self._output(ctx, super().compute_and_output_dist(ctx, own))
 
     def _unpacked(self, ctx: Any, input: KJTList) -> KJTList:
-        """What TorchRec exchanged, as it takes it; the node is sent the rows that it asked for."""
+        """The ids that TorchRec exchanged, as it takes them; the node is sent the rows that it
+        asked for."""
         count = len(ctx.sharding_contexts)
         ctx.update = self.tiers.answer_node(ctx.batch, input.features[count:])
         return KJTList(input.features[:count])
@@ -142,7 +143,8 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         return self._with_tiers(ctx, home)
 
     def _nothing_from_home(self) -> LazyAwaitable[Any]:
-        """What TorchRec would yield if it were given no id: the whole of a hot batch is here."""
+        """The output that TorchRec would yield if it were given no id: the whole of a hot batch is
+        here."""
         raise NotImplementedError
 
     def _with_tiers(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
@@ -196,7 +198,7 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         return KJTListSplitsAwaitable([*home, *requests], ctx)
 
     def _defer(self, ctx: TierSequenceContext, batch: RoutedBatch) -> list[DeferredSplits]:
-        """What `_send` will exchange, once the node has agreed which ids it sends home.
+        """The splits that `_send` will exchange, once the node has agreed which ids it sends home.
 
         TorchRec's contexts are there from now on, for whoever joins those of several modules.
         """
@@ -459,7 +461,7 @@ def _by_dimension(configs: Sequence[EmbeddingBagConfig]) -> list[list[str]]:
 
 
 def _keys(configs: Sequence[EmbeddingBagConfig]) -> list[dict[str, str]]:
-    """For each table, the key of each of its features in what a collection of these yields."""
+    """The keys of each table's features in what a collection of these yields."""
     return [
         dict(zip(config.feature_names, names, strict=True))
         for config, names in zip(configs, get_embedding_names_by_table([*configs]), strict=True)

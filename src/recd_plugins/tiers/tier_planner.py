@@ -132,7 +132,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             self.others.take(context)
 
     def notices(self) -> Sequence[Notice]:
-        """What the last plan does not use of what registry.yaml switches on."""
+        """Notices of what registry.yaml switches on and the last plan does not use."""
         others = self.others.notices() if isinstance(self.others, GivesNotices) else ()
         return [*self._notices, *others]
 
@@ -148,7 +148,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
-        """How many rows of each table each tier takes."""
+        """Choose how many rows of each table each tier takes."""
 
     def hottest_rows(self, table: str, rows: RowDistribution, count: int) -> Integers:
         """[count] int64: the rows of a table that get replicas, the hottest first.
@@ -388,7 +388,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return bool(not given and self.num_profile_batches != 0 and self.context.batches)
 
     def _counted(self, model: nn.Module, group: ProcessGroup) -> Tally | None:
-        """What every rank counts of its share, together on rank 0; none where nothing is."""
+        """The counts of every rank's share, together on rank 0; none where nothing is counted."""
         self.found = self._found(model)
         if not self.found or not self._counts():
             return None
@@ -528,7 +528,8 @@ def _listed(tables: Iterable[str], most: int = 4) -> str:
 def saved_plan(
     path: Path, tables: Mapping[str, ModelTable], cluster: Cluster, *, where: str
 ) -> TierPlan:
-    """What `TierPlan.save` wrote there, if it is for this cluster and for tables among these.
+    """The plan that `TierPlan.save` wrote there, if it is for this cluster and for tables among
+    these.
 
     `where` opens the error if it is not.
     """

@@ -69,7 +69,7 @@ class _GroupIds:
         return slice(self.start, self.start + sum(self.segments.lengths))
 
     def route(self, ids: Tensor) -> RoutedIds:
-        """Where the rows of the group are, from the `ids` [N] of the batch."""
+        """Find the rows of the group, from the `ids` [N] of the batch."""
         return self.replicas.router.route(ids[self.span], self.segments)
 
 
@@ -154,7 +154,7 @@ class Tiers:
         return batch
 
     def _parts(self, lengths: Sequence[int]) -> Iterator[_GroupIds]:
-        """Where the ids of each group lie, of a batch with as many ids of each feature."""
+        """The ids of each group, of a batch with as many ids of each feature."""
         first = start = 0
         for one in self._routes.groups:
             own = tuple(lengths[first : first + len(one.group.features)])
@@ -223,7 +223,8 @@ class Tiers:
         return update
 
     def wait(self, home: LazyAwaitable[Any], update: Update) -> Any:
-        """What TorchRec brings from home for a forward, whose backward will apply this update."""
+        """The rows that TorchRec brings from home for a forward, whose backward will apply this
+        update."""
         if torch.is_grad_enabled():
             self._expected.add(update)
         found = home.wait()
@@ -238,7 +239,7 @@ class Tiers:
             purge_kernels(self._sharded)
 
     def copies(self) -> Iterator[Tensor]:
-        """What holds rows and optimizer state beside their home, by now."""
+        """The tensors that hold rows and optimizer state beside their home, by now."""
         return self._holds.copies()
 
     @property

@@ -167,12 +167,12 @@ class Chunks:
         return union[number * self._width : (number + 1) * self._width]
 
     def sends(self, number: int) -> list[int]:
-        """How many gradients of a chunk this rank has for each share."""
+        """The number of gradients of a chunk that this rank has for each share."""
         return [before[number + 1] - before[number] for before in self._before]
 
     def receives(self, number: int) -> tuple[list[int], Tensor]:
-        """How many gradients each rank has for this one's share, and [r] the row of each among
-        the chunk's."""
+        """The number of gradients that each rank has for this one's share, and [r] the row of each
+        among the chunk's."""
         touched = self._touched.by_rank[:, self.rows(number)]
         counts = [before[number + 1] - before[number] for before in self._theirs]
         return counts, touched.nonzero()[:, 1]
@@ -212,7 +212,7 @@ class GradientDivision:
 
     @classmethod
     def of_forward(cls) -> GradientDivision:
-        """To be made as a batch is computed."""
+        """The division that holds for a forward: make it as the batch is computed."""
         return cls(get_gradient_division() if get_use_sync_collectives() else None)
 
     def scale(self, world_size: int) -> float:

@@ -46,8 +46,8 @@ NAMED = 8
 
 
 def own_place(patience: float = 0.0) -> Store | None:
-    """Where the ranks of this attempt meet, and no others; None where torch's own place is right,
-    for whoever started the ranks has no store, or has another one each time.
+    """The store where the ranks of this attempt meet, and no others; None where torch's own place
+    is right, for whoever started the ranks has no store, or has another one each time.
 
     They wait so many seconds for each other, if `patience` is not 0.
     """
@@ -110,7 +110,7 @@ def _these(ranks: Sequence[int]) -> str:
 
 
 def _left(store: Store, key: str) -> str:
-    """What somebody left under a key; nothing if nobody has."""
+    """The value that somebody left under a key; nothing if nobody has."""
     return bytes(store.get(key)).decode() if store.check([key]) else ""
 
 
@@ -122,7 +122,7 @@ class Launchers:
 
     @classmethod
     def found(cls) -> Launchers:
-        """Those of this job; every rank must call it."""
+        """The launchers of this job; every rank must call it."""
         every = [""] * dist.get_world_size()
         dist.all_gather_object(every, _parent() if ELASTIC in os.environ else "")
         return cls(names=tuple(sorted({name for name in every if name})))
@@ -139,7 +139,7 @@ class Launchers:
 
 
 def taken_over(checkpoint: Path, settings: TrainSettings) -> OtherRanks | None:
-    """What the checkpoint is for the ranks of a restarted job; None where they are as many as its
+    """The checkpoint as the ranks of a restarted job see it; None where they are as many as its
     own, and have as many samples."""
     saved = read_job(checkpoint)
     world_size = dist.get_world_size()

@@ -19,7 +19,8 @@ Initialise = Callable[[Tensor], object]
 
 
 def table_initialisers(model: nn.Module) -> dict[str, Initialise]:
-    """How each table of an unsharded model starts: its `init_fn`, or TorchRec's uniform range."""
+    """The function that each table of an unsharded model starts by: its `init_fn`, or TorchRec's
+    uniform range."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
     initialisers: dict[str, Initialise] = {}

@@ -182,7 +182,7 @@ class Loop:
             self._evaluate()
 
     def _so_far(self) -> dict[str, Any]:
-        """What `_go_on` takes over."""
+        """The counts that `_go_on` takes over."""
         training = self._training
         return {
             "window": self._window.state_dict(),
@@ -316,7 +316,7 @@ class Loop:
         self._inputs.clear()
 
     def _divergence(self, what: str = "") -> RecdError:
-        """What a run ends with that cannot go on; every rank must call it.
+        """The error that a run ends with which cannot go on; every rank must call it.
 
         Without `what`, a loss is not finite.
         """

@@ -206,7 +206,7 @@ def keep_provenance(report: RunReport, stack: Stack, job: Job) -> None:
 
 
 def _plan(stack: Stack, job: Job) -> dict[str, Any]:
-    """As `recd plan --json` prints it, and where TorchRec has the tables."""
+    """The plan as `recd plan --json` prints it, and where TorchRec has the tables."""
     planner = stack.planner()
     tiers = planner.report if isinstance(planner, Tiered) else None
     placed = {

@@ -226,7 +226,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 def _lines_before(
     file: Path, step: int, count: int | None, again: bool
 ) -> tuple[str, list[dict[str, Any]]]:
-    """What a resumed run keeps, as text and as values: the first `count` lines, and those after
+    """The lines that a resumed run keeps, as text and as values: the first `count`, and those after
     them up to the step of its checkpoint, unless they come `again`."""
     if not file.exists():
         return "", []

@@ -97,7 +97,7 @@ class Callbacks:
                 getattr(callback, event)(*args)
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
-        """What they make of a batch, one after another."""
+        """The batch that they make of one, each after the other."""
         for callback, choice in self._callbacks:
             with _named(choice, "on_batch"):
                 batch = callback.on_batch(training, batch, split)

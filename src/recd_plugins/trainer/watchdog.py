@@ -196,7 +196,7 @@ class Watchdog:
             os._exit(EXPLAINED)
 
     def _gathered(self) -> list[Standing]:
-        """Where each rank stands, by rank."""
+        """The place where each rank stands, by rank."""
         self._say(self._rank, self._standing())
         missing = self._missing(range(self._world_size), self._grace)
         for rank in missing:
@@ -224,7 +224,8 @@ class Watchdog:
         )
 
     def _inspected(self, rank: int) -> Standing:
-        """What can be seen from outside of a rank of this host that does not answer."""
+        """The state of a rank of this host that does not answer, as far as it is seen from
+        outside."""
         process = self._process(rank)
         pid = process["pid"]
         state = _state(pid)
@@ -290,7 +291,7 @@ class Watchdog:
         return Standing(**{**values, "at": tuple(values["at"])})
 
     def _missing(self, ranks: Sequence[int], seconds: float) -> list[int]:
-        """Of these ranks, those of which nothing is known after so many seconds."""
+        """The ranks, of these, of which nothing is known after so many seconds."""
         ends = time.monotonic() + seconds
         missing = list(ranks)
         while True:
@@ -359,7 +360,7 @@ def _with_those_below(pid: int) -> list[int]:
 
 
 def verdict(standings: Sequence[Standing], limit: float, folder: Path) -> str:
-    """Which ranks hang and where, how the others stand, and what to do.
+    """The verdict: which ranks hang and where, how the others stand, and what to do.
 
     Those that do not answer hang; else those that do not wait for others; else those that are
     behind. Where all are alike, they wait for each other.
@@ -428,7 +429,8 @@ def _leader(standings: Sequence[Standing]) -> int:
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T | None:
-    """What it returns; None if it does not in time, or fails. What hangs is left behind."""
+    """The result of a call; None if it does not return in time, or fails. What hangs is left
+    behind."""
     results: list[T] = []
 
     def call() -> None:

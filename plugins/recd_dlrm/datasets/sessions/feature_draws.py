@@ -134,7 +134,7 @@ class FeatureDraws:
 
 
 def change_rates(features: Mapping[str, FeatureDraws]) -> dict[str, float]:
-    """Per group, the probability of a change event between adjacent samples.
+    """The probability of a change event between adjacent samples, per group.
 
     A group is unchanged where all its features are: 1 - d = e (1 - product of c), and so
     e = (1 - d) / (1 - product of c), at most 1. A feature alone then measures its own d; in

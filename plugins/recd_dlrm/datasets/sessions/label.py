@@ -91,7 +91,7 @@ class LabelModel:
         )
 
     def terms(self, weights: Mapping[str, F64], dense: F64) -> dict[str, F64]:
-        """What adds up to the logits [N]: the bias and each term."""
+        """The terms that add up to the logits [N]: the bias and each term."""
         scaled = {
             name: values * self._scales[name] for name, values in self._raw(weights, dense).items()
         }

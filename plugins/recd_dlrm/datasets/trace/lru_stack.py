@@ -140,7 +140,8 @@ def add(tree: I64, slot: int, change: int) -> None:
 
 @compiled
 def occupied_below(tree: I64, slot: int) -> int:
-    """How many slots before `slot` are occupied: the position of its id from the bottom."""
+    """The number of slots before `slot` that are occupied: the position of its id from the
+    bottom."""
     count, node = 0, slot
     while node > 0:
         count += tree[node]

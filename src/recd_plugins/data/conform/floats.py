@@ -154,7 +154,7 @@ def check_whole(column: pa.ChunkedArray, spot: Spot) -> None:
 
 
 def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] | None:
-    """What is wrong with a column of such a type as one number, or as a vector; and the cure."""
+    """The fault of a column of such a type as one number, or as a vector; and the cure."""
     inner = plain_type(kind)
     if not is_list(inner):
         if width is not None:

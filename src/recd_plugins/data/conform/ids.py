@@ -49,7 +49,7 @@ class Elements(NamedTuple):
 
     @property
     def absent(self) -> npt.NDArray[np.bool_] | None:
-        """Which elements are null, or have no finite weight; None where none is."""
+        """The elements that are null, or have no finite weight; None where none is."""
         ids = missing(self.values) if has_missing(self.values) else None
         if self.weights is None or finite(self.weights):
             return ids
@@ -134,7 +134,7 @@ def missing_rows(array: pa.Array, scored: bool = False) -> npt.NDArray[np.bool_]
 
 
 def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:
-    """What is wrong with a column of such a type as this feature, and the cure."""
+    """The fault of a column of such a type as this feature, and the cure."""
     inner = plain_type(kind)
     name = feature.name
     if feature.scored:

@@ -56,7 +56,7 @@ class KeyCounts:
 
     @property
     def merged(self) -> int:
-        """How many different keys were merged so far."""
+        """The number of different keys that were merged so far."""
         return len(self._keys)
 
     @property

@@ -87,7 +87,7 @@ def key_missing(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
-    """What is wrong with a column of such a type as a session; and the cure."""
+    """The fault of a column of such a type as a session; and the cure."""
     if identifies(kind):
         return None
     return (
@@ -97,7 +97,7 @@ def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
 
 
 def time_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
-    """What is wrong with a column of such a type as a time; and the cure."""
+    """The fault of a column of such a type as a time; and the cure."""
     inner = plain_type(kind)
     fits = (
         pa.types.is_timestamp(inner)

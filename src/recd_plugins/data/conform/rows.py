@@ -124,7 +124,7 @@ class Role(ABC):
 
     @abstractmethod
     def type_problem(self, kind: pa.DataType) -> Problem | None:
-        """What is wrong with a source of this type."""
+        """The fault of a source of this type."""
 
     def missing(self, array: pa.Array) -> Mask:
         """[N] which rows of a source have a null, or what counts as one."""

@@ -79,7 +79,7 @@ class VocabularyCounts:
         return keys, counts.astype(np.int64), texts
 
     def add(self, part: Counted) -> None:
-        """What `of` found."""
+        """Add the counts that `of` found."""
         self._found.add(*part)
         self._check(self._found.merged)
 

@@ -309,7 +309,7 @@ class _Reading:
         return [name for name in self._schema.columns if name not in self._wrong]
 
     def look_at(self, block: Block) -> _Look:
-        """In any thread."""
+        """Look at a block, in any thread."""
         names = list(block.file.names if self._schema is None else self.columns([block.file]))
         read_as, misfits = self._read_as, list[Misfit]()
         while True:
@@ -388,7 +388,7 @@ class _Reading:
                 self._found.add(where, None, what.removesuffix("."), "")
 
     def conclude(self, where: Location) -> None:
-        """What all of the rows show together."""
+        """The findings of all of the rows together."""
         if not self._found.rows and not self._found.problems:
             self._found.add(where, None, "holds no rows", "Take it out, or write it again.")
         for name, one in self._columns.items():

@@ -83,7 +83,7 @@ class ForeignFile:
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What files of one table have in common."""
+        """The format that files of one table have in common."""
         return (self.format, self.names, self.delimiter, self.header)
 
     def open(self) -> pa.NativeFile:
@@ -149,7 +149,7 @@ def _check_is_file(path: Location) -> None:
 def foreign_file(
     path: Location, delimiter: str | None = None, header: bool | None = None
 ) -> ForeignFile:
-    """What one file is."""
+    """The format of one file."""
     if delimiter is not None:
         _check_delimiter(delimiter)
     head, compression = _head(path)
@@ -296,7 +296,7 @@ def _check_delimiter(delimiter: str) -> None:
 
 
 def _delimiter(path: Location, text: str) -> str:
-    """What parts the lines into the same number of fields, the most of them."""
+    """The delimiter that parts the lines into the same number of fields, the most of them."""
     best, fields = "", 1
     for candidate in DELIMITERS:
         counts = [len(row) for row in _rows(text, candidate, candidate != "\t" or _quoted(text))]

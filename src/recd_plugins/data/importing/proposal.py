@@ -133,7 +133,7 @@ class Proposal:
 
 
 def propose(survey: Survey) -> Proposal:
-    """What each column seems to be, and the schema that follows."""
+    """The role that each column seems to have, and the schema that follows."""
     entries = _parted(survey)
     return Proposal(
         text="\n".join(_lines(survey, entries)) + "\n",
@@ -230,7 +230,7 @@ def _number(column: ColumnSurvey) -> bool:
 
 
 def _unit(column: ColumnSurvey) -> str | None:
-    """What a number counts, if it is a time."""
+    """The unit that a number counts, if it is a time."""
     if column.seems == "times":
         return "ms"
     if not _number(column) or column.low is None or column.two_valued:
@@ -266,7 +266,7 @@ def _time_entry(column: ColumnSurvey) -> ColumnEntry:
 
 
 def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
-    """What looks like a target, best first."""
+    """The columns that look like a target, best first."""
     scores = []
     for place, column in enumerate(columns):
         score = 0.0

@@ -271,7 +271,7 @@ def _line_blocks(
 
 
 def _filled(stream: pa.NativeFile, rest: bytes | bytearray, size: int) -> tuple[bytearray, bool]:
-    """What was left and `size` bytes more, in one place; and whether there were any more."""
+    """The bytes that were left and `size` more, in one place; and whether there were any more."""
     content = bytearray(len(rest) + size)
     content[: len(rest)] = rest
     read = stream.readinto(memoryview(content)[len(rest) :])
@@ -281,7 +281,7 @@ def _filled(stream: pa.NativeFile, rest: bytes | bytearray, size: int) -> tuple[
 
 
 def _count(content: bytearray, byte: int, stop: int, start: int = 0) -> int:
-    """How often a byte occurs: as fast as memory is read, however often."""
+    """The number of times that a byte occurs: as fast as memory is read, however often."""
     return int(np.count_nonzero(np.frombuffer(content, np.uint8)[start:stop] == byte))
 
 

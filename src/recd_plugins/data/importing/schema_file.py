@@ -18,7 +18,7 @@ __all__ = ["as_yaml", "load_schema", "options_of_schema"]
 
 
 def load_schema(path: Location) -> ForeignSchema:
-    """What a person or `recd data schema` wrote."""
+    """The schema that a person or `recd data schema` wrote."""
     try:
         options, _ = read_yaml(text_of(path), str(path))
     except FileNotFoundError:

@@ -34,7 +34,7 @@ class SplitBy(Config):
 
     @classmethod
     def of(cls, text: str, share: float) -> SplitBy:
-        """Of `time` or `hash:COLUMN`."""
+        """The rule that `time` or `hash:COLUMN` says."""
         if text == "time":
             return cls(share=share)
         kind, _, column = text.partition(":")

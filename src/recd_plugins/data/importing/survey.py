@@ -320,7 +320,7 @@ def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def _separator(texts: pa.ChunkedArray) -> str:
-    """What parts the elements, where texts look like lists; nothing where they do not."""
+    """The separator of elements, where texts look like lists; nothing where they do not."""
     present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
     if not len(present):
         return ""
@@ -348,8 +348,8 @@ def _all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
 
 
 def _scored_separator(texts: pa.ChunkedArray) -> str:
-    """What parts ids with weights, where texts look like lists of them; nothing where they do not:
-    a lone 12:30 is a time."""
+    """The separator of ids and weights, where texts look like lists of them; nothing where they do
+    not: a lone 12:30 is a time."""
     present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
     bare = pc.utf8_trim(present, "[]")
     for separator in SEPARATORS:

@@ -528,7 +528,7 @@ class TableImport:
         shutil.rmtree(self._part)
 
     def _copy(self, whole: Path, to: Uri) -> None:
-        """To a store: tables say that they are not whole until all is there."""
+        """Copy to a store: tables say that they are not whole until all is there."""
         marks = [to / split / UNFINISHED if self._split else to / UNFINISHED
                  for split in self._splits]  # fmt: skip
         for mark in marks:
@@ -602,7 +602,7 @@ class _Segment:
 
 
 def _named(location: Location) -> Location:
-    """What it is called from anywhere."""
+    """The name that it is called by from anywhere."""
     return location if isinstance(location, Uri) else location.absolute()
 
 

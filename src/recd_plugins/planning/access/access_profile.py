@@ -96,7 +96,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path) -> Profile:
-        """What `save` wrote; anything else raises `DataError`."""
+        """The profile that `save` wrote; anything else raises `DataError`."""
         table = read_arrow(
             path, METADATA_KEY, SCHEMA, "A profile is meant: `recd data profile` writes one."
         )
@@ -211,7 +211,7 @@ class Tally:
         return min(self.samples / epoch, 1.0) if epoch else 0.0
 
     def explain(self) -> str:
-        """What was counted, in words."""
+        """The counts, in words."""
         share = f", {self.counted_share:.1%} of an epoch" if self.epoch else ""
         counted = f"{self.samples:,} samples{share}"
         if not self.in_order or self.counted_share == 1:
@@ -223,7 +223,7 @@ class Tally:
         )
 
     def distributions(self) -> Iterator[tuple[str, RowDistribution]]:
-        """What will come of each table that is counted exactly."""
+        """The lookups that will come of each table that is counted exactly."""
         for name, counter in self.counters.items():
             if isinstance(counter, RowCounter) and counter.samples:
                 yield name, counter.distribution(sample=True)

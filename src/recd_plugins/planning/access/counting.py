@@ -70,7 +70,7 @@ class RowCounter:
 
     @property
     def folds(self) -> int:
-        """How many folds have samples."""
+        """The number of folds that have samples."""
         return int(np.count_nonzero(self._samples))
 
     @property
@@ -91,7 +91,7 @@ class RowCounter:
         return every, (every - own) * self.samples / np.maximum(others, 1)
 
     def runs_of(self, lookups: Floats) -> Integers:
-        """Which run of `distribution` rows of so many lookups are in, each."""
+        """The run of `distribution` that rows of so many lookups are in, each."""
         each = np.unique(_of_rows(self.counted)[1])[::-1].astype(np.float64)
         found: Integers = np.searchsorted(-each, -lookups, side="left")
         return np.minimum(found, self.runs - 1)
@@ -230,7 +230,7 @@ def _summed(counted: Integers) -> Integers:
 
 
 def _discount(counts: Integers, lookups: Floats, unseen: int) -> float:
-    """What each row that was seen gives of its lookups to those that were not."""
+    """The share of its lookups that each row which was seen gives to those that were not."""
     once, twice = (int(counts[lookups == times].sum()) for times in (1, 2))
     if not once:
         return 0.0
@@ -342,11 +342,12 @@ class RowSketch:
 
     @property
     def _pairs(self) -> int:
-        """Of a row and a fold, 24 bytes each: twice as many have the memory of the counters."""
+        """The number of pairs of a row and a fold, 24 bytes each: twice as many have the memory of
+        the counters."""
         return max(self.capacity // 3, 1)
 
     def _give_up_folds(self) -> None:
-        """From now on this is a sketch."""
+        """Be a sketch from now on."""
         if self.exact is None:
             return
         counted, self.exact = self.exact.counted, None
@@ -409,7 +410,7 @@ def distribution(
     counted_share: float = 0.0,
     in_order: bool = False,
 ) -> RowDistribution:
-    """What was counted of a table; of a `sample` what will come (`RowCounter.distribution`). A
+    """The counts of a table; of a `sample`, the lookups to come (`RowCounter.distribution`). A
     sketch that has given up its folds leaves lookups to the rows that it lacks anyway."""
     if isinstance(counter, RowSketch):
         if counter.exact is None:

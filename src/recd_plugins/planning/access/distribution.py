@@ -249,8 +249,7 @@ class Drift:
 
 
 def drift(before: RowDistribution, after: RowDistribution, rows: int) -> Drift:
-    """What `rows` hot rows of one table are worth a day later; both days need the ids of so
-    many."""
+    """The worth of `rows` hot rows of one table a day later; both days need the ids of so many."""
     if before.num_rows != after.num_rows:
         raise DataError(
             f"had {before.num_rows:,} rows before and has {after.num_rows:,} now: these are not "

@@ -184,7 +184,8 @@ class _Folds:
         return p, unseen / samples
 
     def unseen(self, total: Integers) -> float:
-        """What rows that were not seen will have, in as many samples; `total` [S] of those seen.
+        """The lookups that rows which were not seen will have, in as many samples; `total` [S] of
+        those seen.
 
         Rows of one fold alone are what the others had not seen of it; those of two are what is
         missing without another one. So the unseen share is known after K - 1 and K - 2 folds, and

@@ -81,7 +81,7 @@ class Look:
         return self._first[0] if self._first else None
 
     def __len__(self) -> int:
-        """What the loader says; a `TypeError` if it says nothing."""
+        """The length that the loader says; a `TypeError` if it says nothing."""
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
@@ -103,7 +103,7 @@ class Look:
 
 
 def _states(batches: Any) -> list[Callable[[], Any]]:
-    """What puts everything back as it is now."""
+    """The calls that put everything back as it is now."""
     import torch
 
     state = torch.get_rng_state()

@@ -42,7 +42,7 @@ class BatchLookups:
 
 
 def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookups:
-    """What a model that is given the batch looks up.
+    """The lookups of a model that is given the batch.
 
     `features` gives its KeyedJaggedTensor, what TorchRec takes in its place, an IKJT, or a list of
     these. Where it does not say, the batch is taken, or what it holds, if that is one of them; a

@@ -72,7 +72,7 @@ def together(group: ProcessGroup, do: Callable[[], int]) -> int:
 
 
 def gathered(tally: Tally, group: ProcessGroup) -> Tally:
-    """On rank 0, what all ranks counted; every rank calls it, of the same tables.
+    """The counts of all ranks, on rank 0; every rank calls it, of the same tables.
 
     Ranks hand their counts on in pairs, so that rank 0 receives from log2(world size) of them.
     """
@@ -142,7 +142,7 @@ def _receive_numbers(shape: tuple[int, ...], source: int, group: ProcessGroup) -
 
 
 def _device(group: ProcessGroup) -> Any:
-    """Where the group's collectives take tensors from."""
+    """The device that the group's collectives take tensors from."""
     import torch
     import torch.distributed as dist
 

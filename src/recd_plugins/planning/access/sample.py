@@ -46,7 +46,8 @@ class Spread(Protocol):
 
     @property
     def places(self) -> int:
-        """In how many places of the epoch blocks may begin, for what it costs to read them."""
+        """The number of places of the epoch where blocks may begin, for what it costs to read
+        them."""
 
 
 def sample(
@@ -109,7 +110,7 @@ def sample_of(batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
 
 
 def length_of(batches: Iterable[Any]) -> int | None:
-    """How many batches there are, if they say: a loader without an end has no length."""
+    """The number of batches, if they say: a loader without an end has no length."""
     try:
         return len(batches) if isinstance(batches, Sized) else None
     except TypeError:

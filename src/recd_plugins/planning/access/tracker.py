@@ -24,8 +24,8 @@ __all__ = ["profile_tracker"]
 def profile_tracker(
     tracker: ModelDeltaTrackerTrec, *, batch_size: int, group: ProcessGroup | None = None
 ) -> Profile:
-    """What `model.get_delta_tracker()` of TorchRec's DistributedModelParallel recorded since it
-    was made, of all tables that it tracks; every rank calls it.
+    """The lookups that `model.get_delta_tracker()` of TorchRec's DistributedModelParallel recorded
+    since it was made, of all tables that it tracks; every rank calls it.
 
     Each step had `batch_size` samples on each rank. Rank 0 has the profile; on the others it is
     empty. The tracker stays as it is: it must not have been read before, nor compact what it

@@ -124,7 +124,7 @@ class PlanReport:
         return self._all(TableSizes(coalesce="rank"))
 
     def tiers(self, table: str) -> dict[TierName, TierReport]:
-        """What each tier of a table takes."""
+        """The rows and costs of each tier of a table."""
         return {
             name: _report(entry, self.ledger, self.ledger.tables[table].interval(name))
             for name, entry in self.ledger.tables[table].entries.items()
@@ -278,7 +278,7 @@ class PlanReport:
         )
 
     def _alternatives(self) -> Iterator[str]:
-        """What each collection might have had, and why it has what it has."""
+        """The plans that each collection might have had, and why it has what it has."""
         for path, every in self.considered.items():
             rows: list[tuple[str, ...]] = [
                 (path or "tables", "", "ms a step", "exchanged", "memory")
@@ -305,7 +305,7 @@ def _coverage(rows: RowDistribution) -> list[tuple[int, float]]:
 
 
 def compared(ms: float, other: float, name: str) -> str:
-    """How a step of `ms` compares with another, in words: slower is called slower."""
+    """A comparison of a step of `ms` with another, in words: slower is called slower."""
     if f"{max(ms, other) / min(ms, other):.2f}" == "1.00":
         return f"as fast as {name}"
     if ms < other:

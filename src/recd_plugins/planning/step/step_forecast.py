@@ -91,7 +91,7 @@ class StepForecast:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all ranks."""
+        """The samples per second of all ranks."""
         return self.world_size * self.batch_size / self.ms * 1000
 
     @property

@@ -74,7 +74,8 @@ def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
 def _deal(
     ids: npt.NDArray[Any], bits: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """Where each of the 2^bits parts begins and ends; the ids part by part; where they were."""
+    """Deal ids out to 2^bits parts: where each begins and ends; the ids part by part; where they
+    were."""
     parts = 1 << bits
     ends = np.zeros(parts + 1, np.int64)
     shift = np.uint64(63 - bits)  # in two steps: no shift is by 64, which would be none

@@ -74,7 +74,7 @@ def add_up(place: I64, offsets: I64) -> Any:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def note_spans(offsets: I64, single: bool, firsts: I64, bounds: I64) -> np.int64:
-    """Where rows `firsts` [U] of all begin and end goes to `bounds` [B, 2]; their ids' number."""
+    """Write where rows `firsts` [U] of all begin and end to `bounds` [B, 2]; their ids' number."""
     if single:
         for i in range(len(firsts)):
             bounds[i, 0], bounds[i, 1] = firsts[i], firsts[i] + 1
@@ -130,7 +130,7 @@ def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
 
 
 def spread_places(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Where among the values each of those that `spread_rows` makes lies."""
+    """The places among the values of those that `spread_rows` makes."""
     # Value n of the result lies as far behind its row's start as n behind its row's begin.
     where = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
     return where + torch.arange(where.numel(), device=where.device)

@@ -341,7 +341,7 @@ def _equal_on_device(values: Tensor, offsets: Tensor, left: Tensor, right: Tenso
 
 
 def _positions(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """For each value of rows of `lengths` [B]: its row [N], and its position within it [N]."""
+    """The row [N] of each value of rows of `lengths` [B], and its position within it [N]."""
     rows = torch.repeat_interleave(lengths)
     starts = lengths.cumsum(0) - lengths
     return rows, torch.arange(rows.numel(), device=lengths.device) - starts[rows]

@@ -190,7 +190,7 @@ class Checkpoints:
     def _complete(
         self, part: Path, step: int, job: Job, files: list[dict[str, FileDigest]]
     ) -> None:
-        """On rank 0: the files that are no rank's, and the digest of all."""
+        """Write the files that are no rank's, and the digest of all, on rank 0."""
         if dist.get_rank():
             return
         about: dict[str, Any] = {
@@ -207,7 +207,7 @@ class Checkpoints:
         write_digest(part, every | {name: digest_of(part / name) for name in others})
 
     def _put(self, part: Path, target: Path) -> None:
-        """On rank 0: give it its name, and remove those that are no longer kept."""
+        """Give it its name, and remove those that are no longer kept, on rank 0."""
         if dist.get_rank():
             return
         shutil.rmtree(target, ignore_errors=True)
@@ -397,7 +397,7 @@ def _set_random_state(job: Job, state: Mapping[str, str]) -> None:
 
 
 def _end(registry: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What decides when a run ends."""
+    """The values that decide when a run ends."""
     return registry.get("callbacks"), registry.get("train", {}).get("steps")
 
 
@@ -429,7 +429,7 @@ def _is_full(error: BaseException) -> TypeGuard[OSError]:
 
 
 def _bytes(tensors: Mapping[str, Tensor | ShardedTensor]) -> int:
-    """What this rank writes of them, about: rank 0 writes those that all ranks have."""
+    """The bytes that this rank writes of them, about: rank 0 writes those that all ranks have."""
     first = dist.get_rank() == 0
     return sum(
         sum(shard.tensor.nbytes for shard in value.local_shards())
@@ -443,7 +443,7 @@ T = TypeVar("T")
 
 
 def on_every_rank(attempt: Callable[[], T]) -> list[T]:
-    """What each rank makes, by rank; every rank must call it.
+    """The results of all ranks, by rank; every rank must call it.
 
     Where ranks fail, all raise what the first of them did: an error of a user, or of the system.
     An error of others' code is raised as it is where it happened; the other ranks learn what it

@@ -60,7 +60,7 @@ class OtherRanks:
     """Where the loader of every rank goes on."""
 
     def rank(self, rank: int) -> dict[str, Any]:
-        """What the file of this rank would hold: one that is new draws its own random numbers;
+        """The content of this rank's file: a rank that is new draws its own random numbers;
         callbacks' states are alike on all."""
         first = read_rank(self.checkpoint, 0)
         new = {"callbacks": first.get("callbacks", {})}
@@ -72,7 +72,7 @@ class OtherRanks:
         return {"loader": dict(self.position), **mine}
 
     def _so_far(self, rank: int, first: Mapping[str, Any]) -> dict[str, Any]:
-        """What a rank has counted toward the metrics that come next: rank 0 has what all of them
+        """The counts of a rank toward the metrics that come next: rank 0 has what all of them
         collected, and forecasts, which are of a plan's ranks, are counted anew."""
         kept = {name: one for name, one in first.items() if name not in ("forecasts", "window")}
         if rank == 0:
@@ -83,7 +83,7 @@ class OtherRanks:
         return kept
 
     def goes_on(self) -> str:
-        """With which batches, for people."""
+        """The batches with which it goes on, for people."""
         if self.exact:
             return "goes on with the batches that would have come next"
         if self.begins_epoch is None:

@@ -31,13 +31,13 @@ class Beside:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Beside:
-        """What `values` gave."""
+        """The forecast that `values` wrote."""
         interval = values["interval"]
         kept = {name: values[name] for name in ("what", "unit", "forecast", "fact", "note")}
         return cls(**kept, interval=interval and (interval[0], interval[1]))
 
     def values(self) -> dict[str, Any]:
-        """For machines."""
+        """The forecast as values, for machines."""
         return dataclasses.asdict(self) | {"parted": self.parted}
 
     @property

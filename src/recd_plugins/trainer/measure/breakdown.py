@@ -111,7 +111,7 @@ def breakdown(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def lane(spans: Iterable[Span], step: Span) -> Iterator[tuple[str, float, float]]:
-    """What the step's thread does within it: part, start and end, as `breakdown` adds them up."""
+    """The work of the step's thread within it: part, start and end, as `breakdown` adds them up."""
     spans = list(spans)
     flights = _union(
         (span.start, span.end) for span in spans if span.in_flight and _COLLECTIVE.match(span.name)
@@ -224,7 +224,7 @@ def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def _overlap(one: tuple[float, float], others: list[tuple[float, float]]) -> float:
-    """How much of `one` a sorted union covers."""
+    """The length of `one` that a sorted union covers."""
     return sum(max(0.0, min(one[1], end) - max(one[0], start)) for start, end in others)
 
 

@@ -58,7 +58,7 @@ class KeptIds(NamedTuple):
         return cls(*sums)._replace(of=of)
 
     def plus(self, other: KeptIds) -> KeptIds:
-        """Those of both."""
+        """The sums of both."""
         return KeptIds(*(mine + its for mine, its in zip(self, other, strict=True)))
 
     @property
@@ -67,7 +67,8 @@ class KeptIds(NamedTuple):
         return self.ids / self.kept if self.kept else None
 
     def off(self, ranks: int = 1) -> float:
-        """By what share the factor may be off, where so many ranks each have as many batches."""
+        """The share by which the factor may be off, where so many ranks each have as many
+        batches."""
         if self.batches < 2 or not self.kept:
             return 0.0 if self.batches and self.batches >= self.of else math.inf
         r = self.kept / self.ids
@@ -77,7 +78,7 @@ class KeptIds(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """What the factor will be; None where nothing is known of it."""
+        """The interval that the factor will be in; None where nothing is known of it."""
         factor, off = self.factor, math.hypot(self.off(), LEAST)
         if factor is None or off >= 1:
             return None
@@ -85,7 +86,8 @@ class KeptIds(NamedTuple):
 
 
 def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptIds:
-    """What this rank's batches show: drawn from the first `steps` of the epoch, or from all of it.
+    """The ids that this rank's batches show: drawn from the first `steps` of the epoch, or from all
+    of it.
 
     A loader that can `Spread` them alone can be read ahead; of any other nothing is known.
     """

@@ -60,7 +60,7 @@ class Facts:
         """The share of batches that is to be hot."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted, for a run that goes on."""
+        """The counts, for a run that goes on."""
         return {
             "batches": self.batches,
             "hot": self.hot,
@@ -85,7 +85,7 @@ class Facts:
         dense: float,
         parts: Mapping[str, float],
     ) -> list[Beside]:
-        """Of all ranks, each of which calls it.
+        """Forecasts beside the facts of all ranks, each of which calls it.
 
         `traffic`: bytes that a rank hands to each collective in a step, of which `dense` are
         gradients of dense parameters; `parts`: ms of a step's parts. Both are of all ranks already.
@@ -177,8 +177,8 @@ class Facts:
         return "the batches that were counted have fewer of these rows: count more of them"
 
     def _bytes(self, traffic: Mapping[str, float], dense: float) -> Iterator[Beside]:
-        """Of all collectives, where a plan has priced every table: those of tables, and `dense`
-        gradients."""
+        """The bytes of all collectives, where a plan has priced every table: those of tables, and
+        `dense` gradients."""
         planner = self._planner
         if not traffic or not isinstance(planner, TierPlanner) or planner.report is None:
             return
@@ -198,8 +198,8 @@ class Facts:
         yield dataclasses.replace(one, note=note) if one.parted else one
 
     def _time(self, parts: Mapping[str, float]) -> Iterator[Beside]:
-        """What the ledger has a step's exchange and lookups take; under the profiler alone is it
-        known what they took."""
+        """The time that the ledger has a step's exchange and lookups take; under the profiler alone
+        is it known what they took."""
         planner = self._planner
         report = planner.report if isinstance(planner, TierPlanner) else None
         if report is None or not parts:
@@ -261,7 +261,7 @@ def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
 
 
 def _within(ids: Any, rows: Any) -> int:
-    """How many ids are among rows, which rise."""
+    """The number of ids that are among rows, which rise."""
     if not len(rows):
         return 0
     at = np.minimum(np.searchsorted(rows, ids), len(rows) - 1)

@@ -68,7 +68,7 @@ def _plain(values: Iterable[object]) -> Iterator[Tensor]:
 
 
 def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
-    """Of the storages that were not seen before."""
+    """The bytes of the storages that were not seen before."""
     found = 0
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.is_meta:

@@ -47,7 +47,7 @@ class Metrics:
 
 
 def _sums(predictions: Tensor, labels: Tensor, weights: Tensor) -> Iterator[Tensor]:
-    """Of some samples: cross entropy, weight, weight of labels 1 and of labels 0."""
+    """The sums over some samples: cross entropy, weight, weight of labels 1 and of labels 0."""
     sure = predictions.clamp(min=ETA, max=1 - ETA)
     yield (
         -weights * labels * torch.log2(sure) - weights * (1.0 - labels) * torch.log2(1.0 - sure)
@@ -120,7 +120,7 @@ class MetricsWindow:
             self._held -= self._outputs.pop(0)[0].numel()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank has collected, as JSON takes it: to the bit."""
+        """The collection of this rank, as JSON takes it: to the bit."""
         outputs = [torch.stack(one).cpu() for one in self._outputs]
         joined = torch.cat(outputs, 1).numpy().tobytes() if outputs else b""
         return {
@@ -210,7 +210,7 @@ class LabelMetrics:
             window.add(loss, output, target / label.scale, counted)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank has collected, as JSON takes it: to the bit."""
+        """The collection of this rank, as JSON takes it: to the bit."""
         return {
             "windows": [window.state_dict() for window in self._windows],
             "errors": self._errors.tolist(),
@@ -252,14 +252,14 @@ class LabelMetrics:
 
     @property
     def calibration(self) -> dict[str, list[list[float]]]:
-        """Of the latest `metrics` of all samples, by label that is no regression: mean prediction,
-        mean label and weight of bins of alike many samples, predictions rising."""
+        """The calibration of the latest `metrics` of all samples, by label that is no regression:
+        mean prediction, mean label and weight of bins of alike many samples, predictions rising."""
         both = zip(self._labels, self._windows, strict=True)
         return {label.name: window.calibration for label, window in both if ranks(label)}
 
 
 def joined_windows(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several ranks' `LabelMetrics` have collected, as the state of one."""
+    """The collections of several ranks' `LabelMetrics`, as the state of one."""
     windows = []
     for parts in zip(*(state["windows"] for state in states), strict=True):
         outputs = [

@@ -116,7 +116,7 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
 
 
 def _kept(file: Path) -> Mapping[str, Any]:
-    """What a file of a run holds; a run that older code made lacks some."""
+    """The values that a file of a run holds; a run that older code made lacks some."""
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 

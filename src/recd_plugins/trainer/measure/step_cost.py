@@ -86,7 +86,7 @@ class StepCost:
         return f"a step: {'; '.join(parts)}"
 
     def reading(self) -> str:
-        """What reading a batch takes, part by part."""
+        """The seconds that reading a batch takes, part by part."""
         whole = sum(self.reading_ms.values())
         each = ", ".join(f"{part} {value:,.2f}" for part, value in self.reading_ms.items())
         return f"reading a batch: {whole:,.2f} ms of whoever reads: {each}"
@@ -324,7 +324,8 @@ class _CostSoFar:
                 self._bytes[to, phase] = self._bytes.get((to, phase), 0) + size
 
     def _add_ranks(self, cost: StepCost) -> None:
-        """What each rank has; a run that goes on with another number of them begins it anew."""
+        """Add the costs of each rank; a run that goes on with another number of them begins it
+        anew."""
         if any(len(cost.by_rank.get(name, ())) != len(had) for name, had in self._by_rank.items()):
             self._by_rank, self._ranked_steps = {}, 0
             self._sent, self._sent_steps = [], 0
@@ -376,8 +377,8 @@ def _split(phases: Mapping[str, float]) -> str:
 
 
 def repeats(batch: InverseKeyedJaggedTensor) -> list[dict[str, Any]]:
-    """Of each group: its features with their dedupe factors, how many samples there are and how
-    many are unique, and [copies, unique samples that have so many], copies rising."""
+    """The repeats of each group: its features with their dedupe factors, how many samples there are
+    and how many are unique, and [copies, unique samples that have so many], copies rising."""
     found = []
     groups = zip(batch.groups, batch.inverse_lookup, batch.unique_counts, strict=True)
     for group, lookup, unique in groups:

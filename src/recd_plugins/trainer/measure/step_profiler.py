@@ -155,7 +155,7 @@ def _in_flight(device: Iterable[Span]) -> Iterator[Span]:
 
 
 def _spans(profiler: profile) -> tuple[list[Span], list[Span]]:
-    """What ran on this process's threads, and on its device."""
+    """The spans that ran on this process's threads, and on its device."""
     here: list[Span] = []
     device: list[Span] = []
     for event in profiler.events() or ():
@@ -207,7 +207,7 @@ def timeline(spans: Iterable[Span]) -> dict[str, Any]:
 
 
 def of_ranks(mine: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
-    """Those of the first `RANKS` ranks; every rank must call it."""
+    """The timelines of the first `RANKS` ranks; every rank must call it."""
     text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(device)
     sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(text)], device=device))

@@ -60,7 +60,7 @@ class TrafficCounter(TorchDispatchMode):
 
     @property
     def traffic(self) -> Traffic:
-        """What was counted, in bytes."""
+        """The bytes that were counted."""
         found: dict[str, dict[str, float]] = {}
         for (collective, phase), size in sorted(self._bytes.items()):
             found.setdefault(collective, {})[phase] = size
@@ -91,7 +91,8 @@ class TrafficCounter(TorchDispatchMode):
             self._count_sent(args[at], dict(zip(names, args, strict=False)))
 
     def _count_sent(self, operand: Any, named: Mapping[str, Any]) -> None:
-        """By the rank that each part of an all-to-all's operand is for, or that a send names."""
+        """Count bytes by the rank that each part of an all-to-all's operand is for, or that a send
+        names."""
         ranks = ranks_of(named.get("process_group", named.get("group_name")))
         if "dst" in named:
             ranks, operand = [ranks[named["dst"]]], list(_tensors(operand))

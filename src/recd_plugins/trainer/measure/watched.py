@@ -74,8 +74,8 @@ class WatchedBatches:
         return getattr(self._loader, name)
 
     def forecasts(self, device: torch.device | str = "cpu") -> list[Beside]:
-        """Of all ranks, each of which calls it: rank 0, which planned, gets them, the others none.
-        `device`: where collectives take tensors."""
+        """The forecasts of all ranks, each of which calls it: rank 0, which planned, gets them, the
+        others none. `device`: where collectives take tensors."""
         self._step_ends()
         facts = self._facts or Facts(self._stack)
         facts.ahead = KeptIds.each(self._ids[:FIRST], of=math.inf)

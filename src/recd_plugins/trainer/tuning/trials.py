@@ -159,7 +159,7 @@ def _run(
     server: RankServer | None,
     **options: float,
 ) -> dict[str, Any] | None:
-    """What a trial found; None if it died of memory."""
+    """The result of a trial; None if it died of memory."""
     with tempfile.TemporaryDirectory(prefix="recd-trial-") as folder:
         changes = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
         command = [

@@ -25,7 +25,7 @@ class NewPlugin(Callback):
         metrics["largest_gradient"] = self.largest
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, so that a resumed run goes on from it."""
+        """The state that a checkpoint keeps, so that a resumed run goes on from it."""
         return {"largest": self.largest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ class NewPlugin:
         self.groups = groups
 
     def convert(self, features: Columns) -> InverseKeyedJaggedTensor:
-        """What becomes `batch.dedup`: ids that repeat are not copied."""
+        """Make `batch.dedup`: ids that repeat are not copied."""
         return features.to_ikjt(self.groups)
 
 
