@@ -215,9 +215,10 @@ class Preprocess(Protocol):
     def schema(self, schema: Schema) -> Schema:
         """The schema of the features that come out, in the order of their keys.
 
-        `schema.replace` says another num_ids, `schema.add` a new feature, whose name must be free;
-        those that are not returned are gone. Where features are deduplicated, those that become
-        new ones together must be in one feature group, and the new ones join it.
+        `schema.replace([feature])` says another num_ids, `schema.add([feature])` a new feature,
+        whose name must be free; those that are not returned are gone. Where features are
+        deduplicated, those that become new ones together must be in one feature group, and the new
+        ones join it.
         """
 
 

@@ -97,8 +97,8 @@ class Stack:
         self.proposed: ShardingPlan | None = None
         """The last plan for ranks that need not be there."""
         self.dense_bytes = 0
-        """Of the parameters to train that are in no planned table: what an all-reduce of their
-        gradients takes."""
+        """The bytes of parameters to train that are in no planned table: what an all-reduce of
+        their gradients takes."""
         self.ordered = False
         """Whether the batches of the train split come in an order of the planner's."""
         self._usage = Usage(registry)

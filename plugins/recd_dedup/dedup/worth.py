@@ -131,7 +131,7 @@ class StepPrices:
     byte: float
     """To send a byte by an all-to-all; 0 on one rank."""
     call: float
-    """Of an operation on a small tensor, with the Python around it."""
+    """The seconds of an operation on a small tensor, with the Python around it."""
     pooling: Mapping[str, OfPooling]
     """To pool a batch's sequences, by feature; those of which a pooling is known."""
 

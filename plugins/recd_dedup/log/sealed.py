@@ -50,7 +50,7 @@ class SealedFiles:
     def __init__(self, folder: Location) -> None:
         self._folder = folder
         self._lists: dict[str, dict[str, Sealed]] = {}
-        """By the writer's list, which never changes."""
+        """The sealed files by the writer's list, which never changes."""
 
     def of(self, shard: str, damaged: Damaged) -> dict[Location, Sealed]:
         """The sealed files of a shard's folder; `DataError` where one is gone or cut short."""

@@ -75,7 +75,7 @@ class Sealed(NamedTuple):
     blocks: int
     messages: int
     digest: str
-    """Of the headers of its blocks, which have the checksums of the messages."""
+    """The hash of the headers of its blocks, which have the checksums of the messages."""
 
 
 class Frame(NamedTuple):

@@ -147,7 +147,8 @@ sample whose keys are copied: fitted to the grid of `benchmarks.attention`, a fi
 of torch costs what it costs, so a history's matmuls are more of the narrower copies."""
 LEAST_PAIRS = 1024
 LEAST_FACTOR = 1.5
-"""From how many pairs, and samples a history, on (Wk - Wd) k is copied rather than computed."""
+"""The number of pairs, and of samples a history, from which on (Wk - Wd) k is copied rather than
+computed."""
 
 
 class _FirstLayer(NamedTuple):

@@ -85,7 +85,7 @@ class PlanSearch:
             tuple[str, TableSizes, PlannedShards | None, float | None], TableLedger
         ] = {}
         self._ledgers: dict[tuple[TableSizes, ...], Ledger] = {}
-        """By the sizes of all tables."""
+        """The ledger by the sizes of all tables."""
         self._sought: dict[tuple[Any, ...], list[Ledger]] = {}
         """Candidates, by ways and the sizes that they have without replicas."""
         self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}

@@ -59,7 +59,7 @@ class RegistryAdvice:
     """The registry that it is on."""
     goal: AdviceGoal
     walks: Mapping[int, Walk]
-    """From plain TorchRec to what is advised, by batch size."""
+    """The walk from plain TorchRec to what is advised, by batch size."""
     batch_size: int
     """The best of these."""
     as_given: Outlook | None

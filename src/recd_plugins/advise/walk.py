@@ -29,7 +29,7 @@ WORTH = 0.02
 what is simpler is left."""
 ROUNDING = 1e-6
 FEATURES = 3
-"""Of so many features it is reasons why they are not deduplicated."""
+"""The number of features of which it gives reasons why they are not deduplicated."""
 
 Verdict = Literal["kept", "replaced", "waits", "left out", "not here"]
 
@@ -42,7 +42,7 @@ class AdviceGoal:
     budget_gb: float = 0.0
     """Memory that a rank may take over TorchRec's own plan, GB."""
     steps_to_loss: Mapping[int, int] = field(default_factory=dict)
-    """By batch size, the steps that it takes to learn as much; for time_to_loss."""
+    """The steps, by batch size, that it takes to learn as much; for time_to_loss."""
 
     def score(self, outlook: Outlook) -> float:
         """The number that is to be least."""
@@ -68,7 +68,7 @@ class Weighed:
     why: str
     """Why it is kept, or why it is not."""
     outlook: Outlook | None = None
-    """With it, on top of those kept before it; none where it cannot be."""
+    """The outlook with it, on top of those kept before it; none where it cannot be."""
     gain: float | None = None
     """The share of the objective that it saved when it was met."""
     at_the_end: float | None = None
@@ -173,11 +173,11 @@ class _OnTheWay:
         """The best that was met: what is left out in the end loses no more than `WORTH` of it."""
         self._kept: list[ClaimedAddition] = []
         self._replaced: dict[str, list[ClaimedAddition]] = {}
-        """By addition, those kept before it whose keys it has written anew."""
+        """The additions kept before each whose keys it has written anew."""
         self._wrote: dict[str, set[str]] = {}
         """The keys that each has written."""
         self._waiting: list[ClaimedAddition] = []
-        """Those that do not pay by themselves, and change what later ones find."""
+        """The additions that do not pay by themselves, and change what later ones find."""
 
     def meet(self, claim: ClaimedAddition) -> None:
         addition = claim.addition

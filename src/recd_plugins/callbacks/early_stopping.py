@@ -28,7 +28,7 @@ class EarlyStoppingConfig(Config):
     patience: Annotated[int, Range(ge=1)] = 3
     """How many times in a row it may fail to improve before the run ends."""
     min_delta: Annotated[float, Range(ge=0)] = 0.0
-    """By how much at least it must improve."""
+    """The least amount by which it must improve."""
     goal: Literal["auto", "min", "max"] = "auto"
     """Which way is better; `auto`: `max` for names with auc, accuracy or precision, else `min`."""
 

@@ -24,7 +24,7 @@ class AbsentColumns:
         self._lacked: dict[str, list[int]] = {}
         self._files = 0
         self.types: dict[str, pa.DataType] = {}
-        """Of columns that a file lacks: their type in another."""
+        """The type in another file of columns that one lacks."""
 
     def completed(self, arrow: pa.Schema, schema: Schema | ForeignSchema) -> pa.Schema:
         """A file's columns with those that it may lack, and does, as `schema` would have them."""

@@ -91,9 +91,9 @@ class TableLayout:
     size: int
     """Bytes of the files."""
     columns: tuple[ColumnBytes, ...]
-    """In the order of the first file."""
+    """The columns, in the order of the first file."""
     chunks: tuple[tuple[tuple[str, int, int], ...], ...]
-    """By stripe: column, first byte and size of each chunk."""
+    """The column, first byte and size of each chunk, by stripe."""
 
     @property
     def rows_per_stripe(self) -> float:

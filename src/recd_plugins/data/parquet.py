@@ -43,8 +43,8 @@ class ParquetConfig(Config):
     test: Path | Uri | tuple[Path | Uri, ...]
     """Likewise, held out."""
     format: TableFormat = "parquet"
-    """Of a table of Delta Lake or Iceberg: its library says which files it has. Its path is its
-    folder, or of Iceberg the metadata file that its catalog has."""
+    """The format. For Delta Lake and Iceberg, their library says which files a table has. Its
+    path is its folder, or of Iceberg the metadata file that its catalog has."""
     snapshot: Annotated[int | None, Range(ge=0)] = None
     """The version of Delta Lake, or the snapshot of Iceberg, that is trained on; by default the
     latest. A run's pins.json says which that was."""
@@ -65,7 +65,7 @@ class ParquetConfig(Config):
     """The sparse features and dense columns that are taken, by name or glob; the others are not
     read."""
     without: str | tuple[str, ...] = ()
-    """Those that are left out of these, by name or glob."""
+    """The columns that are left out of these, by name or glob."""
     absent: str | tuple[str, ...] = ()
     """Sparse features and dense columns that some of the files may lack, by name or glob, since
     they came later or went: there a list is empty and a number 0, or what `nulls` of the schema

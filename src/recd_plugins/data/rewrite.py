@@ -52,7 +52,7 @@ class RewriteConfig(Config):
     page_size: Annotated[int, Range(ge=1024)] = 1 << 20
     """Bytes of a page before compression."""
     compression_level: Annotated[int, Range(ge=1, le=22)] = 1
-    """Of zstd."""
+    """The level of zstd."""
 
 
 def rewrite(

@@ -50,7 +50,7 @@ class Selection:
     sessions_share: float = 1.0
     """The part of the sessions, by a hash: those of a smaller share are among those of a larger."""
     schema: Schema
-    """That of the table, for its session and its time."""
+    """The schema of the table, for its session and its time."""
     source: ForeignSchema | None = None
     """What the files' columns are, where somebody else wrote them."""
 

@@ -20,9 +20,9 @@ class Stripe(NamedTuple):
     file: Location
     group: int
     num_rows: int
-    """Those that the table has."""
+    """The number of rows that the table has."""
     stored: int | None = None
-    """Those that lie in the file, where the table has not all of them."""
+    """The number of rows that lie in the file, where the table has not all of them."""
 
     def __str__(self) -> str:
         return f"{self.file}, row group {self.group}"

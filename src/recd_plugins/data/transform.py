@@ -47,7 +47,7 @@ class BatchTransform:
         labels = _labels([step.name for _, step in self._steps])
         self._labels = labels
         self.parts = labels if dedup is None else (CONVERT, *labels)
-        """Of what it says how long it took: the converter, and each transform."""
+        """The steps of which it says how long they took: the converter, and each transform."""
         self.seconds = ReadSeconds()
         self._dedup = dedup
         self.takes = frozenset() if dedup is None else _taken(dedup)

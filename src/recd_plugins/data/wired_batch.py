@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary())])
-"""Of one row: the same for all batches, so that one stream carries many of them."""
+"""The schema of one row: the same for all batches, so that one stream carries many of them."""
 ALIGNED, ITEM = 64, 8
 """Bytes: where tensors begin, and the largest number."""
 DEDUP = "dedup."

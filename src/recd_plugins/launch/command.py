@@ -136,7 +136,7 @@ class _Rank:
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # until killed
         self._process: subprocess.Popen[bytes] | ForkedProgram | None = None
         self._signals: list[int] = []
-        """Those that are for it, while there is no process yet that could be sent them."""
+        """The signals that are for it, while there is no process yet that could be sent them."""
 
     def start(
         self,

@@ -49,8 +49,9 @@ PRELOADED = ["torchrec", __name__]
 """What the server process imports before it forks the first rank; one server forks all."""
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""By this torch asks the driver how many devices there are without beginning to use one. fbgemm's
-CUDA build asks on import, and what is forked from a process that uses CUDA cannot use it."""
+"""The variable by which torch asks the driver how many devices there are without beginning to
+use one. fbgemm's CUDA build asks on import, and what is forked from a process that uses CUDA
+cannot use it."""
 
 Reference = dict[str, tuple[str, str]]
 """Module as pickled to (module to import, its file): where a rank finds what it is sent."""
@@ -286,7 +287,7 @@ def _collect(ranks: list[_Process], deadline: float, what: str) -> list[Any]:
 
 
 def _reports(ranks: Mapping[int, _Process]) -> dict[int, tuple[str, Any]]:
-    """Those that there are, by rank."""
+    """The reports that there are, by rank."""
     reports = {rank: process.report() for rank, process in ranks.items()}
     return {rank: report for rank, report in reports.items() if report is not None}
 

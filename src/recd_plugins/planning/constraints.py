@@ -50,7 +50,7 @@ ComputeKernel = Literal[
 """TorchRec's `EmbeddingComputeKernel`, those that train."""
 
 ON_CUDA = ("fused_uvm", "fused_uvm_caching", "key_value")
-"""Of these, kernels that CUDA alone has and that TorchRec may offer elsewhere."""
+"""The kernels of these that CUDA alone has and that TorchRec may offer elsewhere."""
 
 CacheAlgorithm = Literal["lru", "lfu"]
 """Which rows a `fused_uvm_caching` kernel keeps: those looked up last, or most often."""

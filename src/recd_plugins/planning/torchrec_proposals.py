@@ -34,9 +34,9 @@ class Proposals:
         self.best = float("inf")
         """The least rating of those that were placed."""
         self.compared: set[tuple[int, ...]] = set()
-        """Those that were met, each named by its options."""
+        """The proposals that were met, each named by its options."""
         self.placed: set[tuple[int, ...]] = set()
-        """Those of them that TorchRec placed on ranks."""
+        """The proposals of these that TorchRec placed on ranks."""
         self._search = search
 
     def proposers(self) -> list[Proposer]:

@@ -43,7 +43,7 @@ class Delivery:
     base: str
     """The folder that relative paths of plugins start from."""
     providers: Mapping[str, str]
-    """By slot, which plugins of which versions fill it."""
+    """The plugins, and their versions, that fill each slot."""
 
     @classmethod
     def of(cls, registry: Registry, groups: Groups | None) -> Delivery:

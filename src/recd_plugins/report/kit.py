@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 DASH = "\N{EN DASH}"
-"""In place of what is not known, and between the ends of a range."""
+"""The dash in place of what is not known, and between the ends of a range."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 LINE = 13.0
 """Pixels from one line of small text to the next."""

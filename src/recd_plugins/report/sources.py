@@ -28,7 +28,7 @@ class Printed:
 
     name: str
     kind: str
-    """Of `KINDS`."""
+    """One of `KINDS`."""
     values: Mapping[str, Any]
 
 

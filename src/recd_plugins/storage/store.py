@@ -84,7 +84,7 @@ CURES = {
         "AZURE_TENANT_ID and AZURE_CLIENT_SECRET, or `az login`",
     ),
 }
-"""By scheme, how a store is reached."""
+"""The way to a store, by scheme."""
 OTHERS = "the options of the URI, which go to fsspec's package for its scheme"
 
 

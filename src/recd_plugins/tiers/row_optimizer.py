@@ -42,7 +42,7 @@ KINDS: dict[str, OptimizerKind] = {
 
 Decay = Literal["none", "l2", "decoupled"]
 DECAYS: tuple[Decay, ...] = ("none", "l2", "decoupled")
-"""By the number of fbgemm's `WeightDecayMode`, those that can be repeated."""
+"""The decays that can be repeated, by the number of fbgemm's `WeightDecayMode`."""
 
 
 @dataclass(frozen=True, kw_only=True)

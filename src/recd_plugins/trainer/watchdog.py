@@ -330,8 +330,8 @@ class _Start:
 
 
 LEAST = (0.02, 1 << 16)
-"""Of a second, what a process that works computes at least; or the bytes that it reads and writes
-in it. One that waits has threads that look around."""
+"""The share of a second that a process which works computes at least; or the bytes that it reads
+and writes in it. One that waits has threads that look around."""
 
 
 def _work() -> tuple[float, float]:

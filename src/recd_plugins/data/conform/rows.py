@@ -120,7 +120,7 @@ class Role(ABC):
 
     sources: tuple[str, ...]
     nulls: tuple[Nulls, ...]
-    """By source."""
+    """The nulls, by source."""
 
     @abstractmethod
     def type_problem(self, kind: pa.DataType) -> Problem | None:

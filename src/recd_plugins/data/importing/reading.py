@@ -59,7 +59,7 @@ class Position:
     file: int = 0
     """The file's number."""
     at: int = 0
-    """Of it so many bytes, unpacked; of Parquet row groups."""
+    """The bytes of it that were read, unpacked; of Parquet, row groups."""
     row: int = 0
     """And so many lines; of Parquet rows."""
 

@@ -69,7 +69,7 @@ class ColumnSurvey:
     low: Any = None
     high: Any = None
     lengths: tuple[int, float, int] | None = None
-    """Of lists: the shortest, the mean, the longest."""
+    """The lengths of lists: the shortest, the mean, the longest."""
     examples: tuple[str, ...] = ()
     two_valued: bool = False
     """Whether 0 and 1 are all of its values."""

@@ -62,7 +62,7 @@ VOCABULARIES = "vocabularies"
 COPIED = 16 << 20
 """Bytes that are copied to a store at a time."""
 VERSION = 1
-"""Of how a table is made: an import that another version began starts anew."""
+"""The version of how a table is made: an import that another version began starts anew."""
 
 
 @dataclass(frozen=True, kw_only=True)

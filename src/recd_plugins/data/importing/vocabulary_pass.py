@@ -25,7 +25,7 @@ class Written:
     values: int
     """Different values that the columns hold."""
     own: int
-    """Those that have an id of their own."""
+    """The number of values that have an id of their own."""
 
 
 def write_vocabulary(

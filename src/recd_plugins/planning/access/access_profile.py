@@ -137,7 +137,7 @@ class Tally:
     """Tables beyond so many rows in all are sketched, from the largest on."""
     samples: int = 0
     batch_size: int = 0
-    """Of the first batch, and of all that are counted."""
+    """The samples of the first batch; `samples` are those of all that are counted."""
     epoch: float = 0
     """Batches that an epoch has of all ranks; 0 where nobody knows."""
     in_order: bool = False

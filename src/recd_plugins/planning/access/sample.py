@@ -26,8 +26,8 @@ FIRST = 100
 BLOCKS, SIZE = 32, 2
 """Blocks of so many batches that are counted before it is asked whether more are needed."""
 SETTLED = 0.01
-"""By how much more batches may change the share that any number of rows takes, or be in doubt of
-it: more change no decision."""
+"""The amount by which more batches may change the share that any number of rows takes, or be in
+doubt of it: more change no decision."""
 SECONDS = 20.0
 """After so long no more are counted."""
 POINTS = 64

@@ -32,7 +32,7 @@ class TrainerBatches:
     profile: Profile | None
     """Rank 0's; on the others an empty one where it is read from a file."""
     batch_size: int
-    """Of the largest rank; 0 where neither batches nor profile say."""
+    """The batch size of the largest rank; 0 where neither batches nor profile say."""
 
 
 @contextmanager

@@ -34,7 +34,7 @@ LINKS = {
     "local": "lookups",
 }
 POINTS = 60
-"""Of a coverage curve."""
+"""The number of points of a coverage curve."""
 LEAST_MS = 1e-4
 """Milliseconds that are shown: a topology that nobody measured has lookups of next to none."""
 
@@ -58,7 +58,7 @@ class Considered:
     """One way of a collection's tables, the other collections as they were chosen."""
 
     way: str
-    """In words."""
+    """The way in words."""
     ms: float
     """Milliseconds of a step."""
     exchanged: float

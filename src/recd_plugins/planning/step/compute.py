@@ -39,7 +39,7 @@ class Compute:
     dense: float = 0.0
     """Seconds of a sample in all that is no pooling: dense layers, interaction, loss."""
     features: Mapping[str, FeatureCompute] = field(default_factory=dict)
-    """By feature; those without an entry take nothing."""
+    """The compute by feature; those without an entry take nothing."""
     reading: float = 0.0
     """Seconds of a sample in the loader, without conversion."""
     dense_bytes: float = 0.0

@@ -12,7 +12,7 @@ from recd_plugins.planning.explain.words import aligned, in_bytes, in_share
 __all__ = ["Beside", "lines", "why_parted"]
 
 PARTED = 0.1
-"""By how much fact and forecast may differ, over the forecast, before the reason is given."""
+"""The share of the forecast by which the fact may differ before the reason is given."""
 
 
 @dataclass(frozen=True, kw_only=True)

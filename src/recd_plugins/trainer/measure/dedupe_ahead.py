@@ -25,11 +25,12 @@ FIRST = 32
 """Batches that are read before it is asked whether more are needed; of a trainer's own loader,
 those by which the ones after them are forecast."""
 SURE = 0.02
-"""By how much the factor may be in doubt before more are read."""
+"""The share by which the factor may be in doubt before more are read."""
 SECONDS = 2.0
 """After so long no more are read."""
 DEVIATIONS = 2.2
-"""Of an interval, on either side: it holds in nine of ten cases, of a few uneven batches too."""
+"""The deviations of an interval, on either side: it holds in nine of ten cases, also of a few
+uneven batches."""
 LEAST = 0.005
 """A share by which any forecast may be off."""
 
@@ -43,7 +44,7 @@ class KeptIds(NamedTuple):
     kept: float = 0.0
     ids_squared: float = 0.0
     ids_kept: float = 0.0
-    """Of n * k."""
+    """The sum of n * k."""
     kept_squared: float = 0.0
     of: float = 0.0
     """M, those that m were drawn from."""

@@ -47,11 +47,11 @@ class Facts:
         self._planner = stack.planner()
         self._plan: TierPlan | None = None
         self._tiers: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
-        """By table, the rows of each tier, ascending."""
+        """The rows of each tier, ascending, by table."""
         self._served: dict[str, np.ndarray[Any, Any]] = {}
-        """By table [3]: lookups that each tier serves, and all."""
+        """The lookups by table [3]: those that each tier serves, and all."""
         self.batches = self.hot = 0
-        """Those that were trained, and the hot ones among them."""
+        """The batches that were trained, and the hot ones among them."""
         self.ahead = KeptIds()
         """The ids of the batches that the dedupe factor is forecast by."""
         self.came = KeptIds()

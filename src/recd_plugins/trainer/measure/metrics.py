@@ -96,7 +96,7 @@ class MetricsWindow:
         self._device = device
         self._auc_samples = auc_samples
         self.calibration: list[list[float]] = []
-        """Of the latest `metrics`, where all samples are kept for them: `_calibration`."""
+        """The bins of the latest `metrics`, where all samples are kept: `_calibration`."""
         self._reset()
 
     def _reset(self) -> None:

@@ -60,13 +60,14 @@ class StepCost:
     """Milliseconds of each part of reading a step's batch, of whoever does it, beside the step or
     in it; mean over them and over the ranks. Empty where the loader does not say it."""
     by_rank: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Of the first `RANKS` ranks, `step_ms` and `wait_ms`: a step's time, and that of it in which
-    the rank waits for its reader; of a whole run, since it last changed how many ranks it has."""
+    """The `step_ms` and `wait_ms` of the first `RANKS` ranks: a step's time, and that of it in
+    which the rank waits for its reader; of a whole run, since it last changed how many ranks it
+    has."""
     sent: Sequence[Sequence[float]] = ()
     """[R, R] bytes that each of these ranks hands to all-to-alls and sends for each other, and for
     itself, of a sampled step; empty where none was."""
     memory_mib: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Of these ranks, by owner (`OWNERS`): together the peak so far."""
+    """The memory of these ranks, by owner (`OWNERS`): together the peak so far."""
 
     @property
     def seconds(self) -> float:

@@ -62,7 +62,7 @@ class StepProfiler:
         """Whether the run has too few steps for it."""
         self._profiler: profile | None = None
         self.timeline: list[dict[str, Any]] = []
-        """Of the ranks, once it is finished: `timeline`."""
+        """The timelines of the ranks, once it is finished."""
         self._handles: list[Any] = []
 
     def covers(self, step: int) -> bool:

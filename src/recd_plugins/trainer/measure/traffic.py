@@ -55,7 +55,7 @@ class TrafficCounter(TorchDispatchMode):
         super().__init__()
         self._bytes: dict[tuple[str, str], int] = {}
         self.sent: dict[int, int] = {}
-        """Of all-to-alls and sends, the bytes for each rank, itself among them."""
+        """The bytes of all-to-alls and sends for each rank, itself among them."""
         self._tracker = ModuleTracker()  # never entered: asked whether a backward is running
 
     @property

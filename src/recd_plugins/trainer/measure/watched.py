@@ -53,7 +53,7 @@ class WatchedBatches:
         self._seen = 0
         self._counter: TrafficCounter | None = None
         self._steps: list[list[float]] = []
-        """By step, the bytes of each of `ROUTES`."""
+        """The bytes of each of `ROUTES`, by step."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader:
