@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recd_plugins.sparse.deduplicated import Deduplicated
+from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.keyed import marked
 
@@ -39,7 +39,7 @@ class Batch(Pipelineable):
 
     def __post_init__(self) -> None:
         self.features = marked(self.features, self.hot_under)
-        if isinstance(self.dedup, Deduplicated):
+        if isinstance(self.dedup, DeduplicatedFeatures):
             kjt = marked(self.dedup.kjt, self.hot_under)
             if kjt is not self.dedup.kjt:
                 self.dedup = dataclasses.replace(self.dedup, kjt=kjt)

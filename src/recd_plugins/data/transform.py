@@ -17,7 +17,7 @@ from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_key
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, DataError, PluginError, nearest
-from recd_plugins.sparse.deduplicated import Deduplicated
+from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.row_wise import RowWise
@@ -206,7 +206,7 @@ def _on_ids(
     features: KeyedJaggedTensor, dedup: Any, names: Sequence[str], transform: RowWise
 ) -> tuple[KeyedJaggedTensor, Any]:
     features = transform(features, names)
-    if isinstance(dedup, KeyedJaggedTensor | Deduplicated):
+    if isinstance(dedup, KeyedJaggedTensor | DeduplicatedFeatures):
         dedup = transform(dedup, names)
     elif dedup is not None:
         _check_reached(features, names, dedup, transform)

@@ -1,7 +1,7 @@
 """Deduplicated features: what an IKJT and a partial IKJT are alike.
 
-Code that takes either takes a `Deduplicated`, and asks it: `to_ikjt` lays unique samples out where
-they share values. Only what writes both (`data.wired_batch`) tells the two apart by their classes.
+Code that takes either takes `DeduplicatedFeatures`, and asks them: `to_ikjt` lays unique samples
+out where they share values. Only what writes both (`data.wired_batch`) tells them apart by class.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from recd_plugins.sparse.groups import Groups
 if TYPE_CHECKING:
     from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 
-__all__ = ["Deduplicated"]
+__all__ = ["DeduplicatedFeatures"]
 
 
-class Deduplicated(Bundle):
-    """B samples of features in G groups, of which each unique sample is kept once."""
+class DeduplicatedFeatures(Bundle):
+    """B samples of features in G groups; each unique sample of a group is kept once."""
 
     shares_values: ClassVar[bool] = False
     """Whether rows of `kjt` are values that unique samples share, not the unique samples."""

@@ -16,7 +16,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.bundle import Bundle
-from recd_plugins.sparse.deduplicated import Deduplicated
+from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import marked
@@ -82,7 +82,7 @@ class SparseFeatures(Bundle):
         plain = maybe_td_to_kjt(features)
         if dedup is None:
             return cls(plain)
-        if not isinstance(dedup, Deduplicated):
+        if not isinstance(dedup, DeduplicatedFeatures):
             raise CapabilityError(
                 f"dedup: batches are deduplicated into a {type(dedup).__name__}, whose unique "
                 "samples nobody but its author can find. Let the converter make an "

@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse import wire
-from recd_plugins.sparse.deduplicated import Deduplicated
+from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import Groups, check_groups, real_rows
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.deduplicate import deduplicate, unique_of_group
@@ -28,7 +28,7 @@ __all__ = ["InverseKeyedJaggedTensor", "check_bounds", "check_ikjt", "check_look
 
 
 @dataclass(frozen=True, eq=False)
-class InverseKeyedJaggedTensor(Deduplicated):
+class InverseKeyedJaggedTensor(DeduplicatedFeatures):
     """B samples of features in G groups; of each group, its unique samples are kept.
 
     Every unique sample is some sample's. They are different when made from samples, and in

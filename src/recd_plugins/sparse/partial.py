@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse import wire
-from recd_plugins.sparse.deduplicated import Deduplicated
+from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.deduplicate import unique_each
@@ -27,7 +27,7 @@ __all__ = ["PartialInverseKeyedJaggedTensor"]
 
 
 @dataclass(frozen=True, eq=False)
-class PartialInverseKeyedJaggedTensor(Deduplicated):
+class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
     """B samples of features in G groups; a group's features share one inverse lookup.
 
     [offset, length] are kept per unique sample, behind the inverse lookup: B + 2U numbers

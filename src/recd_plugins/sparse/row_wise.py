@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import PluginError
-from recd_plugins.sparse.deduplicated import Deduplicated
+from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
@@ -22,8 +22,8 @@ from recd_plugins.sparse.keyed import with_ids
 __all__ = ["KjtTransform", "RowWise", "SomeKeys"]
 
 KjtTransform = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
-Features = TypeVar("Features", bound="KeyedJaggedTensor | Deduplicated")
-Shared = TypeVar("Shared", bound=Deduplicated)
+Features = TypeVar("Features", bound="KeyedJaggedTensor | DeduplicatedFeatures")
+Shared = TypeVar("Shared", bound=DeduplicatedFeatures)
 
 
 class RowWise:
@@ -71,7 +71,7 @@ class RowWise:
                 f"its row, so it cannot run on the unique samples of {', '.join(chosen)}. Leave "
                 "these features out of dedup.groups, or take the transform off them."
             )
-        made: KeyedJaggedTensor | Deduplicated
+        made: KeyedJaggedTensor | DeduplicatedFeatures
         if isinstance(features, KeyedJaggedTensor):
             made = self._on_kjt(features, chosen)
         elif features.shares_values and self._elementwise and not self._changes_keys:

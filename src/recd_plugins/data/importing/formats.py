@@ -1,4 +1,4 @@
-"""The format of a foreign file, told by its content: Parquet, lines of JSON, or delimited text."""
+"""The format of a foreign file, by its content: Parquet, lines of JSON, or delimited text."""
 
 from __future__ import annotations
 

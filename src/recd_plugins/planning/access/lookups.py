@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from recd_plugins.sparse.deduplicated import Deduplicated
+    from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
     from recd_plugins.sparse.jagged import WeightedJagged
     from recd_plugins.sparse.own_batches import FeaturesOf
 
@@ -56,15 +56,17 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
     )
 
 
-def deduplicated_parts(batch: Any, features: FeaturesOf | None = None) -> list[Deduplicated]:
+def deduplicated_parts(
+    batch: Any, features: FeaturesOf | None = None
+) -> list[DeduplicatedFeatures]:
     """The deduplicated features of a batch, found as `batch_lookups` finds them."""
-    from recd_plugins.sparse.deduplicated import Deduplicated
+    from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
     from recd_plugins.sparse.features import SparseFeatures
 
     parts = [
         part.dedup if isinstance(part, SparseFeatures) else part for part in _parts(batch, features)
     ]
-    return [part for part in parts if isinstance(part, Deduplicated)]
+    return [part for part in parts if isinstance(part, DeduplicatedFeatures)]
 
 
 def _parts(batch: Any, features: FeaturesOf | None) -> list[Any]:
@@ -109,12 +111,12 @@ def _is_features(part: Any) -> bool:
     from tensordict import TensorDict
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from recd_plugins.sparse.deduplicated import Deduplicated
+    from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
     from recd_plugins.sparse.features import SparseFeatures
 
     if isinstance(part, TensorDict):  # one of dense floats is none
         return bool(part.keys()) and all(_is_jagged(part[key]) for key in part.keys())  # noqa: SIM118
-    return isinstance(part, KeyedJaggedTensor | SparseFeatures | Deduplicated)
+    return isinstance(part, KeyedJaggedTensor | SparseFeatures | DeduplicatedFeatures)
 
 
 def _is_jagged(part: Any) -> bool:
@@ -127,10 +129,10 @@ def _is_jagged(part: Any) -> bool:
 def _lookups(part: Any) -> BatchLookups:
     from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-    from recd_plugins.sparse.deduplicated import Deduplicated
+    from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
     from recd_plugins.sparse.features import SparseFeatures
 
-    if isinstance(part, Deduplicated):
+    if isinstance(part, DeduplicatedFeatures):
         return _of_rows(part.batch_size, part.to_ikjt().parts())
     if isinstance(part, SparseFeatures):
         return _of_rows(part.stride(), part.rows)
