@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gloo-deadline",
         type=float,
-        default=60.0,
+        default=300.0,
         metavar="SECONDS",
         help="how long a call on the ranks of gloo_pool may take where the test says nothing",
     )

@@ -80,7 +80,12 @@ def check_sharding(subject: Subject) -> None:
             tables=["sgd"],
         )
     except RanksFailed as error:
-        subject.hold(False, f"training with its plan failed: {error}", "Mend it.")
+        subject.hold(
+            False,
+            f"training with its plan failed: {error}",
+            "Mend it; or, where ranks were late on a busy machine, give them longer by "
+            "`pytest --gloo-deadline SECONDS`.",
+        )
     except AssertionError as error:
         subject.hold(
             False,
