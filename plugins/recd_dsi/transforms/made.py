@@ -505,10 +505,23 @@ class Enumerate(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         rows = Rows.of(features, self.takes[0])
+        if rows.ids.is_cpu:
+            made = torch.empty(len(rows.ids), dtype=torch.int64)
+            _count_up(rows.words()[1], self.longest, made.numpy())
+            return Rows(made, rows.lengths)
         return Rows(places_in_rows(rows.lengths).clamp_(max=self.longest - 1), rows.lengths)
 
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
         return self.longest
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _count_up(lengths: I64, longest: int, out: I64) -> None:
+    at = 0
+    for row in range(len(lengths)):
+        for place in range(lengths[row]):
+            out[at + place] = min(place, longest - 1)
+        at += lengths[row]
 
 
 def build_enumerate(config: EnumerateConfig, context: Context) -> Enumerate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,11 +62,24 @@ def with_feature(
     own = features.lengths()
     return type(features)(
         keys=[*features.keys(), name],
-        values=torch.cat((ids, values.to(ids.dtype) if not ids.numel() else values)),
-        weights=None if held is None or weights is None else torch.cat((held, weights)),
-        lengths=torch.cat((own, lengths.to(own.dtype))),
+        values=_joined(ids, values.to(ids.dtype) if not ids.numel() else values),
+        weights=None if held is None or weights is None else _joined(held, weights),
+        lengths=_joined(own, lengths.to(own.dtype)),
         stride=features.stride(),
     )
+
+
+def _joined(one: Tensor, other: Tensor) -> Tensor:
+    """One behind the other. On the CPU torch's own cat wakes its threads; those belong to the
+    model, and to wait for them costs more than they save."""
+    if any(type(part) is not Tensor or part.dtype not in BY_NUMPY for part in (one, other)):
+        return torch.cat((one, other))
+    if not (one.is_cpu and other.is_cpu) or one.requires_grad or other.requires_grad:
+        return torch.cat((one, other))
+    return torch.from_numpy(np.concatenate((one.numpy(), other.numpy())))
+
+
+BY_NUMPY = frozenset({torch.int32, torch.int64, torch.float32, torch.float64})
 
 
 ATTRIBUTE = "hot_under"
