@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.faults.cases import Breach, Case, Kind, breaches_of
@@ -41,6 +42,11 @@ TRAIN = {
     "eval_every": 60,
     "hang_after": HANG_AFTER,
 }
+
+DATASET = {**JOB["dataset"], "samples": 2_048}  # type: ignore[dict-item]
+"""Some three epochs, each of which starts workers of its own, where there are any."""
+WITH_WORKERS = 0.2
+"""The share of jobs whose ranks have others read for them."""
 
 HANGING = '''"""A callback that hangs a rank, after a step."""
 
@@ -120,19 +126,21 @@ SIGNALS = (
 
 def draw(generator: random.Random) -> Iterator[Case]:
     while True:
+        workers = int(generator.random() < WITH_WORKERS)
         if generator.random() < 0.25:
             yield _hang(
                 generator.choice(HOW),
                 generator.randrange(RANKS),
                 generator.randrange(1, 10 * LINES),
+                workers,
             )
             continue
         # A tenth of the signals comes before the ranks train, the others after a line they print.
         lines = 0 if generator.random() < 0.1 else generator.randrange(1, LINES)
-        yield _signal(generator.choice(SIGNALS), lines, generator.uniform(0, 0.5))
+        yield _signal(generator.choice(SIGNALS), lines, generator.uniform(0, 0.5), workers)
 
 
-def _signal(what: Signalled, lines: int, pause: float) -> Case:
+def _signal(what: Signalled, lines: int, pause: float, workers: int) -> Case:
     def interrupt(place: Place) -> Iterator[Breach]:
         program = place.start("train", _patience())
         if not _reached(program, lines, pause):
@@ -150,10 +158,10 @@ def _signal(what: Signalled, lines: int, pause: float) -> Case:
 
     sent = f"{what.number.name}{', and SIGCONT after a second,' if what.goes_on else ''}"
     when = f"{pause:.2f} s after line {lines}" if lines else f"{pause:.2f} s after its ranks start"
-    return _case(f"{sent} to {what.whom}, {when}", interrupt)
+    return _case(f"{sent} to {what.whom}, {when}", interrupt, workers)
 
 
-def _hang(how: str, rank: int, step: int) -> Case:
+def _hang(how: str, rank: int, step: int, workers: int) -> Case:
     def interrupt(place: Place) -> Iterator[Breach]:
         place.write("hanging.py", HANGING)
         os.mkfifo(place.folder / "a_fifo")
@@ -167,12 +175,13 @@ def _hang(how: str, rank: int, step: int) -> Case:
         if stacks != [f"rank-{one}.txt" for one in range(RANKS)]:
             yield Breach("unclear", f"stacks of {stacks} alone")
 
-    return _case(f"rank {rank} hangs after step {step}: {how}", interrupt)
+    return _case(f"rank {rank} hangs after step {step}: {how}", interrupt, workers)
 
 
-def _case(what: str, interrupt: Callable[[Place], Iterator[Breach]]) -> Case:
+def _case(what: str, interrupt: Callable[[Place], Iterator[Breach]], workers: int) -> Case:
     def run(place: Place) -> Iterator[Breach]:
-        shutil.copytree(place.made("interrupted", _prepare), place.folder, dirs_exist_ok=True)
+        made = place.made(f"interrupted-{workers}", partial(_prepare, workers))
+        shutil.copytree(made, place.folder, dirs_exist_ok=True)
         expected = _metrics(place.folder / "whole")
         (place.folder / "whole").rename(place.folder.with_name(f"{place.folder.name}.whole"))
         yield from interrupt(place)
@@ -185,7 +194,7 @@ def _case(what: str, interrupt: Callable[[Place], Iterator[Breach]]) -> Case:
         if torn := [path.name for path in checkpoints.glob("*.part")]:
             yield Breach("left behind", f"{', '.join(torn)} among the checkpoints")
 
-    return Case(what=what, run=run)
+    return Case(what=f"{what}, with workers" if workers else what, run=run)
 
 
 def _patience() -> str:
@@ -194,9 +203,12 @@ def _patience() -> str:
     return f"train.hang_after={HANG_AFTER * crowding:.0f}"
 
 
-def _prepare(place: Place) -> None:
+def _prepare(workers: int, place: Place) -> None:
     """Train the job that nobody interrupts: what it reports lies in `whole`."""
-    place.write("registry.yaml", written({**JOB, "train": TRAIN}))
+    reader = {"use": "local", "workers": workers}
+    place.write(
+        "registry.yaml", written({**JOB, "dataset": DATASET, "reader": reader, "train": TRAIN})
+    )
     ended = place.recd("train", limit=300)
     if ended.code != 0:
         raise SystemExit(f"the job that is to be interrupted does not train: {ended.output}")

@@ -186,6 +186,12 @@ def test_half_an_hour_and_a_minute_are_waited_for_unless_asked_otherwise():
     )
 
 
+def test_of_nothing_nothing_is_counted():
+    join = Join(SCHEMA, CONFIG)
+    assert list(join.finish()) == []
+    assert not any(join.report.to_dict().values())
+
+
 def test_the_report_in_words():
     report = JoinReport(requests=1_200, samples=1_100, duplicate_requests=100, events=50)
     text = (
