@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from recd_dedup.stats.session_rows import I64, Lists, SessionRows
+from recd_plugins.api.rows import kernel
 
 __all__ = [
     "BatchRepeats",
@@ -217,7 +217,7 @@ class SessionRepeats:
         return changed
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _first_seen(sessions: I64, codes: I64) -> NDArray[np.bool_]:
     """[N] whether a row's code is new in its session."""
     fresh = np.empty(len(codes), np.bool_)
@@ -228,7 +228,7 @@ def _first_seen(sessions: I64, codes: I64) -> NDArray[np.bool_]:
     return fresh
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _new_ids(sessions: I64, values: I64, offsets: I64, fresh: NDArray[np.bool_]) -> int:
     """The number of ids that no earlier row of their session holds; an open hash table of (session,
     id)."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,6 +24,7 @@ from recd_plugins.api.embedding import (
     flash_attention_on_cpu,
     flash_attention_on_cpu_backward,
 )
+from recd_plugins.api.rows import kernel
 
 __all__ = [
     "PADDING_BUDGET",
@@ -163,7 +163,7 @@ def cut(
     return tuple(tuple(shapes[a:b]) for a, b in pairwise([*firsts.tolist(), len(shapes)]))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _cut(falling: I64, budget: float, max_values: int) -> tuple[I64, I64]:
     """The rows of each block, and the first block of each chunk."""
     rows = np.empty(len(falling), np.int64)
@@ -189,7 +189,7 @@ def _cut(falling: I64, budget: float, max_values: int) -> tuple[I64, I64]:
     return rows[:blocks].copy(), firsts[:chunks].copy()
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _lay(
     lengths: I64, starts: I64, shapes: I64
 ) -> tuple[I64, I64, I64, I64, I64, npt.NDArray[np.bool_]]:

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema, SparseFeature, Vector
+from recd_plugins.api.rows import kernel
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -238,7 +238,7 @@ def _grid(borders: Floats) -> tuple[np.float64, np.float64, npt.NDArray[np.int64
     return low, scale, np.searchsorted(cells, np.arange(count + 1))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _buckets(
     numbers: Floats,
     borders: Floats,

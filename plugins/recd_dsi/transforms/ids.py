@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from recd_dsi.transforms.mixing import fold, key_of
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema
-from recd_plugins.api.rows import with_ids
+from recd_plugins.api.rows import kernel, with_ids
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -183,7 +182,7 @@ class PositiveModulus(nn.Module):
         return f"modulo={self.modulo}"
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _remainders(ids: npt.NDArray[Any], modulo: np.int64, out: I64) -> None:
     # Where the quotient of float64 is at most one off, a product is faster than a division.
     by, exact = 1.0 / modulo, 1 << 50
@@ -293,13 +292,13 @@ def _hash_table(named: I64, becomes: I64) -> tuple[I64, I64, npt.NDArray[np.bool
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _cell(id_: np.int64, mask: np.int64) -> Any:
     h = np.uint64(id_) * SPREAD
     return np.int64(h >> np.uint64(32)) & mask
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _fill(named: I64, becomes: I64, ids: I64, made: I64, used: npt.NDArray[np.bool_]) -> None:
     mask = len(ids) - 1
     for n in range(len(named)):
@@ -309,7 +308,7 @@ def _fill(named: I64, becomes: I64, ids: I64, made: I64, used: npt.NDArray[np.bo
         ids[cell], made[cell], used[cell] = named[n], becomes[n], True
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _find(
     given: I64, ids: I64, made: I64, used: npt.NDArray[np.bool_], other: np.int64, out: I64
 ) -> None:
@@ -321,7 +320,7 @@ def _find(
         out[i] = made[cell] if used[cell] else other
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _look_up(given: I64, array: I64, other: np.int64, out: I64) -> None:
     for i in range(len(given)):
         at = given[i]
@@ -443,7 +442,7 @@ def _offsets(zone: str) -> tuple[list[int], list[int]]:
     return changes, offsets
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _hours(times: I64, scale: np.int64, changes: I64, offsets: I64, hours: I64) -> None:
     at = 0  # times that follow each other mostly lie between the same changes
     for i in range(len(times)):

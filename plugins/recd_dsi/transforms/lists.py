@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from recd_dsi.transforms.mixing import fold_by_torch, key_of, mix
 from recd_plugins.api import Config, Context, Range
 from recd_plugins.api.data import Schema
-from recd_plugins.api.rows import spread_rows, with_ids
+from recd_plugins.api.rows import kernel, spread_rows, with_ids
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -53,7 +52,7 @@ def lengths_kept(lengths: Tensor, kept: Tensor) -> Tensor:
     return before[ends] - before[ends - lengths]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _count(
     lengths: npt.NDArray[Any], kept: npt.NDArray[np.bool_], left: npt.NDArray[np.int64]
 ) -> None:
@@ -161,7 +160,7 @@ class Sampling(nn.Module):
         return f"share={self.share}, salt={self.salt}"
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _draw(
     ids: npt.NDArray[np.uint64],
     lengths: npt.NDArray[Any],

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,7 +15,7 @@ from recd_dsi.transforms.lists import lengths_kept, places_in_rows
 from recd_dsi.transforms.mixing import fold, key_of, mix
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema, SparseFeature
-from recd_plugins.api.rows import spread_rows, with_feature
+from recd_plugins.api.rows import kernel, spread_rows, with_feature
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -180,7 +179,7 @@ class NGram(NewFeature):
         return self.modulo
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _n_grams(ids: I64, lengths: I64, n: int, key: np.int64, modulo: np.int64, out: I64) -> None:
     begin = made = 0
     for row in range(len(lengths)):
@@ -268,7 +267,7 @@ class Cartesian(NewFeature):
         return self.modulo
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _pairs(
     left: I64,
     left_lengths: I64,
@@ -361,7 +360,7 @@ def _kept(rows: Rows, kept: Tensor) -> Rows:
     return Rows(rows.ids[kept], lengths_kept(rows.lengths, kept), weights)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _compressed(ids: I64, lengths: I64, kept: Bools, out: I64, left: I64) -> int:
     """The ids that are kept, in rows as before; how many they are."""
     at = made = 0
@@ -375,7 +374,7 @@ def _compressed(ids: I64, lengths: I64, kept: Bools, out: I64, left: I64) -> int
     return made
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _joined(
     ids: I64,
     lengths: I64,
@@ -432,7 +431,7 @@ FILTER = 32
 """Bits of the filter for each id, at least: one in so many ids passes it in vain."""
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _in_rows(ids: I64, lengths: I64, others: I64, other_lengths: I64, found: Bools) -> None:
     at = begin = 0
     size = 64
@@ -481,7 +480,7 @@ def _in_rows(ids: I64, lengths: I64, others: I64, other_lengths: I64, found: Boo
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _cell(id_: np.int64, mask: np.int64) -> Any:
     return np.int64((np.uint64(id_) * SPREAD) >> np.uint64(32)) & mask
 
@@ -515,7 +514,7 @@ class Enumerate(NewFeature):
         return self.longest
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _count_up(lengths: I64, longest: int, out: I64) -> None:
     at = 0
     for row in range(len(lengths)):

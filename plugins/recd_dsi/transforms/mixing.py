@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from recd_plugins.api.rows import kernel
 
 __all__ = ["fmix64", "fold", "fold_by_torch", "key_of", "mix"]
 
@@ -62,7 +63,7 @@ def fmix64(ids: Tensor) -> Tensor:
     return (ids >> 33) & LOW ^ ids
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def mix(h: np.uint64) -> np.uint64:
     """fmix64 of one word, for compiled loops."""
     h = (h ^ (h >> SHIFT)) * FIRST
@@ -70,7 +71,7 @@ def mix(h: np.uint64) -> np.uint64:
     return h ^ (h >> SHIFT)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _fold(columns: Words, key: np.int64, modulo: np.int64, out: npt.NDArray[np.int64]) -> None:
     for i in range(columns.shape[1]):
         h = np.uint64(key)

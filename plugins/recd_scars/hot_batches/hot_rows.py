@@ -14,6 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api.batch import SparseFeatures
 from recd_plugins.api.planning import TablePlan, TierPlan
+from recd_plugins.api.rows import kernel
 
 __all__ = ["HotRows"]
 
@@ -92,14 +93,14 @@ class _Lookups(NamedTuple):
     whole: Bools
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _set(bits: U8, rows: npt.NDArray[Any]) -> None:
     for at in range(len(rows)):
         row = U64(rows[at])
         bits[row >> U64(3)] |= np.uint8(1) << np.uint8(row & U64(7))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _and_all(
     values: npt.NDArray[Any],
     lengths: npt.NDArray[Any],

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api import CapabilityError
 from recd_plugins.api.batch import SparseFeatures, parts_of, with_parts
+from recd_plugins.api.rows import kernel
 
 __all__ = ["WindowSamples"]
 
@@ -201,7 +201,7 @@ class _Features:
         )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _count(lengths: Numbers, counts: I64, one_id: Bools) -> None:
     """The ids of each key; a key that has others than one in a row is no key of one id."""
     for key in range(len(lengths)):
@@ -213,7 +213,7 @@ def _count(lengths: Numbers, counts: I64, one_id: Bools) -> None:
         one_id[key] &= ones
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _find_rows(lengths: Numbers, starts: I64, parts: I64, out: I64) -> None:
     """The places where the ids of each row begin: at `starts` [G, W] in the first row of a part."""
     for key in range(len(lengths)):
@@ -226,7 +226,7 @@ def _find_rows(lengths: Numbers, starts: I64, parts: I64, out: I64) -> None:
             at += lengths[key, row]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _copy(
     values: Numbers,
     one_id: Bools,

@@ -1,11 +1,13 @@
 """Fast operations on the rows of jagged tensors: for preprocessing, dedup and statistics."""
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.keyed import with_feature, with_ids
 from recd_plugins.sparse.rows.gather import spread_rows
 from recd_plugins.sparse.rows.unique import group_codes, unique_rows
 
 __all__ = [
     "group_codes",
+    "kernel",
     "spread_rows",
     "unique_rows",
     "with_feature",

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import WeightedJagged
 
 __all__ = ["cells_of", "expand_columns", "expand_rows", "expand_values", "sum_cells"]
@@ -118,7 +118,7 @@ class _Sum(torch.autograd.Function):
         return expand_rows(gradient, cells), None, None
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _cells(
     lengths: npt.NDArray[Any], inverse_lookup: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
@@ -138,7 +138,7 @@ def _cells(
     return cells
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _sort(
     cells: npt.NDArray[np.int64], num_cells: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -21,6 +20,7 @@ from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from torchrec.streamable import Multistreamable
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.torchrec import LazyKeyedTensor
 from recd_plugins.tiers.collectives import Peers
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
@@ -86,7 +86,7 @@ class Lookups:
         )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _scatter(
     gradients: npt.NDArray[np.float32],
     which: npt.NDArray[np.int64],

@@ -21,6 +21,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.rows.memory import numbers_on, prefetch
 
 __all__ = ["Hits", "RankedBitmap", "RoutedIds", "Router", "Segments"]
@@ -220,7 +221,7 @@ def _popcount(words: Tensor) -> Tensor:
     return (words * 0x0101010101010101) >> 56
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _route(
     ids: I64,
     lengths: I64,

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from recd_plugins.compat.kernels import kernel
 
 __all__ = ["I64", "U64", "combine", "hash_integers", "hash_texts"]
 
@@ -35,31 +36,31 @@ LONGEST = 20
 """The digits of 2^64 - 1, and the characters of -2^63."""
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _rotate(x: Any, by: int) -> Any:
     return (x << np.uint64(by)) | (x >> (BITS - np.uint64(by)))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _round(lane: Any, word: Any) -> Any:
     return _rotate(lane + word * P2, 31) * P1
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _avalanche(x: Any) -> Any:
     x = (x ^ (x >> np.uint64(33))) * P2
     x = (x ^ (x >> np.uint64(29))) * P3
     return x ^ (x >> np.uint64(32))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _hash_word(word: Any, seed: Any) -> Any:
     """XXH64 of 8 bytes: a bijection, so that no two integers share a hash."""
     x = (seed + P5 + BYTE) ^ _round(np.uint64(0), word)
     return _avalanche(_rotate(x, 27) * P1 + P4)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _word(data: npt.NDArray[np.uint8], at: int, count: int) -> np.uint64:
     """`count` bytes from `at` on as a number, the lowest first."""
     word = np.uint64(0)
@@ -68,7 +69,7 @@ def _word(data: npt.NDArray[np.uint8], at: int, count: int) -> np.uint64:
     return word
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _hash_bytes(data: npt.NDArray[np.uint8], start: int, stop: int, seed: Any) -> Any:
     at = start
     if stop - start >= 32:
@@ -97,7 +98,7 @@ def _hash_bytes(data: npt.NDArray[np.uint8], start: int, stop: int, seed: Any) -
     return _avalanche(x)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _spelt(data: npt.NDArray[np.uint8], start: int, stop: int) -> tuple[bool, np.uint64]:
     """Whether a text is what `str` makes of an integer in [-2^63, 2^64), and its 64 bits."""
     none = (False, np.uint64(0))
@@ -125,13 +126,13 @@ def _spelt(data: npt.NDArray[np.uint8], start: int, stop: int) -> tuple[bool, np
     return True, number
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _hash_words(words: U64, seed: np.uint64, out: U64) -> None:
     for i in range(len(words)):
         out[i] = _hash_word(words[i], seed)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _hash_slices(
     data: npt.NDArray[np.uint8], offsets: npt.NDArray[Any], seed: np.uint64, out: U64
 ) -> None:

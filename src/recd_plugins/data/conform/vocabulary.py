@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.config.whole_file import whole_file
 from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.spot import Spot
@@ -169,7 +169,7 @@ def counted(columns: Sequence[pa.Array], spot: Spot) -> Counted:
     return VocabularyCounts.of(pa.concat_arrays([present(one) for one in columns]), spot)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _fill(keys: U64, first: int, slots: U64, ids: I64) -> bool:
     """Enter each key under its id; whether all differ. `slots`: a power of two, half of them."""
     mask = np.uint64(len(slots) - 1)
@@ -184,7 +184,7 @@ def _fill(keys: U64, first: int, slots: U64, ids: I64) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _find(keys: U64, others: np.uint64, slots: U64, ids: I64, found: I64) -> None:
     mask = np.uint64(len(slots) - 1)
     for i in range(len(keys)):

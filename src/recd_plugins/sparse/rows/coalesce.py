@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from recd_plugins.compat.kernels import kernel
 
 __all__ = ["Coalesced", "coalesce"]
 
@@ -35,7 +36,7 @@ def coalesce(ids: Tensor) -> Coalesced:
     return Coalesced(torch.from_numpy(unique), torch.from_numpy(inverse_lookup))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     # One hash table of a million ids misses the cache at each. So ids are first dealt out to parts
     # by the top bits of their hash, which moves them in streams; then each part has its own table.
@@ -70,7 +71,7 @@ def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
     return unique[:count].copy(), inverse_lookup
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _deal(
     ids: npt.NDArray[Any], bits: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[np.int32]]:
@@ -92,7 +93,7 @@ def _deal(
     return ends, dealt, places
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _capacity(ids: int) -> int:
     """A power of two: of the slots, at most half are taken."""
     size = 16

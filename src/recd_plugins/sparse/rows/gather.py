@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64, prefetch
 
 __all__ = [
@@ -64,7 +64,7 @@ def addresses_of_lengths(lengths: Sequence[Tensor]) -> Addresses:
     return Addresses.of([one if one.dtype in HELD else one.to(torch.int32) for one in lengths])
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def add_up(place: I64, offsets: I64) -> Any:
     """Whether each of the lengths at `place` is 1; if not, `offsets` [B + 1] are set to theirs."""
     if place[2] == 8:
@@ -72,7 +72,7 @@ def add_up(place: I64, offsets: I64) -> Any:
     return _accumulate(array32(place), offsets)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def note_spans(offsets: I64, single: bool, firsts: I64, bounds: I64) -> np.int64:
     """Write where rows `firsts` [U] of all begin and end to `bounds` [B, 2]; their ids' number."""
     if single:
@@ -87,7 +87,7 @@ def note_spans(offsets: I64, single: bool, firsts: I64, bounds: I64) -> np.int64
     return numel
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _accumulate(lengths: npt.NDArray[Any], offsets: I64) -> bool:
     if _all_one(lengths):
         return True
@@ -98,7 +98,7 @@ def _accumulate(lengths: npt.NDArray[Any], offsets: I64) -> bool:
     return False
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _all_one(lengths: npt.NDArray[Any]) -> bool:
     for begin in range(0, len(lengths), CHUNK):
         other = 0
@@ -136,7 +136,7 @@ def spread_places(starts: Tensor, lengths: Tensor) -> Tensor:
     return where + torch.arange(where.numel(), device=where.device)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _measure(bounds: I64, counts: I64, lengths: npt.NDArray[Any]) -> None:
     for feature in range(len(bounds)):
         count = counts[feature]
@@ -145,7 +145,7 @@ def _measure(bounds: I64, counts: I64, lengths: npt.NDArray[Any]) -> None:
         lengths[feature, count:] = 0
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _gather(places: I64, bounds: I64, single: Bools, counts: I64, out: npt.NDArray[Any]) -> None:
     at = 0
     for feature in range(len(places)):
@@ -159,7 +159,7 @@ def _gather(places: I64, bounds: I64, single: Bools, counts: I64, out: npt.NDArr
             at += _copy_rows(array16(place), rows, alone, left)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _copy_rows(
     values: npt.NDArray[Any], rows: I64, single: bool, out: npt.NDArray[Any]
 ) -> np.int64:
@@ -188,7 +188,7 @@ def _copy_rows(
 # several ids go at a time.
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _spread(values: npt.NDArray[Any], starts: I64, lengths: I64) -> npt.NDArray[Any]:
     spread = np.empty(lengths.sum(), values.dtype)
     at = 0

@@ -18,6 +18,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 
 __all__ = ["Addresses", "array16", "array32", "array64", "numbers_on", "prefetch"]
@@ -64,19 +65,19 @@ def _pointer(_typing: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def array64(place: I64) -> Any:
     """The numbers of one of `places`, of 8 bytes each, as an array on their memory."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int64)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def array32(place: I64) -> Any:
     """The numbers of one of `places`, of 4 bytes each."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int32)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def array16(place: I64) -> Any:
     """The numbers of one of `places`, of 2 bytes each."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int16)
@@ -89,7 +90,7 @@ LINES = 4
 READ, KEEP, DATA = 0, 3, 1
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def prefetch(numbers: npt.NDArray[Any], start: np.uintp, stop: np.uintp) -> None:
     """Begin to fetch `numbers[start:stop]`: wanted soon, and the processor cannot guess it.
 

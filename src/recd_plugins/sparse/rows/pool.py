@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged, concat
 from recd_plugins.sparse.rows.unique import HALF, MIX, hash_row
 
@@ -147,7 +147,7 @@ def _pairs(part: Jagged | WeightedJagged) -> Jagged:
     return Jagged(torch.from_numpy(pairs.reshape(-1)), 2 * part.lengths)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _copy_rows(values: npt.NDArray[Any], offsets: I64, rows: I64, out: I64) -> None:
     """Lays rows `values[offsets[r] : offsets[r + 1]]`, for each r of `rows`, end to end."""
     at = 0
@@ -299,7 +299,7 @@ def _joined(parts: Sequence[Picked]) -> RowBlock:
     return RowBlock(values, lengths)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _add(
     values: npt.NDArray[Any],
     lengths: npt.NDArray[Any],
@@ -358,7 +358,7 @@ def _add(
 # which would keep the compiler from comparing several ids at a time.
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _equal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
     """Whether two rows are equal, which are of one length, not 0."""
     if left[0] != right[0]:
@@ -369,7 +369,7 @@ def _equal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
     return not differ
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _unique_samples(
     rows: Numbers, features: I64, bounds: I64, inverse_lookup: I64, firsts: I64
 ) -> I64:
@@ -410,7 +410,7 @@ def _unique_samples(
     return counts
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _agree(rows: Numbers, features: I64, left: int, right: int) -> bool:
     alike = 0
     while alike < len(features) and rows[features[alike], left] == rows[features[alike], right]:
@@ -418,7 +418,7 @@ def _agree(rows: Numbers, features: I64, left: int, right: int) -> bool:
     return alike == len(features)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _pick(
     rows: Numbers, features: I64, bounds: I64, firsts: I64, counts: I64, picked: Numbers
 ) -> None:
@@ -428,7 +428,7 @@ def _pick(
                 picked[k, i] = rows[features[k], firsts[group, i]]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
     """[K] the ids of each feature's rows; `lengths` [K, S] become the rows'."""
     numels = np.zeros(len(rows), np.int64)
@@ -441,7 +441,7 @@ def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
     return numels
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _copy_numbered(values: I64, offsets: I64, rows: Numbers, starts: I64, out: I64) -> None:
     """Lays each feature's rows end to end in `out`, from its `starts` [K] on."""
     for k in range(len(rows)):

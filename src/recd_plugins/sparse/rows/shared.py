@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.rows.gather import spread_rows
 from recd_plugins.sparse.rows.unique import unique_rows
@@ -127,7 +127,7 @@ def overlap_rows(
     return Overlapped(*_lay(values, starts, lengths, matched))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _matches(values: Values, starts: I64, lengths: I64, begins: npt.NDArray[np.bool_]) -> I64:
     """[U] the longest suffix of row u - 1 which is a prefix of row u."""
     matches = np.zeros(starts.size, np.int64)
@@ -162,7 +162,7 @@ def _matches(values: Values, starts: I64, lengths: I64, begins: npt.NDArray[np.b
     return matches
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _lay(values: Values, starts: I64, lengths: I64, matches: I64) -> tuple[Values, I64]:
     """Every row ends where the shared values so far end; so may the next begin before that."""
     shared = np.empty(lengths.sum() - matches.sum(), values.dtype)

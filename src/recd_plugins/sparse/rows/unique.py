@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.rows.gather import Spans, add_up, addresses_of_lengths, note_spans
 from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64
 
@@ -119,7 +119,7 @@ def unique_numbers(numbers: Tensor) -> Unique:
     return unique_rows(numbers, torch.arange(numbers.numel() + 1, device=numbers.device))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _refine_groups(
     places: I64,
     bounds: I64,
@@ -163,7 +163,7 @@ def _refine_groups(
             numels[feature] = note_spans(rows, single[feature], unique, spans[feature])
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _refine(values: npt.NDArray[Any], offsets: I64, single: bool, found: Any, table: Any) -> Any:
     codes, firsts = found
     slots, hashes, runs, ends = table
@@ -172,7 +172,7 @@ def _refine(values: npt.NDArray[Any], offsets: I64, single: bool, found: Any, ta
     return _refine_rows(values, offsets, codes, firsts, slots, hashes)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _refine_rows(
     values: npt.NDArray[Any],
     offsets: I64,
@@ -225,7 +225,7 @@ def _refine_rows(
     return num_unique
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def hash_row(ids: npt.NDArray[Any]) -> np.uint64:
     """h = mix(n + Σ_i mix(id_i xor i·STEP)): no term waits for another."""
     total = np.uint64(len(ids))
@@ -240,7 +240,7 @@ def hash_row(ids: npt.NDArray[Any]) -> np.uint64:
 # several ids at a time.
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _equal(values: npt.NDArray[Any], left: np.uintp, right: np.uintp, length: np.uintp) -> bool:
     """Whether the `length` ids from `left` on are those from `right` on."""
     differ = 0
@@ -249,7 +249,7 @@ def _equal(values: npt.NDArray[Any], left: np.uintp, right: np.uintp, length: np
     return differ == 0
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def refine_single(
     ids: npt.NDArray[Any], codes: I64, firsts: I64, slots: I32, runs: I32, ends: I32
 ) -> np.int64:
