@@ -2,12 +2,13 @@
 
     python -m benchmarks.soak [--minutes N] [--job NAME]... [--quick] [--json]
 
-Each job trains for `--minutes` (30; quick: 1). The first third is its warm-up. The rest is parted
-into ten stretches, and of each the least counts that the job held: workers and batches in flight
-come and go with epochs, and what is lost stays in the least too. A slope is the median of those
-between all pairs of stretches (Theil and Sen), times the minutes of that rest: how much more the
-job holds at its end. Its interval holds in nine of ten cases; a job grows where all of it is above
-what is allowed, and a run was too short to say where only a part is.
+Each job trains for `--minutes` (30; quick: 1). The first third of its steps is its warm-up. The
+rest is parted into ten stretches of as many steps, however long a busy machine takes for them, and
+of each the least counts that the job held: workers and batches in flight come and go with epochs,
+and what is lost stays in the least too. A slope is the median of those between all pairs of
+stretches (Theil and Sen), times the steps of that rest: how much more the job holds at its end. Its
+interval holds in nine of ten cases; a job grows where all of it is above what is allowed, and a run
+was too short to say where only a part is.
 """
 
 from __future__ import annotations
@@ -41,21 +42,25 @@ def measure(quick: bool, *, minutes: float, jobs: Sequence[str]) -> Report:
     for name in jobs or JOBS:
         with tempfile.TemporaryDirectory() as folder:
             figures += _figures(name, watch(JOBS[name], 60 * minutes, Path(folder)))
-    return Report(figures=figures, settings={"minutes": minutes, "warm-up": "a third"})
+    return Report(figures=figures, settings={"minutes": minutes, "warm-up": "a third of the steps"})
 
 
 def _figures(name: str, watched: Watched) -> Iterator[Figure]:
-    looks = watched.looks[len(watched.looks) // 3 :]
-    steps = looks[-1].step - looks[0].step
+    begun, ended = watched.looks[0].step, watched.looks[-1].step
+    looks = [look for look in watched.looks if 3 * look.step >= 2 * begun + ended]
+    steps = ended - looks[0].step
+    if not steps:
+        raise SystemExit(
+            f"{name} has made {ended:,} steps, too few to say anything: --minutes more"
+        )
     for what, share in FLAT.items():
         values = [getattr(look, what) for look in looks]
         unit, scale = ("MiB", MIB) if what in ("memory", "shared") else ("", 1)
         held = statistics.median(values) / scale
-        whole = (looks[-1].seconds - looks[0].seconds) / scale
-        growth, low, high = (whole * one for one in slope(looks, what))
+        growth, low, high = (steps / scale * one for one in slope(looks, what))
         note = f"{growth:+,.1f}, at most {high:+,.1f}, of {held:,.1f} {unit}".rstrip()
         note += f", in {steps:,} steps"
-        if unit and steps:
+        if unit:
             note += f": {growth * 1024 / steps:+.2f} KiB a step"
         allowed = share * held
         if low <= allowed < high:
@@ -81,21 +86,25 @@ def _figures(name: str, watched: Watched) -> Iterator[Figure]:
 
 
 def slope(looks: Sequence[Held], what: str) -> tuple[float, float, float]:
-    """Of a value's least over seconds: the median of the slopes between all pairs of stretches,
+    """Of a value's least over steps: the median of the slopes between all pairs of stretches,
     and its interval, by the ranks that Kendall's statistic takes by chance."""
-    least = []
-    count = min(STRETCHES, len(looks))
-    for part in range(count):
-        stretch = looks[part * len(looks) // count : (part + 1) * len(looks) // count]
-        when = statistics.mean(look.seconds for look in stretch)
-        least.append((when, min(getattr(look, what) for look in stretch)))
+    first, last = looks[0].step, looks[-1].step
+    stretches: dict[int, list[Held]] = {}
+    for look in looks:
+        part = STRETCHES * (look.step - first) // (last - first + 1)
+        stretches.setdefault(part, []).append(look)
+    least = [
+        (statistics.mean(look.step for look in part), min(getattr(look, what) for look in part))
+        for part in stretches.values()
+    ]
+    count = len(least)
     slopes = sorted(
         (after - before) / (late - early)
         for (early, before), (late, after) in combinations(least, 2)
     )
     beyond = SURE * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    first = max(0, round((len(slopes) - beyond) / 2))
-    return statistics.median(slopes), slopes[first], slopes[-1 - first]
+    lowest = max(0, round((len(slopes) - beyond) / 2))
+    return statistics.median(slopes), slopes[lowest], slopes[-1 - lowest]
 
 
 if __name__ == "__main__":

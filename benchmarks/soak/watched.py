@@ -28,8 +28,6 @@ STARTS = 900.0
 class Held:
     """What all processes of a job hold at one moment."""
 
-    seconds: float
-    """Since its first line of metrics."""
     step: int
     memory: float
     """Resident bytes of no file. Ranks and workers are forked and share pages with each other until
@@ -72,9 +70,9 @@ def watch(job: Mapping[str, Any], seconds: float, folder: Path) -> Watched:
         try:
             _wait(lambda: _steps(metrics) > 0, process, folder, STARTS)
             began, looks = time.monotonic(), list[Held]()
-            while (now := time.monotonic() - began) < seconds:
+            while time.monotonic() - began < seconds:
                 _wait(lambda: True, process, folder, 1)
-                looks.append(_held(process.pid, now, _steps(metrics)))
+                looks.append(_held(process.pid, _steps(metrics)))
                 time.sleep(seconds / LOOKS)
             process.send_signal(signal.SIGINT)
             code = process.wait(timeout=STARTS)
@@ -110,7 +108,7 @@ def _steps(metrics: Path) -> int:
     return json.loads(lines[-1])["step"] if lines else 0
 
 
-def _held(launcher: int, seconds: float, step: int) -> Held:
+def _held(launcher: int, step: int) -> Held:
     memory = shared = 0.0
     handles = threads = processes = 0
     for pid in [launcher, *_below(launcher)]:
@@ -122,7 +120,6 @@ def _held(launcher: int, seconds: float, step: int) -> Held:
             threads += int(status["Threads"])
             processes += 1
     return Held(
-        seconds=seconds,
         step=step,
         memory=memory,
         shared=shared,
