@@ -25,7 +25,7 @@ class ScarsConfig(Config):
     replicas' gradients take longer to reduce than the rows to fetch from memory; what fits
     `budget_gb`; as few as take the share `hit_rate` of lookups; or as the sharding slot's planner
     of replicas plans, say flexshard, whose tiers and coalescing are then the cache's."""
-    budget_gb: Annotated[float, Range(gt=0)] | None = None
+    budget_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
     """Memory of a rank for all cached rows and what goes with them, GB; for size budget."""
     hit_rate: Annotated[float, Range(gt=0, le=1)] | None = None
     """The share of all tables' lookups that cached rows are to take; for size hit_rate."""
@@ -36,7 +36,7 @@ class ScarsConfig(Config):
     """How ids travel that are not cached: as they are, once per rank, once per node."""
     tables: tuple[str, ...] = ("*",)
     """Names or globs of the tables that are cached and coalesced."""
-    memory_gb: Annotated[float, Range(gt=0)] | None = None
+    memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
     """Memory of a rank, GB, which tables, cache and batch share, for size optimum; by default
     the topology's device_memory_gb, or host_memory_gb on the CPU."""
     activation_bytes: Annotated[float, Range(gt=0)] | None = None

@@ -51,6 +51,7 @@ def test_a_topology_from_a_mapping() -> None:
         ({"ranks_per_node": 1.5}, "topology.ranks_per_node: expected an integer"),
         ({"device_memory_gb": 0}, "topology.device_memory_gb: must be > 0"),
         ({"host_memory_gb": -1}, "topology.host_memory_gb: must be > 0"),
+        ({"host_memory_gb": 1e300}, r"topology.host_memory_gb: must be > 0 and <= 1e\+09, but is"),
         ({"intra_node_gbps": 0}, "topology.intra_node_gbps: must be > 0"),
         ({"inter_node_gbps": 0}, "topology.inter_node_gbps: must be > 0"),
         ({"internode_gbps": 1}, "unknown option 'internode_gbps'; did you mean 'inter_node_gbps'"),

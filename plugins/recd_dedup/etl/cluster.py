@@ -154,7 +154,7 @@ def _damaged(path: Path, error: Exception) -> DataError:
 class ClusterConfig(Config):
     """The `cluster_by_session` step."""
 
-    memory_gb: Annotated[float, Range(gt=0)] = 1.0
+    memory_gb: Annotated[float, Range(gt=0, le=1e9)] = 1.0
     """Memory for rows, in GB; a larger table takes more buckets, not more memory."""
     engine: Literal["pyarrow", "spark"] = "pyarrow"
     """`spark` needs pyspark and Java, and yields the same rows in the same order."""

@@ -41,7 +41,7 @@ class SessionStatsConfig(Config):
     together: Annotated[float, Range(gt=0, le=1)] = 0.9
     """Features form a group where, of the samples in which one of two changes, both change in
     this share."""
-    memory_gb: Annotated[float, Range(gt=0)] = 1.0
+    memory_gb: Annotated[float, Range(gt=0, le=1e9)] = 1.0
     """Memory for rows, in GB; a batch is held whole in any case."""
 
 

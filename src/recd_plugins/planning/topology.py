@@ -56,9 +56,9 @@ class Topology(Config):
     """What the tables live on; by default the training device."""
     ranks_per_node: Annotated[int, Range(ge=1)] | None = None
     """Ranks that share a node; by default what the launcher says, else all of them."""
-    device_memory_gb: Annotated[float, Range(gt=0)] | None = None
+    device_memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
     """Memory of one accelerator for tables; by default TorchRec's (32 GB)."""
-    host_memory_gb: Annotated[float, Range(gt=0)] | None = None
+    host_memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
     """Host memory of one rank for tables; by default TorchRec's (128 GB)."""
     intra_node_gbps: Annotated[float, Range(gt=0)] | None = None
     """Bandwidth between two ranks of a node, GB/s; by default TorchRec's."""
