@@ -36,7 +36,7 @@ __all__ = ["Coordinator", "Members", "join", "watch_members"]
 
 INTERVAL = 1.0
 """Seconds between two calls of a worker, or of a client, where there are few."""
-MOST_INTERVAL = 20.0
+MOST_INTERVAL = 40.0
 """Seconds between them where there are many."""
 A_SECOND = 25
 """Calls a second of workers, and of clients, at most, up to that interval."""
