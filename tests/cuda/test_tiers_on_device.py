@@ -48,7 +48,7 @@ OF_A_STEP = {
     "update.py _in_node: nonzero",
 }
 """What docs/cuda.md says that a step waits for, and why."""
-BEFORE_AND_AFTER = ("test_tiers_on_device.py", "hot.py", "replicas.py", "table.py")
+BEFORE_AND_AFTER = ("test_tiers_on_device.py", "hot.py", "replicas.py", "home_tables.py")
 """Batches that come, replicas that are filled, and rows that go home."""
 
 
