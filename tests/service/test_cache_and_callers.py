@@ -19,7 +19,14 @@ from service_jobs import stack_of, until
 
 from recd_dsi.service.buffer import Buffer, DiskCache, Key
 from recd_dsi.service.calls import NO_CREDENTIALS, Caller, Credentials
-from recd_dsi.service.coordinator import Coordinator, Members, join, watch_members
+from recd_dsi.service.coordinator import (
+    MOST_INTERVAL,
+    SILENCE,
+    Coordinator,
+    Members,
+    join,
+    watch_members,
+)
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
@@ -235,8 +242,9 @@ def test_a_coordinator_that_has_just_begun_believes_its_clients() -> None:
         had = [one for one in had if one["address"] not in asked]
     assert not had
     members.believe([{"slot": 30, "address": "late"}], "ab", 104.0)
-    members.hear({"id": "w", "address": "h:7", "slot": 7, "delivery": "ab"}, 159.0)
-    members.forget(161.0)
+    silent = 100.6 + SILENCE * MOST_INTERVAL
+    members.hear({"id": "w", "address": "h:7", "slot": 7, "delivery": "ab"}, silent - 1.0)
+    members.forget(silent + 1.0)
     assert [one["address"] for one in members.there()] == ["h:7"]
 
 

@@ -303,7 +303,11 @@ class Fetching:
 
     def _request(self, run: range, remote: Remote) -> Request:
         turn = self._turns.turn(run.start)
-        ahead = [(run.start, self._ranges[turn][1])]
+        first, stop = self._ranges[turn]
+        with self._lock:  # what another lane asks for comes before it, whoever is heard first
+            before = range(first, run.start)
+            asked = [at for at in before if remote.address in self._asked.get(at, {})]
+        ahead = [(min(asked, default=run.start), stop)]
         workers = max(1, len(self._fleet.remotes()))
         later = range(turn + 1, min(turn + 1 + 4 * workers, len(self._ranges)))
         ahead += [self._ranges[one] for one in later if self._fleet.of_turn(one) is remote]

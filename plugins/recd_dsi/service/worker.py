@@ -336,8 +336,10 @@ class Maker:
         """Make the batch where its epoch is read already, or begin to read there."""
         began = time.perf_counter()
         ranges = ((request.batch, request.stop), *request.ahead)
-        stop = max((end for first, end in ranges if first <= key.batch < end), default=0)
-        place, cursor = self._cursor(key, job, max(stop, key.batch + 1))
+        around = [one for one in ranges if one[0] <= key.batch < one[1]]
+        stop = max((end for _, end in around), default=key.batch + 1)
+        first = max(min((begin for begin, _ in around), default=0), key.batch - PASSED)
+        place, cursor = self._cursor(key, job, first, stop)
         while True:
             handed = next(cursor.batches, None)
             batch = None if handed is None else handed.batch
@@ -355,7 +357,10 @@ class Maker:
                 return record
             self._buffer.put(key._replace(batch=number), record, wanted=True)
 
-    def _cursor(self, key: Key, job: _OpenJob, stop: int) -> tuple[tuple[Stream, int], _Cursor]:
+    def _cursor(
+        self, key: Key, job: _OpenJob, first: int, stop: int
+    ) -> tuple[tuple[Stream, int], _Cursor]:
+        """One that comes to the batch; a new one begins at the first that is wanted before it."""
         stream = (key.job, key.consumer, key.epoch)
         for place, cursor in self._cursors.items():
             near = cursor.next <= key.batch < min(cursor.stop, cursor.next + PASSED)
@@ -365,7 +370,9 @@ class Maker:
         self.openings += 1
         while len(self._cursors) >= CURSORS:
             self._cursors.popitem(last=False)
-        batches = job.batches(key.consumer, key.epoch, key.batch, stop)
+        made = (n for n in range(first, key.batch) if key._replace(batch=n) not in self._buffer)
+        first = next(made, key.batch)
+        batches = job.batches(key.consumer, key.epoch, first, stop)
         place = (stream, self.openings)
-        self._cursors[place] = _Cursor(batches, key.batch, stop)
+        self._cursors[place] = _Cursor(batches, first, stop)
         return place, self._cursors[place]
