@@ -305,8 +305,11 @@ class Fetching:
         turn = self._turns.turn(run.start)
         first, stop = self._ranges[turn]
         with self._lock:  # what another lane asks for comes before it, whoever is heard first
-            before = range(first, run.start)
-            asked = [at for at in before if remote.address in self._asked.get(at, {})]
+            asked = [
+                at
+                for at, workers in self._asked.items()
+                if first <= at < run.start and remote.address in workers
+            ]
         ahead = [(min(asked, default=run.start), stop)]
         workers = max(1, len(self._fleet.remotes()))
         later = range(turn + 1, min(turn + 1 + 4 * workers, len(self._ranges)))

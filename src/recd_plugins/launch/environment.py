@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "PARENT",
     "check_rank",
     "die_with_parent",
+    "launchers_store",
     "loopback_store",
     "rank_environment",
 ]
@@ -104,6 +106,23 @@ def loopback_store(world_size: int) -> Any:
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
+    )
+
+
+def launchers_store(seconds: float) -> Any:
+    """The store of whoever started this rank, torchrun or `launch`; None where it has none.
+
+    What is asked of it is waited for so many seconds.
+    """
+    if os.environ.get(AGENTS_STORE) != "True":
+        return None
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(seconds=seconds),
     )
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from recd_plugins.launch.environment import AGENTS_STORE
+from recd_plugins.launch.environment import launchers_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["first_to_fail", "leave_failure", "left_failures"]
 
 KEY = "failed first"
-PATIENCE = timedelta(seconds=20)
-"""How long a rank that fails looks for the launcher's store, which may be gone."""
+PATIENCE = 20.0
+"""Seconds for which a rank that fails looks for the launcher's store, which may be gone."""
 
 
 @contextlib.contextmanager
@@ -37,18 +36,9 @@ def left_failures() -> Iterator[None]:
 
 def leave_failure() -> None:
     """This rank fails; to be called while its peers can still reach it."""
-    if os.environ.get(AGENTS_STORE) != "True":
-        return
-    from torch.distributed import TCPStore
-
     with contextlib.suppress(RuntimeError):  # whoever started the ranks is gone
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=PATIENCE,
-        )
-        store.compare_set(KEY, "", os.environ["RANK"])
+        if (store := launchers_store(PATIENCE)) is not None:
+            store.compare_set(KEY, "", os.environ["RANK"])
 
 
 def first_to_fail(store: Store) -> int | None:

@@ -16,17 +16,16 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store
 
 from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError
-from recd_plugins.launch.environment import AGENTS_STORE, ELASTIC
+from recd_plugins.launch.environment import ELASTIC, launchers_store
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.trainer.checkpoints.files import read_job
@@ -51,14 +50,9 @@ def own_place(patience: float = 0.0) -> Store | None:
 
     They wait so many seconds for each other, if `patience` is not 0.
     """
-    if os.environ.get(AGENTS_STORE) != "True":
+    store = launchers_store(PATIENCE)
+    if store is None:
         return None
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        timeout=timedelta(seconds=PATIENCE),
-    )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name = attempt(store, rank, world_size, max(patience, SOONEST) if patience else PATIENCE)
     return PrefixStore(name, store)
