@@ -114,6 +114,19 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     def fused_optimizer(self) -> KeyedOptimizer:
         return self.tiers.optimizer
 
+    def input_dist(
+        self, ctx: Any, features: KeyedJaggedTensor | TensorDict
+    ) -> KJTListSplitsAwaitable[Any]:
+        """Route the ids, send those that miss on TorchRec's way, and ask the node for others.
+
+        A hot batch has none that miss, on no rank: TorchRec exchanges nothing.
+        """
+        with torch.no_grad():
+            batch = ctx.batch = self.tiers.route(maybe_td_to_kjt(features))
+            home = self._sent_home(ctx, batch)
+            requests = self.tiers.requests(batch)
+        return KJTListSplitsAwaitable([*home, *requests], ctx)
+
     def compute(self, ctx: Any, dist_input: KJTList) -> list[Any]:
         own = self._unpacked(ctx, dist_input)
         found: list[Any] = [] if ctx.is_hot else super().compute(ctx, own)
@@ -129,6 +142,15 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         if ctx.is_hot:
             return self._output(ctx, self._nothing_from_home())
         return self._output(ctx, super().compute_and_output_dist(ctx, own))
+
+    def _sent_home(self, ctx: Any, batch: RoutedBatch) -> Sequence[Any]:
+        """The splits of the ids that miss, which are on their way; none of a hot batch."""
+        raise NotImplementedError
+
+    def _exchanged(self, ctx: Any, ids: KeyedJaggedTensor) -> KJTListSplitsAwaitable[Any]:
+        """The splits of ids that TorchRec exchanges."""
+        request: Any = super().input_dist(ctx, ids)
+        return cast("KJTListSplitsAwaitable[Any]", request)
 
     def _unpacked(self, ctx: Any, input: KJTList) -> KJTList:
         """The ids that TorchRec exchanged, as it takes them; the node is sent the rows that it
@@ -179,23 +201,10 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
     def create_context(self) -> TierSequenceContext:
         return TierSequenceContext()
 
-    def input_dist(
-        self, ctx: TierSequenceContext, features: KeyedJaggedTensor | TensorDict
-    ) -> KJTListSplitsAwaitable[TierSequenceContext]:
-        """Route the ids, send those that miss on TorchRec's way, and ask the node for others.
-
-        A hot batch has none that miss, on no rank: TorchRec exchanges nothing.
-        """
-        home: list[Any] = []
-        features = maybe_td_to_kjt(features)
-        with torch.no_grad():
-            batch = ctx.batch = self.tiers.route(features)
-            if not batch.knows_home_ids:
-                home = self._defer(ctx, batch)
-            elif not batch.hot:
-                home = self._send(ctx, batch).awaitables
-            requests = self.tiers.requests(batch)
-        return KJTListSplitsAwaitable([*home, *requests], ctx)
+    def _sent_home(self, ctx: TierSequenceContext, batch: RoutedBatch) -> Sequence[Any]:
+        if not batch.knows_home_ids:
+            return self._defer(ctx, batch)
+        return [] if batch.hot else self._send(ctx, batch).awaitables
 
     def _defer(self, ctx: TierSequenceContext, batch: RoutedBatch) -> list[DeferredSplits]:
         """The splits that `_send` will exchange, once the node has agreed which ids it sends home.
@@ -234,8 +243,7 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
             stride=1,
             length_per_key=lengths,
         )
-        request: Any = super().input_dist(ctx, ids)
-        return cast("KJTListSplitsAwaitable[TierSequenceContext]", request)
+        return self._exchanged(ctx, ids)
 
     def _nothing_from_home(self) -> LazyAwaitable[dict[str, JaggedTensor]]:
         none = self.tiers.no_rows(self._width)
@@ -303,22 +311,16 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
     def input_dist(
         self, ctx: TierBagContext, features: KeyedJaggedTensor | TensorDict
     ) -> KJTListSplitsAwaitable[TierBagContext]:
-        """Route the ids, send those that miss on TorchRec's way, and ask the node for others.
-
-        A hot batch has none that miss, on no rank: TorchRec exchanges nothing.
-        """
-        home: list[Any] = []
         features = maybe_td_to_kjt(features)
         self._check.first(features)
-        with torch.no_grad():
-            batch = ctx.batch = self.tiers.route(features)
-            if batch.hot:
-                ctx.packed = PackedBags.none(batch.lengths)
-            else:
-                packed = ctx.packed = PackedBags.of(batch.missed_lengths(), self.tiers.nodes.world)
-                home = super().input_dist(ctx, self._missed(batch, packed)).awaitables
-            requests = self.tiers.requests(batch)
-        return KJTListSplitsAwaitable([*home, *requests], ctx)
+        return super().input_dist(ctx, features)
+
+    def _sent_home(self, ctx: TierBagContext, batch: RoutedBatch) -> Sequence[Any]:
+        if batch.hot:
+            ctx.packed = PackedBags.none(batch.lengths)
+            return []
+        packed = ctx.packed = PackedBags.of(batch.missed_lengths(), self.tiers.nodes.world)
+        return [*self._exchanged(ctx, self._missed(batch, packed)).awaitables]
 
     def _missed(self, batch: RoutedBatch, packed: PackedBags) -> KeyedJaggedTensor:
         """The ids that miss, in bags packed to the front."""
