@@ -6,6 +6,9 @@ import multiprocessing
 import os
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from multiprocessing.util import get_temp_dir
+
+from recd_plugins.launch.left_sockets import SOCKETS
 
 __all__ = ["fork_server"]
 
@@ -19,17 +22,20 @@ def fork_server(*preload: str) -> ForkServerContext:
 
     No module that happens to lie in the current folder is imported by the server: multiprocessing
     starts it as `python -c`, which would look there first, for Python's own modules too. Workers
-    look where the process does that asks for them.
+    look where the process does that asks for them. At its end the server removes the folder of its
+    socket, for this process may have been killed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
+    context.set_forkserver_preload(["recd_plugins.launch.left_sockets", *preload])
+    for_the_server = {SAFE_PATH: "1", SOCKETS: get_temp_dir()}
+    before = {name: os.environ.get(name) for name in for_the_server}
+    os.environ.update(for_the_server)
     try:
         forkserver.ensure_running()
     finally:
-        if before is None:
-            del os.environ[SAFE_PATH]
-        else:
-            os.environ[SAFE_PATH] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
     return context
