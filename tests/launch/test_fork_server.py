@@ -46,3 +46,32 @@ def test_one_that_ends_leaves_none_either() -> None:
     process.communicate()
     assert process.returncode == 0
     assert not folder.exists()
+
+
+SHARES = """
+import os
+from multiprocessing.util import get_temp_dir
+from recd_plugins.launch.fork_server import fork_server
+
+def child():
+    again = fork_server().Process(target=print, args=("forked",))
+    again.start()
+    again.join()
+    print(get_temp_dir(), flush=True)
+
+get_temp_dir()
+import multiprocessing
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join()
+print(os.path.isdir(get_temp_dir()), get_temp_dir())
+"""
+
+
+def test_a_child_leaves_its_parents_folder_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARES], capture_output=True, text=True)
+    assert done.stderr == ""
+    forked, childs, there, ours = done.stdout.split()
+    assert (forked, there) == ("forked", "True")
+    assert childs == ours
+    assert not Path(ours).exists()

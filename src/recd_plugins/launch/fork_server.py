@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
@@ -23,11 +24,11 @@ def fork_server(*preload: str) -> ForkServerContext:
     No module that happens to lie in the current folder is imported by the server: multiprocessing
     starts it as `python -c`, which would look there first, for Python's own modules too. Workers
     look where the process does that asks for them. At its end the server removes the folder of its
-    socket, for this process may have been killed.
+    socket if this process has made that, for it may have been killed.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recd_plugins.launch.left_sockets", *preload])
-    for_the_server = {SAFE_PATH: "1", SOCKETS: get_temp_dir()}
+    for_the_server = {SAFE_PATH: "1", SOCKETS: _folder_made_here()}
     before = {name: os.environ.get(name) for name in for_the_server}
     os.environ.update(for_the_server)
     try:
@@ -39,3 +40,15 @@ def fork_server(*preload: str) -> ForkServerContext:
             else:
                 os.environ[name] = value
     return context
+
+
+def _folder_made_here() -> str:
+    """The folder in which multiprocessing puts this process's sockets, if this call makes it.
+
+    One that multiprocessing has forked may use its parent's, which the parent removes.
+    """
+    parent = tempfile.gettempdir()
+    there = set(os.listdir(parent))
+    folder = get_temp_dir()
+    made = os.path.dirname(folder) == parent and os.path.basename(folder) not in there
+    return folder if made else ""
