@@ -25,8 +25,8 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.decoded import DecodedRows, absent_rows, decode_rows
-from recd_plugins.data.files import OpenedFile
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
+from recd_plugins.data.parquet_file import OpenedFile
 from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
 from recd_plugins.data.stripes import DamagedStripe, Stripe
 from recd_plugins.data.table import Table, id_ranges

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from recd_plugins.config.whole_file import whole_file
-from recd_plugins.data.files import FileFacts, Footer, read_footer
+from recd_plugins.data.files import FileFacts
+from recd_plugins.data.parquet_file import Footer, read_footer
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri
 

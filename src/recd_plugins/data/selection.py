@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.rows import conform, source_columns
 from recd_plugins.data.expression import Expression, Known, Verdict, expression
-from recd_plugins.data.files import FileFacts, arrow_schema, opened
+from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.parquet_file import arrow_schema, opened
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.storage.uri import Location

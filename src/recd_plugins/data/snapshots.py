@@ -12,7 +12,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from recd_plugins.data.files import FileFacts, arrow_schema, read_footer
+from recd_plugins.data.files import FileFacts
+from recd_plugins.data.parquet_file import arrow_schema, read_footer
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.storage.store import s3_endpoint_and_region
 from recd_plugins.storage.uri import Location, Uri, location_of

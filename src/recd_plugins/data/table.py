@@ -29,19 +29,10 @@ from recd_plugins.data.conform.floats import (
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.files import (
-    UNFINISHED,
-    FileFacts,
-    FileWriter,
-    OpenedFile,
-    arrow_schema,
-    footer_of,
-    found_files,
-    opened,
-    table_files,
-)
+from recd_plugins.data.files import UNFINISHED, FileFacts, found_files, table_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.parquet_file import FileWriter, OpenedFile, arrow_schema, footer_of, opened
 from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.data.selection import Selection, kept_rows
 from recd_plugins.data.side_table import SideTable

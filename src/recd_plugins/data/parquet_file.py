@@ -1,0 +1,322 @@
+"""One Parquet file: its footer, its columns by spans, the writing of one; an error says what else a
+file is."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugins.config.what_is import no_file
+from recd_plugins.data.files import FileFacts
+from recd_plugins.data.nearby import Nearby
+from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location, Uri
+
+__all__ = [
+    "FileWriter",
+    "Footer",
+    "OpenedFile",
+    "arrow_schema",
+    "first_byte",
+    "footer_of",
+    "opened",
+    "read_footer",
+]
+
+R = TypeVar("R")
+TAIL = 64 << 10
+"""Bytes that are read of a file's end at once."""
+MAGIC = b"PAR1"
+KINDS = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"BZh", "bzip2"),
+    (b"ARROW1", "an Arrow file"),
+    (b"FEA1", "a Feather file"),
+    (b"ORC", "an ORC file"),
+    (b"Obj\x01", "an Avro file"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"PARE", "a Parquet file with an encrypted footer"),
+    (b"{", "JSON"),
+    (b"[", "JSON"),
+    (b"<", "HTML or XML"),
+    (b"version https://git-lfs", "a pointer of Git LFS, whose file was not fetched"),
+)
+"""What a file begins with that is no Parquet file, and what it is."""
+LOOK = 4096
+"""Bytes by which a file of text is known."""
+
+
+class Footer(NamedTuple):
+    """A footer, and what it is known by."""
+
+    metadata: pq.FileMetaData
+    digest: str
+    raw: bytes
+
+    @classmethod
+    def of(cls, raw: bytes) -> Footer:
+        """The facts from the bytes between the footer and the end of the file."""
+        digest = hashlib.sha256(raw).hexdigest()[:32]
+        return cls(pq.read_metadata(pa.BufferReader(raw)), digest, raw)
+
+
+def footer_of(file: Location) -> pq.FileMetaData:
+    """The facts that the footer has; `DataError` for a file that is not a whole Parquet file."""
+    return read_footer(file).metadata
+
+
+def read_footer(file: Location) -> Footer:
+    """The footer and what it is known by; `DataError` for what is no whole Parquet file."""
+    _check_is_file(file)
+    try:
+        with _source(file) as source:
+            raw = _try(file, lambda: _tail(source))
+        return Footer.of(raw)
+    except DataError:
+        raise
+    except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
+        raise _not_whole(file, error) from error
+
+
+def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int = 0) -> OpenedFile:
+    """The file, whose pages' checksums are verified; `DataError` for what is no whole Parquet, and
+    for what is not what it was when its `facts` were found. Of a file on disk a buffer keeps huge
+    columns from being read whole."""
+    _check_is_file(file)
+    try:
+        source = _source(file)
+        footer = Footer.of(_try(file, lambda: _tail(source)))
+        if facts is not None and facts.digest not in ("", footer.digest):
+            raise DataError(
+                f"{file}: is not what it was when the table was opened. Do not write to a table "
+                "while it is read; start anew with the table as it is."
+            )
+        if isinstance(file, Path) and buffer_size:
+            source.close()
+            source = None
+        return OpenedFile(file, source, footer, facts, buffer_size=buffer_size)
+    except DataError:
+        raise
+    except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
+        raise _not_whole(file, error) from error
+
+
+class OpenedFile(pq.ParquetFile):
+    """A Parquet file that is open: pages' checksums are verified, partitions are columns, columns
+    that lie near each other are read in one I/O, and of a store several at a time."""
+
+    def __init__(
+        self,
+        location: Location,
+        source: Any,
+        footer: Footer,
+        facts: FileFacts | None,
+        *,
+        buffer_size: int = 0,
+    ) -> None:
+        self.location = location
+        self.partitions = {} if facts is None else dict(facts.partitions)
+        self._near = None if source is None else Nearby(location, source)
+        self._io = 0.0
+        super().__init__(
+            location if self._near is None else pa.PythonFile(self._near, mode="r"),
+            buffer_size=buffer_size if self._near is None else 0,
+            metadata=footer.metadata,
+            page_checksum_verification=True,
+        )
+
+    def read_row_group(
+        self, i: int, columns: Sequence[str] | None = None, *args: Any, **options: Any
+    ) -> pa.Table:
+        """Columns of the file, and of its partitions."""
+        own = self._own(columns)
+        if self._near is not None:
+            began = time.perf_counter()
+            self._near.fetch(_spans(self.metadata, i, own))
+            self._io += time.perf_counter() - began
+        rows = super().read_row_group(i, own, *args, **options)
+        return self._with_partitions(rows, columns)
+
+    def close(self, force: bool = False) -> None:
+        super().close(force)
+        if self._near is not None:
+            self._near.close()
+
+    def io_seconds(self) -> float:
+        """The seconds that reading bytes took since this was asked last."""
+        found, self._io = self._io, 0.0
+        return found
+
+    def iter_batches(
+        self, batch_size: int = 65_536, *, columns: Sequence[str] | None = None, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
+        own = self._own(columns)
+        for batch in super().iter_batches(batch_size, columns=own, **options):
+            rows = self._with_partitions(pa.Table.from_batches([batch]), columns)
+            yield from rows.combine_chunks().to_batches()
+
+    def _own(self, columns: Sequence[str] | None) -> list[str] | None:
+        if columns is None or not self.partitions:
+            return None if columns is None else list(columns)
+        there = set(self.schema_arrow.names)
+        return [name for name in columns if name in there or name not in self.partitions]
+
+    def _with_partitions(self, rows: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+        if not self.partitions:
+            return rows
+        wanted = [*rows.column_names, *self.partitions] if columns is None else list(columns)
+        for name in wanted:
+            if name in self.partitions and name not in rows.column_names:
+                value = self.partitions[name]
+                rows = rows.append_column(
+                    pa.field(name, value.type), pa.repeat(value, rows.num_rows)
+                )
+        return rows.select(list(dict.fromkeys(wanted)))
+
+
+class FileWriter(pq.ParquetWriter):
+    """Writes a Parquet file; on a store it is there once it is closed, whole."""
+
+    def __init__(self, location: Location, schema: pa.Schema, **options: Any) -> None:
+        self._location = location
+        self._sink = None if isinstance(location, Path) else location.created()
+        super().__init__(location if self._sink is None else self._sink, schema, **options)
+
+    def write_table(self, table: pa.Table, *args: Any, **options: Any) -> None:
+        with self._explained():
+            super().write_table(table, *args, **options)
+
+    def close(self) -> None:
+        with self._explained():
+            super().close()
+            if self._sink is not None:
+                self._sink.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(self._location, Uri):
+                raise self._location.explained(error) from None
+            raise
+
+
+def arrow_schema(
+    footer: pq.FileMetaData, file: Location, facts: FileFacts | None = None
+) -> pa.Schema:
+    """The types of a file's columns, its partitions among them; `DataError` where Arrow has none
+    like them."""
+    try:
+        schema = footer.schema.to_arrow_schema()
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{file}: its columns have types that Arrow does not read ({error}). Write the table "
+            "with others."
+        ) from error
+    for name, value in ({} if facts is None else facts.partitions).items():
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, value.type))
+    return schema
+
+
+def _check_is_file(file: Location) -> None:
+    if isinstance(file, Path) and (what := no_file(file)):
+        raise DataError(f"{file}: is {what}, not a file. Take it out of the table.")
+
+
+def _source(file: Location) -> Any:
+    return pa.OSFile(str(file)) if isinstance(file, Path) else file.opened()
+
+
+def _try(file: Location, work: Callable[[], R]) -> R:
+    return work() if isinstance(file, Path) else file.reading(work)
+
+
+def _tail(source: Any) -> bytes:
+    """The footer of an open file, as it lies there: in one read, unless it is a long one."""
+    size = source.size()
+    end = source.read_at(min(size, TAIL), max(0, size - TAIL))
+    if len(end) < 12 or end[-4:] != MAGIC:
+        raise ValueError("the magic bytes of Parquet are not at its end")
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if length > size:
+        raise ValueError(f"its footer would have {length} bytes, of {size} of the file")
+    if length > len(end):
+        end = source.read_at(length, size - length)
+        if len(end) < length:
+            raise ValueError("it ends within its footer")
+    return bytes(end[-length:])
+
+
+def _not_whole(file: Location, error: Exception) -> DataError:
+    if isinstance(error, UnicodeDecodeError):
+        return DataError(
+            f"{file}: column {error.object!r} has a name that is not UTF-8 ({error.reason}). "
+            "Rename it where the table is made."
+        )
+    what, cure = _what_is(file)
+    return DataError(f"{file}: {what} ({error}). {cure}")
+
+
+def _spans(
+    footer: pq.FileMetaData, group: int, columns: Sequence[str] | None
+) -> list[tuple[int, int]]:
+    """First byte and size of the chunks of some columns of a row group."""
+    described, wanted = footer.row_group(group), None if columns is None else set(columns)
+    spans = []
+    for index in range(described.num_columns):
+        chunk = described.column(index)
+        path = chunk.path_in_schema
+        if wanted is None or path.split(".", 1)[0] in wanted or path in wanted:
+            spans.append((first_byte(chunk), chunk.total_compressed_size))
+    return spans
+
+
+def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
+    """The place in its file where a column of a stripe begins."""
+    first: int = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        first = min(first, chunk.dictionary_page_offset)
+    return first
+
+
+def _what_is(file: Location) -> tuple[str, str]:
+    """The kind that a file which does not read as Parquet seems to be of, and what to do."""
+    again = "write it again, or take it out of the table."
+    try:
+        with file.open("rb") as binary:
+            head = binary.read(LOOK)
+    except OSError:
+        return "cannot be read", "Check its rights and its disk."
+    if not head:
+        return "not a whole Parquet file, but empty", f"It was never finished: {again}"
+    if MAGIC.startswith(head[:4]):
+        return "not a whole Parquet file", f"It was cut short or damaged: {again}"
+    kind = next((kind for magic, kind in KINDS if head.startswith(magic)), None)
+    if kind is None and _is_text(head):
+        kind = "text, as CSV or TSV is"
+    return (
+        f"not a Parquet file, but {kind or 'something else'}",
+        "CSV, TSV and JSONL become a table by `recd data import`; else write it as Parquet, or "
+        "take it out of the table.",
+    )
+
+
+def _is_text(head: bytes) -> bool:
+    if b"\0" in head:
+        return False
+    try:
+        head[: LOOK - 4].decode()
+    except UnicodeDecodeError:
+        return False
+    return True
