@@ -206,15 +206,20 @@ def repeated(side: Side, times: int) -> Side:
 
 
 def target_grid(
-    lengths: Sequence[int], factors: Sequence[int], samples: int, rounds: int
+    lengths: Sequence[int],
+    factors: Sequence[int],
+    samples: int,
+    rounds: int,
+    values: int = GRID_VALUES,
 ) -> dict[tuple[int, int], float]:
-    """By mean length and samples of a history: how many times faster unique samples are."""
+    """By mean length and samples of a history: how many times faster unique samples are; each
+    round of a side computes on some `values`."""
     found = {}
     for length, factor in product(lengths, factors):
-        rows = max(LEAST_SAMPLES, min(samples, GRID_VALUES // length)) // factor * factor
+        rows = max(LEAST_SAMPLES, min(samples, values // length)) // factor * factor
         sides = sharing(rows, Attention(DIM, AttentionConfig()), length, factor)
         # Each round has as many values: of a step of some milliseconds alone a clock says little.
-        steps = max(1, GRID_VALUES // (rows * length))
+        steps = max(1, values // (rows * length))
         measured = alternate({name: repeated(one, steps) for name, one in sides.items()}, rounds)
         ratios = [
             theirs.cpu / ours.cpu

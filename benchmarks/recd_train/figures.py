@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from benchmarks.harness import Figure
 from benchmarks.models import groups
 from benchmarks.recd_train.measured import BASELINE, MeasuredTraining, megabytes
-from benchmarks.recd_train.ranks import resident_memory, take_turns
+from benchmarks.recd_train.ranks import WARM_UP, resident_memory, take_turns
 from benchmarks.recd_train.workload import (
     CLUSTERED,
     O5_O6,
@@ -55,6 +55,8 @@ class TrainBench:
     rounds: int
     batches: int
     """Distinct ones that a rank trains on, again and again."""
+    warm_up: int = WARM_UP
+    """Rounds that come first and do not count."""
     seed: int = 0
 
     @property
@@ -130,6 +132,7 @@ class TrainBench:
             PAIR,
             rounds=0,
             batches=self.batches,
+            warm_up=self.warm_up,
             counted=self.batches,
         )
         plain, ours = (
@@ -193,6 +196,7 @@ class TrainBench:
             sides,
             rounds=self.rounds,
             batches=self.batches,
+            warm_up=self.warm_up,
             weighed=weighed,
             reading=reading,
         )
@@ -208,7 +212,15 @@ class TrainBench:
         workload = self.workload("rm1")
         workload.prepare()
         with GlooPool() as fresh:
-            grown = run(fresh, resident_memory, workload, side, steps=4, batches=self.batches)
+            grown = run(
+                fresh,
+                resident_memory,
+                workload,
+                side,
+                steps=min(4, self.rounds),
+                batches=self.batches,
+                warm_up=self.warm_up,
+            )
         return statistics.mean(grown)
 
 

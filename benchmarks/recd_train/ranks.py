@@ -15,6 +15,7 @@ from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.types import ModuleSharder
 
+from benchmarks.harness import new_garbage_alone
 from benchmarks.recd_train.memory import give_back, tensor_memory
 from benchmarks.recd_train.workload import TrainSide, TrainWorkload
 from recd_plugins.data.batch import Batch
@@ -24,7 +25,7 @@ from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.measure.memory import PeakMemory
 from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter
 
-__all__ = ["TrainSteps", "resident_memory", "take_turns"]
+__all__ = ["WARM_UP", "TrainSteps", "resident_memory", "take_turns"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
@@ -72,13 +73,15 @@ def take_turns(
     *,
     rounds: int,
     batches: int,
+    warm_up: int = WARM_UP,
     counted: int = 1,
     weighed: int = 0,
     reading: bool = False,
     sent: Callable[[], int] | None = None,
     device: torch.device = CPU,
 ) -> dict[str, TrainSteps]:
-    """A step of each side, again and again, each round the other way about.
+    """A step of each side, again and again, each round the other way about; the first `warm_up`
+    rounds do not count.
 
     The batches are held ready, or with `reading` come from the reader, within the step. Then
     follow `counted` steps for the traffic, with what a counter `sent` goes up by, and `weighed` for
@@ -89,17 +92,25 @@ def take_turns(
         for name, side in sides.items()
     }
     names = list(trainings)
-    for number in range(WARM_UP + rounds):
-        for name in names:
-            trainings[name].step(counts=number >= WARM_UP)
-        names.reverse()
+    with new_garbage_alone():
+        for number in range(warm_up + rounds):
+            for name in names:
+                trainings[name].step(counts=number >= warm_up)
+            names.reverse()
     return {name: training.finish(counted, weighed, sent) for name, training in trainings.items()}
 
 
-def resident_memory(workload: TrainWorkload, side: TrainSide, *, steps: int, batches: int) -> int:
+def resident_memory(
+    workload: TrainWorkload,
+    side: TrainSide,
+    *,
+    steps: int,
+    batches: int,
+    warm_up: int = WARM_UP,
+) -> int:
     """Bytes by which this process grows within steps; for one that has done nothing else."""
     training = _Training(workload, side, batches, CPU)
-    for _ in range(WARM_UP):
+    for _ in range(warm_up):
         training.step(counts=False)
     give_back()  # what building and warming up left
     memory = PeakMemory(CPU)

@@ -10,7 +10,7 @@ from benchmarks.attention import compare_all, target_grid
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.usefixtures("one_thread")
 def test_every_comparison_on_a_small_batch() -> None:
-    grid = target_grid([1, 20], [1, 30], samples=60, rounds=1)
+    grid = target_grid([1, 20], [1, 30], samples=60, rounds=1, values=256)
     report = compare_all(rows=8, samples=32, rounds=2, grid=grid)
     figures = {figure.name: figure for figure in report.figures}
     for baseline in ("padded + mask", "nested SDPA"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.models import SMALL, sessions
+from benchmarks.models import sessions
 from benchmarks.recd_data.__main__ import compare
 from benchmarks.recd_data.batches import padded_unique
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -34,7 +34,7 @@ TARGETS = {
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_suite_on_a_small_table(tmp_path: Path) -> None:
-    config = sessions("rm1", SMALL, samples=4096)
+    config = sessions("rm1", 1 / 16, samples=4096)
     report = compare(config, config, tmp_path, rounds=1, batch_size=512)
     figures = {figure.name: figure for figure in report.figures}
     assert len(figures) == len(report.figures)

@@ -119,7 +119,13 @@ def _steps(seconds: list[float], *, samples: int, memory: list[int]) -> TrainSte
 
 def test_the_suite_on_tiny_models(gloo_pool: GlooPool, tmp_path: Path) -> None:
     bench = TrainBench(
-        folder=tmp_path, pool=gloo_pool, scale=1 / 16, samples=1024, rounds=1, batches=1
+        folder=tmp_path,
+        pool=gloo_pool,
+        scale=1 / 32,
+        samples=768,
+        rounds=1,
+        batches=1,
+        warm_up=0,
     )
     ablation = bench.ablation()
     figures = {figure.name: figure for figure in compare(bench, ablation).figures}
