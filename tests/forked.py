@@ -6,6 +6,7 @@ starting, of signals or of imports it says of a process of its own, by `subproce
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -15,12 +16,18 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS
 
-__all__ = ["Done", "run_module", "start_server"]
+__all__ = ["TORCHRUN", "Done", "Forked", "run_module", "start_server"]
+
+
+TORCHRUN = ("--standalone", "--nproc-per-node=2", "--start-method=fork", "--run-path")
+"""Arguments of the module `torch.distributed.run`, before a script and its own, by which its agent
+forks two ranks from itself: they have imported what it has."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,52 @@ def start_server() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
+class Forked:
+    """`python -m module arguments` in a folder, running; `environment` is beside this process's
+    own."""
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        start_server()
+        context = multiprocessing.get_context("forkserver")
+        self._folder = tempfile.TemporaryDirectory(prefix="recd-forked-")
+        self._printed = Path(self._folder.name)
+        variables = dict(os.environ) | dict(environment or {})
+        started, theirs = context.Pipe(duplex=False)
+        given = (module, arguments, str(folder), variables, self._printed, theirs)
+        self._watcher = context.Process(target=_watch_the_program, args=given)
+        self._watcher.start()
+        theirs.close()
+        self.pid: int = started.recv()
+        started.close()
+
+    def running(self) -> bool:
+        return self._watcher.is_alive()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to it alone; `done` was not called yet."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def done(self, timeout: float = 900.0) -> Done:
+        """How it ended, once it has; it and what it started are killed if that takes longer."""
+        self._watcher.join(timeout)
+        if self._watcher.is_alive() and self._watcher.pid is not None:
+            os.killpg(self._watcher.pid, signal.SIGKILL)
+            self._watcher.join()
+        code = self._watcher.exitcode
+        assert code is not None
+        self._watcher.close()
+        with self._folder:
+            out, err = ((self._printed / name).read_text() for name in ("out", "err"))
+        return Done(code, out, err)
+
+
 def run_module(
     module: str,
     *arguments: str,
@@ -46,33 +99,25 @@ def run_module(
     environment: Mapping[str, str] | None = None,
     timeout: float = 900.0,
 ) -> Done:
-    """`python -m module arguments` in a folder; `environment` is beside this process's own."""
-    start_server()
-    context = multiprocessing.get_context("forkserver")
-    with tempfile.TemporaryDirectory(prefix="recd-forked-") as name:
-        printed = Path(name)
-        variables = dict(os.environ) | dict(environment or {})
-        given = (module, arguments, str(folder), variables, printed)
-        process = context.Process(target=_watch_the_program, args=given)
-        process.start()
-        process.join(timeout)
-        if process.is_alive() and process.pid is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.join()
-        code = process.exitcode
-        assert code is not None
-        process.close()
-        return Done(code, (printed / "out").read_text(), (printed / "err").read_text())
+    """`python -m module arguments` in a folder, to its end."""
+    return Forked(module, *arguments, folder=folder, environment=environment).done(timeout)
 
 
 def _watch_the_program(
-    module: str, arguments: tuple[str, ...], folder: str, variables: dict[str, str], printed: Path
+    module: str,
+    arguments: tuple[str, ...],
+    folder: str,
+    variables: dict[str, str],
+    printed: Path,
+    started: Connection,
 ) -> None:
     """End as it ends, and let it end with us: it has no thread of ours, as a fresh one has none."""
     os.setsid()  # what it starts is killed with it
     given = (module, arguments, folder, variables, printed)
     program = multiprocessing.get_context("fork").Process(target=_be_the_program, args=given)
     program.start()
+    with started:
+        started.send(program.pid)
     die_with_parent()
     program.join()
     code = program.exitcode

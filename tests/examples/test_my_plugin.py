@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+import recd_plugins
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "my_plugin"
@@ -41,6 +44,19 @@ def build(projects: Sequence[Path], folder: Path) -> list[Path]:
     return sorted(folder.glob("*.whl"))
 
 
+def take_kernels(installed: Path) -> None:
+    """Have what numba has compiled of the sources here, if it has, where the same sources are
+    installed: to compile it anew takes ten seconds."""
+    here = Path(recd_plugins.__file__).parent
+    for kernel in here.rglob("*.nb[ic]"):
+        source = kernel.parents[1] / f"{kernel.name.partition('.')[0]}.py"
+        copy = installed / source.relative_to(here)
+        cache = copy.parent / "__pycache__"
+        cache.mkdir(exist_ok=True)
+        shutil.copy(kernel, cache)
+        shutil.copystat(source, copy)  # by which numba knows what it has compiled
+
+
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `python` and `recd` of the fresh environment."""
@@ -54,6 +70,7 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Last on sys.path, and its own .pth files (an editable recd-plugins) are not read.
     (site_packages / "heavy.pth").write_text(sysconfig.get_path("purelib"))
     pip(fresh / "bin/python", "install", "--quiet", "--no-deps", *wheels, folder=folder)
+    take_kernels(site_packages / "recd_plugins")
     return fresh / "bin"
 
 

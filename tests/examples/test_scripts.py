@@ -6,13 +6,12 @@ import difflib
 import importlib.util
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import run_module
+from forked import TORCHRUN, run_module
 
 from recd_plugins.testing.gloo import GlooPool
 
@@ -21,15 +20,14 @@ OWN = EXAMPLES / "own_trainer"
 
 
 def test_a_trainer_with_recd_plugins_dropped_in_learns(tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *launcher, str(OWN / "after.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    losses_line = re.search(r"loss (\d\.\d+) -> (\d\.\d+)", done.stdout)
-    assert losses_line is not None, done.stdout
+    script = str(OWN / "after.py")
+    done = run_module("torch.distributed.run", *TORCHRUN, script, folder=tmp_path)
+    assert done.code == 0, done.err
+    losses_line = re.search(r"loss (\d\.\d+) -> (\d\.\d+)", done.out)
+    assert losses_line is not None, done.out
     first, last = map(float, losses_line.groups())
     assert last < first - 0.02
-    assert "NoticeWarning" not in done.stderr  # all that its registry switches on is used
+    assert "NoticeWarning" not in done.err  # all that its registry switches on is used
 
 
 def test_eight_lines_drop_it_in() -> None:

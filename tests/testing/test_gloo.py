@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recd_plugins.testing.gloo import GlooPool, RanksFailed
+from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS, GlooPool, RanksFailed
 
 pytestmark = pytest.mark.slow
 
@@ -218,6 +218,7 @@ def write_pid(folder: Path, seconds: float) -> None:
 
 
 def leave_a_pool_open(folder: Path, seconds: float) -> None:
+    PRELOADED_FOR_TESTS.clear()  # this pool's server is new, and imports of it show nothing
     GlooPool().run(write_pid, folder, seconds, world_size=1)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forked import run_module
+from forked import Done, Forked
 
 T = TypeVar("T")
 
@@ -42,47 +40,31 @@ def write_registry(folder: Path, text: str = REGISTRY) -> None:
     (folder / "registry.yaml").write_text(text)
 
 
-def start(folder: Path, *arguments: str, program: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """`recd train <arguments>` in `folder`, or the same under another `program`: a process."""
-    command = [*(program or [sys.executable]), "-m", "recd_plugins", "train", *arguments]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=os.environ | WIDE,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def finish(job: subprocess.Popen[str], *, code: int = 0) -> tuple[str, str]:
-    """What it printed, once it ended with `code`."""
-    try:
-        out, err = job.communicate(timeout=DEADLINE)
-    except subprocess.TimeoutExpired:
-        job.kill()  # and its ranks with it
-        raise
-    assert job.returncode == code, f"exit code {job.returncode}\n{out}\n{err}"
-    return out, err
+def start(folder: Path, *arguments: str) -> Forked:
+    """`recd train <arguments>` in `folder`; its launcher is forked."""
+    return Forked("recd_plugins", "train", *arguments, folder=folder, environment=WIDE)
 
 
 def train(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
-    """What `recd train <arguments>` printed, once it ended with `code`; its launcher is forked."""
-    done = run_module("recd_plugins", "train", *arguments, folder=folder, environment=WIDE)
+    """What `recd train <arguments>` printed, once it ended with `code`."""
+    return printed(start(folder, *arguments).done(DEADLINE), code=code)
+
+
+def printed(done: Done, *, code: int = 0) -> tuple[str, str]:
+    """By a job that must have ended with `code`."""
     assert done.code == code, f"exit code {done.code}\n{done.out}\n{done.err}"
     return done.out, done.err
 
 
-def wait_for_step(folder: Path, run: str, step: int, job: subprocess.Popen[str]) -> None:
+def wait_for_step(folder: Path, run: str, step: int, job: Forked) -> None:
     """Until `run` has logged `step`."""
     ends = time.monotonic() + DEADLINE
     while time.monotonic() < ends:
         if any(line["step"] >= step for line in metrics(folder, run)):
             return
-        assert job.poll() is None, f"ended before step {step}:\n{job.communicate()}"
+        assert job.running(), f"ended before step {step}:\n{job.done()}"
         time.sleep(0.02)
-    job.kill()  # and its ranks with it
-    raise AssertionError(f"step {step} was not reached in {DEADLINE} s:\n{job.communicate()}")
+    raise AssertionError(f"step {step} was not reached in {DEADLINE} s:\n{job.done(timeout=0)}")
 
 
 def metrics(folder: Path, run: str) -> list[dict[str, Any]]:
@@ -96,7 +78,7 @@ def metrics(folder: Path, run: str) -> list[dict[str, Any]]:
     return found
 
 
-def ranks_of(job: subprocess.Popen[str]) -> list[int]:
+def ranks_of(job: Forked) -> list[int]:
     """The two that a launcher's server forked, or that it started itself, by rank."""
     started = children(job.pid)
     return started if len(started) > 1 else children(started[0])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
+from forked import TORCHRUN, run_module
 from jobs import (
     below,
-    finish,
     gone,
     metrics,
+    printed,
     ranks_of,
     start,
     train,
@@ -21,6 +21,8 @@ from jobs import (
     wait_for_step,
     write_registry,
 )
+
+import recd_plugins
 
 pytestmark = pytest.mark.slow
 
@@ -103,14 +105,13 @@ def test_a_killed_run_resumes_bit_for_bit_under_torchrun(folder: Path, uninterru
     wait_for_step(folder, "runs/killed", 15, job)
     # Two ranks, and a reader's worker for each, which is another one in each epoch.
     started = until(lambda: below(job.pid), lambda pids: len(pids) >= 4)
-    job.kill()
-    job.wait()
+    job.send_signal(signal.SIGKILL)
     assert gone(started)  # nobody trains or reads on without a launcher
-    job.communicate()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    program = [*torchrun, "--nproc-per-node=2"]
+    printed(job.done(), code=-signal.SIGKILL)
     steps = f"train.steps={max(30, latest_checkpoint(folder / 'runs/killed') + 1)}"
-    out, _ = finish(start(folder, *options, steps, "--resume", program=program))
+    recd = [*TORCHRUN, str(Path(recd_plugins.__file__).with_name("__main__.py")), "train"]
+    resumed = run_module("torch.distributed.run", *recd, *options, steps, "--resume", folder=folder)
+    out, _ = printed(resumed)
     assert "resumed after step " in out
     assert_same_metrics(folder, "runs/killed")
 
@@ -119,7 +120,7 @@ def test_ctrl_c_saves_and_resumes_bit_for_bit(folder: Path, uninterrupted: str) 
     job = start(folder, "train.run=runs/stopped", "train.steps=100000")
     wait_for_step(folder, "runs/stopped", 5, job)
     job.send_signal(signal.SIGINT)
-    out, err = finish(job)
+    out, err = printed(job.done())
     assert "stopping after this step; once more to kill" in err
     assert "`recd train --resume` goes on" in out
     stopped = latest_checkpoint(folder / "runs/stopped")
@@ -134,7 +135,7 @@ def test_a_rank_that_dies_stops_the_job(folder: Path, uninterrupted: str) -> Non
     wait_for_step(folder, run, 5, job)
     ranks = ranks_of(job)
     os.kill(ranks[1], signal.SIGKILL)
-    _, err = finish(job, code=1)  # long before ranks give up a peer that says nothing
+    _, err = printed(job.done(), code=1)  # long before ranks give up a peer that says nothing
     assert "error: rank 1 ended with SIGKILL" in err
     assert gone(ranks)
 
