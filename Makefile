@@ -8,11 +8,13 @@ BIN := $(VENV)/bin
 # The system's pip installs into the venv, which needs none of its own (Debian's bare
 # python3.11 cannot make one with it).
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
+# Of 15,000 modules some 3,000 are ever imported: those are compiled then, by whoever is first.
+INSTALL := $(PIP) install --quiet --no-compile --no-deps
 LOCK := requirements/$(TARGET).txt
 # The CPU build of torch lies on PyTorch's own index, which has a hash for each Python; where that is
 # out of reach, pip goes on with what the usual index and find-links have. The rest, and all of
 # CUDA's, is what PyPI has: pip refuses a file whose hash is not in the lock.
-TORCH_cpu = $(PIP) install --quiet --no-deps --retries 1 --timeout 30 \
+TORCH_cpu = $(INSTALL) --retries 1 --timeout 30 \
 	--extra-index-url https://download.pytorch.org/whl/cpu $(shell grep -o '^torch=[^ ]*' $(LOCK))
 
 # Whole programs come first (tests/conftest.py), so that no long file is left to one worker.
@@ -75,8 +77,8 @@ $(VENV)/ready: $(LOCK) pyproject.toml
 	names another Python." >&2; exit 1; }
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(TORCH_$(TARGET))
-	$(PIP) install --quiet --no-deps --require-hashes -r $(LOCK)
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(INSTALL) --require-hashes -r $(LOCK)
+	$(INSTALL) --no-build-isolation --editable .
 	$(BIN)/python -m recd_plugins.compat.build $(TARGET)
 	touch $@
 
@@ -89,7 +91,7 @@ mutants: $(VENV)/mutants
 	$(BIN)/python -m benchmarks.mutants $(FILE) $(if $(MOST),--most $(MOST))
 
 $(VENV)/mutants: requirements/mutants.txt $(VENV)/ready
-	$(PIP) install --quiet --no-deps --require-hashes -r requirements/mutants.txt
+	$(INSTALL) --require-hashes -r requirements/mutants.txt
 	touch $@
 
 # The documentation as a site, in build/site; search works there without a network.
@@ -97,7 +99,7 @@ docs: $(VENV)/docs
 	$(BIN)/python docs/site_of_docs.py
 
 $(VENV)/docs: requirements/docs.txt $(VENV)/ready
-	$(PIP) install --quiet --no-deps --require-hashes -r requirements/docs.txt
+	$(INSTALL) --require-hashes -r requirements/docs.txt
 	touch $@
 
 # Wheel and sdist; the wheel is tried in an environment that has the lock alone, where nothing of
@@ -114,13 +116,13 @@ package: $(VENV)/ready
 $(VENV)/wheel:
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(TORCH_$(TARGET))
-	$(PIP) install --quiet --no-deps --require-hashes -r $(LOCK)
-	$(PIP) install --quiet --no-deps dist/*.whl
+	$(INSTALL) --require-hashes -r $(LOCK)
+	$(INSTALL) dist/*.whl
 
 # The newest nightly builds of the trio in place of the lock's, to see what is about to break.
 nightly: $(VENV)/ready
 	$(PIP) uninstall --yes fbgemm_gpu-cpu
-	$(PIP) install --quiet --no-deps --upgrade --pre \
+	$(INSTALL) --upgrade --pre \
 		--index-url https://download.pytorch.org/whl/nightly/cpu torch fbgemm-gpu torchrec
 
 clean:

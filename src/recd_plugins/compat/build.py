@@ -47,7 +47,8 @@ def installed_build() -> Build:
 
 
 def load() -> None:
-    """Import torch and have an operator of fbgemm's."""
+    """Import torch, have an operator of fbgemm's, and import TorchRec, which takes whatever is left
+    of them."""
     import torch
 
     try:
@@ -56,6 +57,7 @@ def load() -> None:
         torch.ops.fbgemm.permute_2D_sparse_data  # noqa: B018  # AttributeError where it is absent
     except (ImportError, OSError, AttributeError) as error:
         raise ImportError(f"fbgemm's operators: {error}") from error
+    import torchrec  # noqa: F401
 
 
 def check_build(
