@@ -161,6 +161,8 @@ def test_the_registry_that_is_written_trains(folder: Path, gloo_pool: GlooPool) 
     assert "unique samples" in found["advised"]["additions"]
     assert found["advised"]["ms"] < found["baseline"]["ms"]
     assert Registry.load(out).source.values == found["registry"]
+    expected = found["registry"]["train"]["forecast_ms"]
+    assert expected == pytest.approx(found["advised"]["ms"], rel=0.01)
     refused = CliRunner().invoke(app, [*command, "-o", str(out)])
     assert refused.exit_code == 2
     assert "--force" in refused.output
@@ -168,6 +170,9 @@ def test_the_registry_that_is_written_trains(folder: Path, gloo_pool: GlooPool) 
     values = Registry.load(out, overrides).source.values
     summary, *_ = gloo_pool.run(train_quietly, values, world_size=2)
     assert 0 < summary["train"]["loss"] < 2
+    step = next(one for one in summary["forecasts"] if one["what"] == "ms of a step")
+    assert step["forecast"] == expected
+    assert step["fact"] == summary["cost"]["step_ms"]
 
 
 def test_proposals_that_are_remembered_are_those_that_torchrec_makes(folder: Path) -> None:

@@ -84,9 +84,14 @@ class RegistryAdvice:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The registry that gets it."""
-        given, best = self.registry.source.values, self.won[1].values
-        values = {key: value for key, value in best.items() if key != "strict"}
+        """The registry that gets it, and what it is expected to take."""
+        given, best = self.registry.source.values, self.won[1]
+        values = {key: value for key, value in best.values.items() if key != "strict"}
+        if best.step.compute.measured:  # else it would be of exchange and lookups alone
+            values["train"] = {
+                **(values.get("train") or {}),
+                "forecast_ms": float(f"{best.ms:.3g}"),
+            }
         if "strict" in given:
             values["strict"] = given["strict"]
         return values

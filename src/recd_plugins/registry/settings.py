@@ -76,6 +76,9 @@ class TrainSettings(Config):
     profile_steps: Annotated[int, Range(ge=0)] = 0
     """Steps that torch.profiler watches, once, after the first line of metrics: a breakdown of the
     step, and a trace in the run's folder."""
+    forecast_ms: Annotated[float, Range(ge=0)] = 0.0
+    """Milliseconds of a step that are expected, as `recd advise` writes them into its registry: at
+    its end a run has them beside what its steps took. 0 where nobody forecast them."""
     checkpoint_every: Annotated[int, Range(ge=0)] = 100
     """Steps between two checkpoints; 0 only at the end."""
     keep_checkpoints: Annotated[int, Range(ge=1)] = 2

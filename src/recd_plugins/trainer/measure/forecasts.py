@@ -1,4 +1,5 @@
-"""The facts of training beside what was forecast: coverage, bytes, dedupe factor, hot batches.
+"""The facts of training beside what was forecast: coverage, bytes, dedupe factor, time, hot
+batches.
 
 `Facts` counts what batches turn out to be. `ForecastMeter` has a run of `recd train` say at its end
 what was forecast of it, and what came.
@@ -84,11 +85,13 @@ class Facts:
         traffic: Mapping[str, float],
         dense: float,
         parts: Mapping[str, float],
+        step_ms: float = 0.0,
     ) -> list[Beside]:
         """Forecasts beside the facts of all ranks, each of which calls it.
 
         `traffic`: bytes that a rank hands to each collective in a step, of which `dense` are
-        gradients of dense parameters; `parts`: ms of a step's parts. Both are of all ranks already.
+        gradients of dense parameters; `parts`: ms of a step's parts; `step_ms`: those of a step.
+        All are of all ranks already.
         """
         names, ranks = sorted(self._rows()), dist.get_world_size()
         mine = [self.batches, self.hot, *self.ahead, *self.came]
@@ -106,6 +109,7 @@ class Facts:
             *self._bytes(traffic, dense),
             *_dedupe(ahead, came),
             *self._time(parts),
+            *self._step(step_ms),
             *self._hot_batches(batches / ranks, hot / ranks, share / known if known else None),
         ]
 
@@ -213,6 +217,19 @@ class Facts:
         note = "the topology is not this cluster's: `recd topology measure` makes one that is"
         yield dataclasses.replace(one, note=note) if one.parted else one
 
+    def _step(self, ms: float) -> Iterator[Beside]:
+        """The time of a whole step, where the registry says what `recd advise` forecast."""
+        forecast = self._stack.registry.train.forecast_ms
+        if not forecast or not ms:
+            return
+        one = Beside(what="ms of a step", unit="ms", forecast=forecast, fact=ms)
+        note = (
+            "the registry, the ranks or the machine are others than those that train.forecast_ms "
+            "is for, or it is busy with other work: ask `recd advise` again, here, with a topology "
+            "by `recd topology measure`"
+        )
+        yield dataclasses.replace(one, note=note) if one.parted else one
+
     def _hot_batches(self, batches: float, hot: float, share: float | None) -> Iterator[Beside]:
         planner = self._planner
         orders = isinstance(planner, OrdersBatches) and self._stack.ordered
@@ -272,8 +289,8 @@ class ForecastMeter(Callback):
     """Counts what tiers serve and which batches are hot, and says at the end what was forecast.
 
     Of one trained batch in `ONE_IN` the lookups are counted by tier: some
-    milliseconds, and no collective before the end. Bytes are those that the run's `CostMeter` left
-    in the summary.
+    milliseconds, and no collective before the end. Bytes and times are those that the run's
+    `CostMeter` left in the summary.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -317,7 +334,8 @@ class ForecastMeter(Callback):
 
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
         """Every rank calls it: the counts are those of all."""
-        traffic = (summary.get("cost") or {}).get("traffic") or {}
+        cost = summary.get("cost") or {}
+        traffic = cost.get("traffic") or {}
         found = self._facts.beside(
             training.device,
             traffic={to: sum(phases.values()) for to, phases in traffic.items()},
@@ -327,6 +345,7 @@ class ForecastMeter(Callback):
                 for parameter in group["params"]
             ),
             parts=summary.get("parts_ms") or {},
+            step_ms=cost.get("step_ms") or 0.0,
         )
         summary["forecasts"] = [one.values() for one in found]
         for line in lines(found):
