@@ -108,18 +108,21 @@ def recd_model() -> list[ModelRecord[Any]]:
             summary="TorchRec's DLRM: pooled features, dot-product interaction.",
             config=DlrmConfig,
             build=build_dlrm,
+            takes=DlrmConfig.takes,
         ),
         ModelRecord(
             name="dlrm_dcn",
             summary="TorchRec's DLRM_DCN: a low-rank cross network for interaction.",
             config=DlrmDcnConfig,
             build=build_dlrm_dcn,
+            takes=DlrmDcnConfig.takes,
         ),
         ModelRecord(
             name="sequence_dlrm",
             summary="DLRM over unpooled sequences, each through a pooling of choice.",
             config=SequenceDlrmConfig,
             build=build_sequence_dlrm,
+            takes=SequenceDlrmConfig.takes,
             uses=("pooling",),
         ),
     ]

@@ -9,7 +9,7 @@ A protocol says what each record builds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import (
@@ -205,8 +205,9 @@ class Preprocess(Protocol):
     """A transform of jagged features, row by row.
 
     Every rank builds one, alike, and its loader applies it to each batch, after `dedup`: a feature
-    that is deduplicated is transformed once for each unique sample. An attribute `takes` names the
-    features where options of its own do so, in the place of `features:`.
+    that is deduplicated is transformed once for each unique sample. Where features keep their
+    names, each is transformed by itself: those that nobody needs may be left out. An attribute
+    `takes` names the features where options of its own do so, in the place of `features:`.
     """
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -385,6 +386,9 @@ class Context:
     `preprocess`, that of the tables."""
     tables: Tables | None = None
     """The prepared tables, as `preprocess` finds them; there for `dedup`."""
+    left_out: tuple[str, ...] = ()
+    """The tables' features that are not read, since the model needs none of them; there for
+    `dedup`, whose options may name them."""
     looked_at: tuple[KeyedJaggedTensor, ...] = ()
     """The features of some of the trainer's own batches, alike on all ranks; there for `dedup`,
     where the trainer handed batches over."""
@@ -588,6 +592,7 @@ class PoolingRecord(Record[C, PoolingFactory]):
     fills = "by feature"
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModelRecord(Record[C, "nn.Module"]):
     """The model: `forward(batch) -> (loss, (loss, logits, labels, weights))`, the latter detached.
 
@@ -597,6 +602,10 @@ class ModelRecord(Record[C, "nn.Module"]):
     """
 
     slot = "model"
+    takes: Callable[[C, Schema], Collection[str]] | None = None
+    """The features and dense columns that its model takes of those that batches have: what neither
+    the model nor a transform of these needs is not read, and is in no batch. Without it nobody
+    knows, and all are read."""
 
 
 class OptimizerRecord(Record[C, OptimizerFactory]):

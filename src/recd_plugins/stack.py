@@ -112,7 +112,8 @@ class Stack:
         return resolve_device(self.registry.train.device)
 
     def prepare(self, progress: Progress = silent) -> Tables:
-        """The dataset as tables on disk, through every `etl` step; made once, then reused.
+        """The dataset as tables on disk, through every `etl` step; made once, then reused. Readers
+        take the columns of them that are needed (`tables_read`).
 
         Any number of processes may call it at a time: one works, the others wait.
         """
@@ -120,6 +121,18 @@ class Stack:
         if self._tables is None:
             self._tables = prepared(self.registry, self._contexts.of, progress)
         return self._tables
+
+    @property
+    def tables_read(self) -> Tables:
+        """The same with the features and dense columns alone that the registry's model takes, or
+        that a transform makes these of; with all, where nobody knows what it takes."""
+        return self._features.tables
+
+    def as_read(self, table: Table) -> Table:
+        """A table that the registry wrote, with those columns alone that its reader takes."""
+        tables = Tables(train=table, test=table)
+        steps = FeatureSteps(self.registry, self._contexts, lambda: tables, self._usage.found)
+        return steps.tables.train
 
     def stats(
         self, table: Table, progress: Progress = silent
@@ -147,7 +160,7 @@ class Stack:
         from recd_plugins.registry.program import TransformProgram
 
         self.check()
-        return TransformProgram.of(self.registry, self._features.read)
+        return TransformProgram.of(self.registry, self._features.there)
 
     def loader(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank: iterable, with `state_dict` and `load_state_dict`.
@@ -196,7 +209,7 @@ class Stack:
         """The batches of a rank in the reader's own order: what planners count."""
         self._usage.asked("reader", "preprocess", "dedup")
         self.check()
-        tables = self.prepare()
+        tables = self._features.tables
         context = dataclasses.replace(self._contexts.of("reader"), delivery=self.delivery)
         reader: Reader = self.registry.one("reader").build(context)
         return reader.loader(
@@ -210,8 +223,8 @@ class Stack:
 
     def delivery(self) -> Delivery:
         """The delivery: another process needs it to make the same batches."""
-        converter = self._features.converter
-        return Delivery.of(self.registry, None if converter is None else converter.groups)
+        converter, columns = self._features.converter, self._features.columns
+        return Delivery.of(self.registry, None if converter is None else converter.groups, columns)
 
     def profile(
         self,
@@ -412,6 +425,7 @@ class Stack:
         self._model = ref(model)
         with ExitStack() as looking:
             if batches is None and profile is None and self.registry.has_dataset:
+                self._check_read(model)
                 self._known = self._read_by_registry(group.rank(), group.size())
             else:
                 brought = trainer_batches(group, batches, features, profile)
@@ -421,10 +435,26 @@ class Stack:
         self._planned = True
         self.dense_bytes = _bytes_beside(model, plan)
         self._usage.planned(planner, group)
-        if self._may_select and self._usage.asks_for("model"):
+        knows = self._features.says_what_it_takes
+        if self._may_select and not knows and self._usage.asks_for("model"):
             self._usage.found(_unneeded(self._features.unneeded(_looked_up(model))))
         self._usage.watch(model, planner, self._planning, adapted=bool(self._adapted))
         return plan
+
+    def _check_read(self, model: nn.Module) -> None:
+        """`CapabilityError` where a model looks up what is not read, for it is another one than
+        the registry's."""
+        steps = self._features
+        looked_up = set() if steps.columns is None else _looked_up(model)
+        lacking = looked_up & {*steps.made.sparse_names} - {*steps.schema.sparse_names}
+        if lacking:
+            names = ", ".join(sorted(lacking))
+            raise CapabilityError(
+                f"stack.plan: the model looks up {names}, which is not read: the model of "
+                "registry.yaml does not take it. Take `model` out of registry.yaml, if yours is "
+                "another one, or have its record's `takes` (`model.features` of the built-in ones) "
+                "name it."
+            )
 
     @property
     def _may_select(self) -> bool:

@@ -51,11 +51,18 @@ def chosen_groups(
     from recd_plugins.api.batch import check_groups
 
     schema, named = context.schema, [name for group in config.groups for name in group]
+    known = named if schema is None else (*schema.sparse_names, *context.left_out)
     try:
-        groups = check_groups(config.groups, named if schema is None else schema.sparse_names)
+        groups = without(check_groups(config.groups, known), context.left_out)
     except DataError as error:
         raise RegistryError(str(error), "dedup.groups") from None
     return ChosenGroups(groups, shares=partial(_measured_shares, context, groups))
+
+
+def without(groups: Groups, names: Sequence[str]) -> Groups:
+    """The groups without some features; those of which nothing is left are gone."""
+    kept = (tuple(name for name in group if name not in names) for group in groups)
+    return tuple(group for group in kept if group)
 
 
 def _measured_shares(context: Context, groups: Groups) -> tuple[float, ...] | None:

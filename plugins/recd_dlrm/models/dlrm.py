@@ -18,7 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recd_plugins.api import Config, Context, DataError, Range, RegistryError
+from recd_plugins.api import (
+    Config,
+    Context,
+    DataError,
+    Range,
+    RegistryError,
+    check_patterns,
+    matching,
+)
 from recd_plugins.api.data import Label, Schema, SparseFeature
 
 if TYPE_CHECKING:
@@ -48,14 +56,24 @@ class ClickModel(nn.Module):
 
     The loss is the sum of the labels' losses, each times its label's weight. A schema without
     dense features has nothing for a bottom MLP to read; with `constant` the net gets a column of
-    ones, so that the MLP becomes a learned vector.
+    ones, so that the MLP becomes a learned vector. `places` are those of the batch's floats that
+    the net gets, by default all.
     """
 
+    places: Tensor | None
+
     def __init__(
-        self, net: nn.Module, *, constant: bool = False, labels: Sequence[Label] = (CLICK,)
+        self,
+        net: nn.Module,
+        *,
+        constant: bool = False,
+        labels: Sequence[Label] = (CLICK,),
+        places: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.net = net
+        chosen = None if places is None else torch.tensor([*places], dtype=torch.int64)
+        self.register_buffer("places", chosen, persistent=False)
         self.constant = constant
         self.labels = tuple(labels)
 
@@ -66,7 +84,9 @@ class ClickModel(nn.Module):
         highest one, the value itself of a regression.
         """
         # TorchRec's pipeline finds `batch.features` by tracing this: only attributes on the way.
-        dense = F.pad(batch.dense, (1, 0), value=1.0) if self.constant else batch.dense
+        dense = batch.dense if self.places is None else batch.dense[:, self.places]
+        if self.constant:
+            dense = F.pad(dense, (1, 0), value=1.0)
         outputs = self.net(dense, batch.features)
         if len(self.labels) == 1:
             outputs = outputs.squeeze(-1)
@@ -173,6 +193,9 @@ class DlrmConfig(Config):
     """Layers of the bottom MLP; one of embedding_dim follows if it is not the last."""
     top: Annotated[tuple[int, ...], Range(ge=1)] = (512, 256)
     """Layers of the top MLP; one with an output for each label follows if it is not the last."""
+    features: str | tuple[str, ...] = "*"
+    """The sparse features and dense columns of batches that it takes, by name or glob. What neither
+    is one of these nor becomes one is not read."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -184,6 +207,17 @@ class DlrmConfig(Config):
             )
         if len(self.top_layers) == 1:
             raise RegistryError("must have a layer before the last, say [512, 256].", where="top")
+
+    def takes(self, schema: Schema) -> list[str]:
+        """The features and dense columns that it takes of a schema's."""
+        names = (*schema.dense, *schema.sparse_names)
+        check_patterns(self.patterns, names, kind="feature or dense column", where="model.features")
+        return matching(self.patterns, names)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """`features`, as patterns."""
+        return (self.features,) if isinstance(self.features, str) else self.features
 
     @property
     def bottom_layers(self) -> list[int]:
@@ -206,25 +240,42 @@ def _ending(layers: tuple[int, ...], last: int) -> list[int]:
 def build_dlrm(config: DlrmConfig, context: Context) -> nn.Module:
     from torchrec.models.dlrm import DLRM
 
-    schema = sparse_schema("dlrm", context)
+    schema = taken_schema("dlrm", config, context)
     net = DLRM(
         embedding_bag_collection=bag_tables(schema, schema.sparse, config.embedding_dim),
         dense_in_features=dense_width(schema),
         dense_arch_layer_sizes=config.bottom_layers,
         over_arch_layer_sizes=config.top_layers_of(len(schema.targets)),
     )
-    return ClickModel(net, constant=not schema.dense, labels=schema.targets)
+    return click_model(net, schema, context)
 
 
-def sparse_schema(model: str, context: Context) -> Schema:
-    """The context's schema, which has a sparse feature for the model to embed."""
+def click_model(net: nn.Module, schema: Schema, context: Context) -> ClickModel:
+    """A net for what `schema` has of the context's, with the loss of its labels."""
+    whole = context.require_schema()
+    widths = [whole.width(name) or 1 for name in whole.dense]
+    names = [name for name, width in zip(whole.dense, widths, strict=True) for _ in range(width)]
+    places = [place for place, name in enumerate(names) if name in schema.dense]
+    return ClickModel(
+        net,
+        constant=not schema.dense,
+        labels=schema.targets,
+        places=None if schema.dense == whole.dense else places,
+    )
+
+
+def taken_schema(model: str, config: DlrmConfig, context: Context) -> Schema:
+    """The context's schema with what the model takes of it, a sparse feature at least."""
     schema = context.require_schema()
-    if not schema.sparse:
+    taken = matching(config.patterns, (*schema.dense, *schema.sparse_names))
+    if not {*taken} & {*schema.sparse_names}:
+        none = f"`features` names none of {', '.join(schema.sparse_names)}"
         raise DataError(
-            f"model {model} embeds sparse features, but the schema has none. "
+            f"model {model} embeds sparse features, but "
+            f"{none if schema.sparse else 'the schema has none'}. "
             "Name a dataset that has, or list its columns under the schema's `sparse`."
         )
-    return schema
+    return schema.having(taken)
 
 
 def dense_width(schema: Schema) -> int:
@@ -245,7 +296,7 @@ class DlrmDcnConfig(DlrmConfig):
 def build_dlrm_dcn(config: DlrmDcnConfig, context: Context) -> nn.Module:
     from torchrec.models.dlrm import DLRM_DCN
 
-    schema = sparse_schema("dlrm_dcn", context)
+    schema = taken_schema("dlrm_dcn", config, context)
     net = DLRM_DCN(
         embedding_bag_collection=bag_tables(schema, schema.sparse, config.embedding_dim),
         dense_in_features=dense_width(schema),
@@ -254,4 +305,4 @@ def build_dlrm_dcn(config: DlrmDcnConfig, context: Context) -> nn.Module:
         dcn_num_layers=config.cross_layers,
         dcn_low_rank_dim=config.low_rank,
     )
-    return ClickModel(net, constant=not schema.dense, labels=schema.targets)
+    return click_model(net, schema, context)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from recd_dlrm.models.dlrm import (
-    ClickModel,
     DlrmConfig,
     bag_tables,
+    click_model,
     dense_width,
     sequence_tables,
-    sparse_schema,
+    taken_schema,
 )
 from recd_dlrm.poolings.reduce import Reduce
 from recd_plugins.api import (
@@ -203,7 +203,7 @@ def choose_poolings(
 
 
 def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Module:
-    schema = sparse_schema("sequence_dlrm", context)
+    schema = taken_schema("sequence_dlrm", config, context)
     dim = config.embedding_dim
     roles = Roles.of(schema, config.sequences)
     queries = roles.queries(config.query)
@@ -236,4 +236,4 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
         bottom=config.bottom_layers,
         top=config.top_layers_of(len(schema.targets)),
     )
-    return ClickModel(net, constant=not schema.dense, labels=schema.targets)
+    return click_model(net, schema, context)

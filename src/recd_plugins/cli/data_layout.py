@@ -22,6 +22,8 @@ from recd_plugins.cli.options import (
 
 if TYPE_CHECKING:
     from recd_plugins.data.layout import Reading, TableLayout
+    from recd_plugins.data.table import Table
+    from recd_plugins.storage.uri import Location
 
 __all__ = ["layout", "rewrite"]
 
@@ -29,7 +31,8 @@ Wanted = Annotated[
     list[str] | None,
     typer.Option(
         "--column",
-        help="A column, or a glob, that is read; by default what a reader takes of the table.",
+        help="A column, or a glob, that is read; by default what the registry's reader takes of "
+        "its own tables, or any reader of others.",
         metavar="NAME",
         show_default=False,
     ),
@@ -101,11 +104,10 @@ def layout(
             check_patterns(column, names, kind="column", where="--column")
             wanted = found.matching(column)
         else:
-            opened = opened_table(table, registry)
+            opened = _as_read(table, registry)
             schema = opened.schema
-            wanted = opened.file_columns(
-                (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
-            )
+            read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
+            wanted = opened.file_columns([n for n in read if n not in opened.joined_columns])
         readings = {
             "all columns": found.reading(names, hole=hole),
             "what is read": found.reading(wanted, hole=hole),
@@ -115,6 +117,27 @@ def layout(
             print(json.dumps(_as_json(found, readings)))
             return
         _draw(found, readings)
+
+
+def _as_read(path: Location, registry: Path) -> Table:
+    """The table; one of the registry's with the columns alone that its reader takes."""
+    from recd_plugins.data.dataset import SPLITS
+    from recd_plugins.stack import load
+
+    opened = opened_table(path, registry)
+    stack = load(registry) if registry.exists() else None
+    if stack is None or not stack.registry.has_dataset:
+        return opened
+    if isinstance(path, Path):
+        path = path.resolve()
+        if path.is_relative_to(stack.registry.folder.resolve()):
+            return stack.as_read(opened)
+    config = stack.registry.one("dataset").config
+    for split in SPLITS:
+        named = getattr(config, split, None)
+        if path == (named.resolve() if isinstance(named, Path) else named):
+            return stack.tables_read[split]
+    return opened
 
 
 def _as_json(found: TableLayout, readings: dict[str, Reading]) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, cast
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from recd_plugins.slots import DensePreprocess, Preprocess
     from recd_plugins.sparse.groups import Groups
 
-__all__ = ["ChosenTransform", "Step", "schema_of_keys", "steps_of", "takes_dense"]
+__all__ = [
+    "ChosenTransform",
+    "Step",
+    "narrowed",
+    "needed",
+    "schema_of_keys",
+    "steps_of",
+    "takes_dense",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +141,20 @@ class Step:
         """Whether other features come out than go in: added, renamed or made one."""
         return not self.dense and bool(self.takes) and self.names(self.takes) != self.takes
 
+    @property
+    def whole(self) -> bool:
+        """Whether it needs all that it takes: it makes other features, or takes dense columns side
+        by side. The others transform each feature by itself."""
+        return self.dense or self.changes_keys
+
+    def needed(self, wanted: Collection[str]) -> frozenset[str]:
+        """The features and dense columns that it is to be given, so that `wanted` come out."""
+        if not self.takes or not self.whole:
+            return frozenset(wanted)
+        after = self.made_of_dense() if self.dense else None
+        made = {*self.names(self.takes)} if after is None else {*after.dense, *after.sparse_names}
+        return frozenset(wanted) - made | {*self.takes} if made & {*wanted} else frozenset(wanted)
+
     def after(self) -> Schema:
         """The schema behind the transform; features of a new name come last."""
         if not self.takes:
@@ -225,6 +247,27 @@ def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:
             ) from error
         steps.append(step)
     return steps
+
+
+def needed(steps: Sequence[Step], wanted: Collection[str]) -> frozenset[str]:
+    """The features and dense columns that go into steps, so that `wanted` come out of the last."""
+    found = frozenset(wanted)
+    for step in reversed(steps):
+        found = step.needed(found)
+    return found
+
+
+def narrowed(steps: Sequence[Step], schema: Schema) -> list[Step]:
+    """The same steps where some of the features and dense columns alone go in: those are gone
+    that nothing is left for."""
+    kept = []
+    for step in steps:
+        there = {*(schema.dense if step.dense else schema.sparse_names)}
+        takes = tuple(name for name in step.takes if name in there)
+        if takes and (takes == step.takes or not step.whole):
+            kept.append(dataclasses.replace(step, before=schema, takes=takes))
+            schema = kept[-1].after()
+    return kept
 
 
 MOST_IDS = 2**62

@@ -136,6 +136,7 @@ class SideTable:
     ) -> None:
         """`features` are those that are wanted; `cache` is a folder that keeps footers."""
         schema = config.schema.having(features)
+        self._config, self._cache = config, cache
         self.key = config.key
         self.features = tuple(
             name
@@ -173,6 +174,11 @@ class SideTable:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
+
+    def having(self, names: Collection[str]) -> SideTable:
+        """The same with those of its features alone."""
+        kept = [name for name in self.features if name in names]
+        return SideTable(self._config, kept, self._cache)
 
     @property
     def identity(self) -> str:

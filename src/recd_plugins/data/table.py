@@ -239,6 +239,15 @@ class Table:
             )
         return dataclasses.replace(self, stripes=stripes, selection=selection)
 
+    def having(self, names: Collection[str]) -> Table:
+        """The table with those of its features and dense columns alone."""
+        return dataclasses.replace(
+            self,
+            schema=self.schema.having(names),
+            source=None if self.source is None else self.source.having(names),
+            joins=tuple(side.having(names) for side in self.joins if {*side.features} & {*names}),
+        )
+
     def file_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
         """The columns of the files that columns of the schema are made of."""
         return tuple(columns) if self.source is None else source_columns(self.source, columns)

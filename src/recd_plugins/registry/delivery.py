@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ __all__ = ["Delivery", "OpenDelivery"]
 
 SLOTS_OF_BATCHES = ("log", "dataset", "etl", "dedup", "preprocess")
 """The slots whose records make a batch of a table's rows, beside the reader."""
-FIELDS = {"values", "base", "providers"}
+FIELDS = {"values", "base", "providers", "columns"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,13 @@ class Delivery:
     """The folder that relative paths of plugins start from."""
     providers: Mapping[str, str]
     """The plugins, and their versions, that fill each slot."""
+    columns: Collection[str] | None = None
+    """The features and dense columns that are read of the tables, where the model needs not all."""
 
     @classmethod
-    def of(cls, registry: Registry, groups: Groups | None) -> Delivery:
+    def of(
+        cls, registry: Registry, groups: Groups | None, columns: Collection[str] | None = None
+    ) -> Delivery:
         """A registry's; `groups` are those that its converter takes, if it has one."""
         source, train = registry.source.values, registry.train
         values: dict[str, Any] = {
@@ -69,7 +73,12 @@ class Delivery:
             if registry.chosen(slot)
         }
         plain = json.loads(json.dumps(values, default=str))
-        return cls(values=plain, base=str(registry.source.base.resolve()), providers=providers)
+        return cls(
+            values=plain,
+            base=str(registry.source.base.resolve()),
+            providers=providers,
+            columns=None if columns is None else list(columns),
+        )
 
     @classmethod
     def from_text(cls, text: str) -> Delivery:
@@ -87,9 +96,7 @@ class Delivery:
 
     def text(self) -> str:
         """The delivery as JSON."""
-        return json.dumps(
-            {"values": self.values, "base": self.base, "providers": self.providers}, sort_keys=True
-        )
+        return json.dumps({name: getattr(self, name) for name in FIELDS}, sort_keys=True)
 
     @cached_property
     def digest(self) -> str:
@@ -103,6 +110,8 @@ class Delivery:
         batches."""
         decides = {key: self.values[key] for key in SLOTS_OF_BATCHES if key in self.values}
         train = {key: self.values["train"][key] for key in ("seed", "batch_size")}
+        if self.columns is not None:
+            decides["columns"] = list(self.columns)
         return {**decides, "train": train, "providers": dict(self.providers)}
 
     def open(self) -> OpenDelivery:
@@ -126,18 +135,21 @@ class OpenDelivery:
         self._registry = registry
         self._contexts = Contexts(registry=registry, device="cpu", sharders=list)
 
-    @cached_property
+    @property
     def tables(self) -> Tables:
-        """The dataset, through every `etl` step."""
-        return prepared(self._registry, self._contexts.of, silent)
+        """The dataset, through every `etl` step, with the columns that are read."""
+        return self._steps.tables
 
     @cached_property
     def transform(self) -> Callable[[Batch], Batch] | None:
         """The steps that `dedup` and `preprocess` take with a batch; none where it stays as it
         is."""
+        return self._steps.transform
 
+    @cached_property
+    def _steps(self) -> FeatureSteps:
         def found(notices: object) -> None:
             """The trainer's own stack has given them."""
 
-        steps = FeatureSteps(self._registry, self._contexts, lambda: self.tables, found)
-        return steps.transform
+        tables = cache(lambda: prepared(self._registry, self._contexts.of, silent))
+        return FeatureSteps(self._registry, self._contexts, tables, found, self.delivery.columns)

@@ -7,11 +7,18 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, ref
 
 from recd_plugins.data.dataset import Tables
-from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
+from recd_plugins.data.preprocessing import (
+    ChosenTransform,
+    Step,
+    narrowed,
+    needed,
+    schema_of_keys,
+    steps_of,
+)
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError
 from recd_plugins.naming.patterns import check_patterns
@@ -20,7 +27,7 @@ from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
-from recd_plugins.slots import DedupConverter, Explains, Loader, Reader
+from recd_plugins.slots import DedupConverter, Explains, Loader, ModelRecord, Reader
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,9 +55,12 @@ class FeatureSteps:
         contexts: Contexts,
         prepare: Callable[[], Tables],
         found: Callable[[Sequence[Notice]], None],
+        columns: Collection[str] | None = None,
     ) -> None:
-        """`found` is handed the notices of the converter."""
+        """`prepare` gives the tables, whole; `found` is handed the notices of the converter.
+        `columns` are those that are read of the tables, where another process has found it out."""
         self._found = found
+        self._columns = columns
         self._registry = registry
         self._contexts = contexts
         self._prepare = prepare
@@ -113,11 +123,72 @@ class FeatureSteps:
     @cached_property
     def steps(self) -> list[Step]:
         """The steps that `preprocess` takes with the features, in order."""
-        return steps_of(self.transforms, self.read) if self.transforms else []
+        return self._every if self.columns is None else narrowed(self._every, self.read)
+
+    @cached_property
+    def _every(self) -> list[Step]:
+        """The steps with all features that there are."""
+        return steps_of(self.transforms, self.there) if self.transforms else []
 
     @property
     def read(self) -> Schema:
-        """The schema of what `preprocess` is given: the tables', or that of the trainer's own."""
+        """The schema of what `preprocess` is given."""
+        return self.there if self.columns is None else self.there.having(self.columns)
+
+    @property
+    def made(self) -> Schema:
+        """The schema of what would come out of `preprocess` if all were read."""
+        return self._every[-1].after() if self._every else self.there
+
+    @cached_property
+    def columns(self) -> Collection[str] | None:
+        """The features and dense columns that are read of the tables: those that the registry's
+        model takes, that a transform makes these of, or that `dataset.features` names. None where
+        that is all, or where nobody knows what a model takes."""
+        if self._columns is not None or not self.says_what_it_takes:
+            return self._columns
+        (choice,) = self._registry.chosen("model")
+        takes = cast("ModelRecord[Any]", choice.record).takes
+        assert takes is not None  # it says what it takes
+        with choice.named("when asked what its model takes"):
+            taken = takes(choice.config, self.made)
+        wanted = needed(self._every, taken) | self._named
+        every = (*self.there.dense, *self.there.sparse_names)
+        kept = tuple(name for name in every if name in wanted)
+        return None if kept == every else kept
+
+    @property
+    def says_what_it_takes(self) -> bool:
+        """Whether the tables are read for a model whose record says what it takes."""
+        choices = self._registry.chosen("model")
+        if self._looked_at or not self._registry.has_dataset or not choices:
+            return False
+        return cast("ModelRecord[Any]", choices[0].record).takes is not None
+
+    @property
+    def _named(self) -> frozenset[str]:
+        """The names, and no globs, that `dataset.features` has, where a dataset can select."""
+        config: Any = self._registry.one("dataset").config
+        asked = config.features if hasattr(config, "without") else ()
+        return frozenset([asked] if isinstance(asked, str) else asked)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables with the columns that are read."""
+        whole, columns = self._prepare(), self.columns
+        if columns is None:
+            return whole
+        return Tables(train=whole.train.having(columns), test=whole.test.having(columns))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The tables' features that are not read."""
+        read = {*self.read.sparse_names}
+        return tuple(name for name in self.there.sparse_names if name not in read)
+
+    @property
+    def there(self) -> Schema:
+        """The schema of the tables, whole, or that of the trainer's own batches."""
         if self._looked_at:
             from recd_plugins.data.transform import check_own
 
@@ -138,17 +209,12 @@ class FeatureSteps:
     def unneeded(self, looked_up: Collection[str]) -> tuple[str, ...]:
         """The tables' features of which neither is looked up what is left of them, nor what a
         transform makes of them."""
-        needed = set(looked_up)
-        for step in reversed(self.steps):
-            new = {*step.after().sparse_names} - {*step.before.sparse_names}
-            # A transform that makes other features of several needs all of these.
-            if not step.dense and needed & new:
-                needed |= {*step.takes}
-        return tuple(name for name in self.read.sparse_names if name not in needed)
+        wanted = needed(self.steps, looked_up)
+        return tuple(name for name in self.read.sparse_names if name not in wanted)
 
     def check(self) -> None:
         """Check that the features exist which `preprocess` and `pooling` name."""
-        names = self.schema.sparse_names
+        names = self.made.sparse_names
         for choice in self._registry.chosen("pooling"):
             where = self._registry.source.locate(choice.where)
             check_patterns(choice.features, names, kind="feature", where=where)
@@ -158,12 +224,13 @@ class FeatureSteps:
         if not self._registry.chosen("dedup"):
             return None
         reads = self._registry.has_dataset
-        tables = self._prepare() if reads else None
+        tables = self.tables if reads else None
         schema = self.read if reads or self._looked_at else None
         context = self._contexts.of("dedup", schema, tables)
         context = dataclasses.replace(
             context,
             looked_at=self._looked_at,
+            left_out=self.left_out if schema is not None else (),
             delivered=None if tables is None or self._looked_at else self._delivered(tables),
             model=self._model_as_it_is,
             preprocessed=self._preprocessed,

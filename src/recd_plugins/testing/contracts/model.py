@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.slots import ModelRecord
 from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.contracts.subject import Subject
 from recd_plugins.testing.reference import unsharded
@@ -20,6 +21,17 @@ BATCH = 12
 
 def check_model(subject: Subject) -> None:
     schema = subject.context.require_schema()
+    takes = subject.record.takes if isinstance(subject.record, ModelRecord) else None
+    if takes is not None:
+        taken, there = takes(subject.config, schema), (*schema.dense, *schema.sparse_names)
+        subject.hold(
+            {*taken} <= {*there},
+            f"what it takes must be some of {', '.join(there)}, but is {', '.join(taken)}",
+            "Let `takes(config, schema)` return names of the schema.",
+        )
+        schema = schema.having(taken)
+        context = dataclasses.replace(subject.context, schema=schema)
+        subject = dataclasses.replace(subject, context=context)
     torch.manual_seed(0)
     model = subject.build()
     subject.hold(isinstance(model, nn.Module), "build must return an nn.Module", "Return one.")

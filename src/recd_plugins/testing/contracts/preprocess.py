@@ -56,6 +56,8 @@ def check_preprocess(subject: Subject) -> None:
         _check_ids(subject, result, after)
         rows = to_lists(result)
         subject.hold(to_lists(transform(features)) == rows, "it must be repeatable", "Seed it.")
+        if not changes_keys:
+            _check_each(subject, transform, features, rows)
         if getattr(transform, "row_wise", True):
             _check_rows(subject, transform, on_unique, groups, features, seed)
 
@@ -90,6 +92,23 @@ def _check_dense(subject: Subject, transform: Any, schema: Schema) -> None:
                 "a sample's result must not depend on the other samples, but it does",
                 "Transform each sample by itself.",
             )
+
+
+def _check_each(
+    subject: Subject,
+    transform: KjtTransform,
+    features: KeyedJaggedTensor,
+    rows: dict[str, list[list[int]]],
+) -> None:
+    """A feature's rows are the same alone."""
+    every = to_lists(features)
+    for key in features.keys():  # noqa: SIM118  # no mapping
+        subject.hold(
+            to_lists(transform(from_lists({key: every[key]}))) == {key: rows[key]},
+            f"where features keep their names each is transformed by itself, but {key!r} comes out "
+            "otherwise alone",
+            "Give what it makes of several features a name of its own.",
+        )
 
 
 def _check_rows(

@@ -1,0 +1,178 @@
+"""Value tests: what a model and its transforms need is read, and no more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from typer.testing import CliRunner
+
+import recd_plugins as rp
+from recd_plugins.cli.main import app
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.schema import Schema, SparseFeature, Vector
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.stack import Stack
+from recd_plugins.testing.batches import random_table, to_lists
+from recd_plugins.testing.reference import unsharded
+from recd_plugins.testing.resume import assert_same_batch
+
+SCHEMA = Schema(
+    dense=("price", "age", "place"),
+    vectors=(Vector(name="place", width=2),),
+    sparse=(
+        SparseFeature(name="user", num_ids=40, kind="user"),
+        SparseFeature(name="history", num_ids=900, kind="user", sequence=True),
+        SparseFeature(name="beta", num_ids=70, kind="user"),
+        SparseFeature(name="scored", num_ids=30, scored=True),
+        SparseFeature(name="item", num_ids=50),
+    ),
+)
+COLUMNS = (*SCHEMA.dense, *SCHEMA.sparse_names)
+TAKEN = ["crossed", "history", "scored", "price", "age"]
+READ = ["price", "age", "user", "history", "scored", "item"]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> dict[str, Any]:
+    """A model that takes neither `place` nor `beta`, which dedup and a transform name."""
+    for split in ("train", "test"):
+        random_table(tmp_path / split, SCHEMA, 200, rows_per_stripe=40, row="session")
+    return {
+        "plugins": ["recd_dlrm", "recd_dedup", "recd_dsi"],
+        "folder": str(tmp_path / "data"),
+        "dataset": {
+            "use": "parquet",
+            "train": str(tmp_path / "train"),
+            "test": str(tmp_path / "test"),
+        },
+        "reader": {"use": "local", "read_log": str(tmp_path / "reads.jsonl")},
+        "preprocess": [
+            {
+                "use": "cartesian",
+                "left": "user",
+                "right": "item",
+                "into": "crossed",
+                "modulo": 60,
+            },
+            {"use": "first_x", "features": ["history", "beta"], "n": 3},
+            {"use": "logit", "features": ["price", "age"]},
+        ],
+        "model": {
+            "use": "dlrm",
+            "embedding_dim": 4,
+            "bottom": [4],
+            "top": [4],
+            "features": TAKEN,
+        },
+        "train": {"batch_size": 16, "device": "cpu"},
+    }
+
+
+def reading_all(registry: dict[str, Any], *more: str) -> Stack:
+    """The same, where `dataset.features` names every column, so that all are read."""
+    return rp.load({**registry, "dataset": {**registry["dataset"], "features": [*COLUMNS, *more]}})
+
+
+def rows_of(batch: Batch) -> KeyedJaggedTensor:
+    """All of its features, expanded."""
+    found = to_lists(batch.features)
+    return found if batch.dedup is None else found | to_lists(batch.dedup.to_kjt())
+
+
+def trained(stack: Stack, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
+    """The weights after a step of each batch."""
+    torch.manual_seed(0)
+    model = stack.adapt(stack.model())
+    unsharded(model, seed=0)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        model(batch)[0].backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("groups", [[], [["history", "beta"], ["user", "item"]]])
+def test_what_nobody_needs_is_left_out_and_the_rest_is_as_ever(
+    registry: dict[str, Any], groups: list[list[str]], tmp_path: Path
+) -> None:
+    if groups:
+        registry["dedup"] = {"use": "exact", "groups": groups}
+    sessions, beside = [*range(67)], ("late", "later")
+    lists = {name: [[one % 9] for one in sessions] for name in beside}
+    pq.write_table(pa.table({"session_id": sessions, **lists}), tmp_path / "side.parquet")
+    sparse = [{"name": name, "num_ids": 9, "nulls": "empty"} for name in beside]
+    side = {"table": str(tmp_path / "side.parquet"), "key": "session_id", "sparse": sparse}
+    registry["dataset"]["join"] = [side]
+    registry["model"]["features"] = [*TAKEN, "late"]
+    some, every = rp.load(registry), reading_all(registry, *beside)
+    first, second = some.loader(0, 1), every.loader(0, 1)
+    lines = (tmp_path / "reads.jsonl").read_text().splitlines()
+    for line, columns in zip(lines, (READ, COLUMNS), strict=True):
+        assert {*json.loads(line)["columns"]} == {"label", "scored_weights", *columns}
+    assert some.schema.dense == ("price", "age")
+    assert some.schema.sparse_names == ("user", "history", "scored", "item", "late", "crossed")
+    assert [side.features for side in some.tables_read.train.joins] == [("late",)]
+
+    batches, wholes = [*first], [*second]
+    for batch, whole in zip(batches, wholes, strict=True):
+        found, expected = rows_of(batch), rows_of(whole)
+        assert found == {name: expected[name] for name in some.schema.sparse_names}
+        assert torch.equal(batch.dense, whole.dense[:, :2])
+        assert torch.equal(batch.labels, whole.labels)
+    ours, theirs = trained(some, batches), trained(every, wholes)
+    assert ours.keys() == theirs.keys()
+    if not groups:  # else other unique samples are summed in another order
+        assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+
+
+def test_a_worker_reads_and_makes_the_same(registry: dict[str, Any]) -> None:
+    registry["dedup"] = {"use": "exact", "groups": [["history", "beta"]]}
+    stack = rp.load(registry)
+    delivery = stack.delivery()
+    assert delivery.columns == READ
+    assert delivery.digest != reading_all(registry).delivery().digest
+    opened = type(delivery).from_text(delivery.text()).open()
+    assert opened.tables == stack.tables_read
+    reader = stack.registry.one("reader").build(stack._contexts.of("reader"))
+    settings = {"rank": 0, "world_size": 1, "batch_size": 16, "split": "train"}
+    theirs = reader.loader(opened.tables.train, **settings, transform=opened.transform)
+    every = [*stack.loader(0, 1)]
+    for ours, made in zip(every, theirs, strict=True):
+        assert_same_batch(ours, made)
+
+    # A position is one of rows: this goes on where a run that read all columns was.
+    resumed, half = rp.load(registry).loader(0, 1), reading_all(registry).loader(0, 1)
+    assert len([*islice(half, 5)]) == 5
+    resumed.load_state_dict(half.state_dict())
+    for ours, made in zip(resumed, every[5:], strict=True):
+        assert_same_batch(ours, made)
+
+
+def test_the_command_shows_what_the_registry_reads(
+    registry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("registry.yaml").write_text(json.dumps(registry))
+    done = CliRunner().invoke(app, ["data", "layout", "train", "--json"])
+    assert done.exit_code == 0, done.output
+    reading = json.loads(done.stdout)["reading"]["what is read"]
+    assert {*reading["columns"]} == {"label", *READ, "scored_weights"}
+
+
+def test_who_asks_for_what_there_is_not_is_told(registry: dict[str, Any]) -> None:
+    other = rp.load({**registry, "model": {**registry["model"], "features": ["history", "ag"]}})
+    with pytest.raises(RegistryError, match=r"model\.features: no feature .*'ag'.*'age'"):
+        other.loader(0, 1)
+    mine = rp.load({**registry, "model": {**registry["model"], "features": "*"}}).model()
+    with pytest.raises(CapabilityError, match=r"looks up beta, which is not read"):
+        rp.load(registry)._check_read(mine)
