@@ -1,15 +1,25 @@
-"""`recd serve`: workers and a coordinator of the reader service, started by hand."""
+"""`recd serve`: workers and a coordinator of the reader service, and how many are needed."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from recd_plugins.api import RegistryError
-from recd_plugins.api.cli import Commands, Debug, Overrides, RegistryFile, reported
+from recd_plugins.api.cli import (
+    AsJson,
+    Commands,
+    Debug,
+    Overrides,
+    RegistryFile,
+    progress,
+    reported,
+)
 
 if TYPE_CHECKING:
     from recd_dsi.service.calls import Credentials
@@ -18,7 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+
+class _Serve(TyperGroup):
+    """`recd serve --advise` is `recd serve advise`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["advise", *args[1:]] if args[:1] == ["--advise"] else args)
+
+
 serve = Commands(
+    cls=_Serve,
     help="The reader service: workers that read for trainers.",
     no_args_is_help=True,
     add_completion=False,
@@ -132,6 +151,45 @@ def worker(
             join_coordinator(server, join, credentials)
         typer.echo(f"serves {server.address}")
         server.serve()
+
+
+@serve.command()
+def advise(
+    overrides: Overrides = None,
+    registry: RegistryFile = Path("registry.yaml"),
+    steps: Annotated[
+        int, typer.Option("--steps", help="Steps of a turn of the trainer.", min=1)
+    ] = 20,
+    rounds: Annotated[int, typer.Option("--rounds", help="Turns of each side.", min=1)] = 3,
+    batches: Annotated[
+        int, typer.Option("--batches", help="Batches that a worker makes, at least.", min=1)
+    ] = 200,
+    margin: Annotated[
+        float, typer.Option("--margin", help="Workers for so many times the demand.", min=1.0)
+    ] = 1.25,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say how many workers a registry's trainer needs, with its dedup and without, and what they
+    cost.
+
+    Both are measured here, one after the other: the trainer takes batches that lie in memory, and
+    one worker makes batches as fast as it can.
+    """
+    with reported(debug):
+        from recd_dsi.service.sizing import measured_sizings, sizing_lines
+
+        with progress() as show:
+            found = measured_sizings(
+                registry,
+                overrides or (),
+                rounds=rounds,
+                steps=steps,
+                batches=batches,
+                margin=margin,
+                show=show,
+            )
+    typer.echo(json.dumps(found.summary()) if as_json else "\n".join(sizing_lines(found)))
 
 
 def _started(

@@ -148,6 +148,7 @@ class Worker(flight.FlightServerBase):
             "hits": buffer.hits,
             "windows": maker.openings,
             "seconds_made": round(maker.seconds, 3),
+            "processor_seconds": round(time.process_time(), 3),
             "buffer_bytes": buffer.bytes,
             "wanted_bytes": buffer.wanted_bytes,
         }

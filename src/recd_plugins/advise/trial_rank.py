@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,11 @@ def turns(registries: Sequence[Path], rounds: int, steps: int) -> list[list[floa
 
 
 def in_turns(
-    stacks: Sequence[Stack], device: torch.device, rounds: int, steps: int
+    stacks: Sequence[Stack], device: torch.device, rounds: int, steps: int, held: int = 0
 ) -> list[list[float]]:
     """Seconds of a step of each registry, in each round, of the slowest rank of the group. Sides
-    take turns of `steps` steps, reading included, in an order that is turned round each time."""
+    take turns of `steps` steps, in an order that is turned round each time: reading included, or
+    fed over and over from so many batches that are `held` in memory."""
     import torch
     import torch.distributed as dist
 
@@ -51,7 +53,10 @@ def in_turns(
     sides = []
     for stack in stacks:
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
-        sides.append((assemble(stack, device).pipeline, _endless(loader)))
+        batches = cycle([*islice(loader, held)]) if held else _endless(loader)
+        if held:
+            loader.close()
+        sides.append((assemble(stack, device).pipeline, batches))
 
     def seconds(side: int, count: int) -> float:
         pipeline, batches = sides[side]

@@ -1,5 +1,6 @@
-"""The run that a callback sees; and forecasts of a trainer's own batches, beside what came."""
+"""The run that a callback sees; forecasts of a trainer's own batches; how fast a trainer is."""
 
+from recd_plugins.advise.demand import step_seconds
 from recd_plugins.registry.settings import OptimizerSettings, TrainSettings
 from recd_plugins.trainer.checkpoints.weights import load_weights
 from recd_plugins.trainer.measure.beside import Beside
@@ -13,4 +14,5 @@ __all__ = [
     "Training",
     "WatchedBatches",
     "load_weights",
+    "step_seconds",
 ]

@@ -1,0 +1,281 @@
+"""How many workers a trainer needs: what it takes and what one worker makes, both measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.api import CapabilityError, RegistryError
+
+if TYPE_CHECKING:
+    from recd_plugins import Stack
+    from recd_plugins.api.batch import Batch
+    from recd_plugins.api.data import Progress
+
+__all__ = ["Sizing", "Sizings", "Supply", "measured_sizings", "measured_supply", "sizing_lines"]
+
+WITH, WITHOUT = "with dedup", "without dedup"
+SAME = ("shuffle", "window", "sessions", "tail", "streams")
+"""The options of a reader that decide what a worker has to do for a batch."""
+HELD = 8
+"""Batches that each rank holds while its demand is measured."""
+LOOK = 4
+"""Batches between two looks at what the worker has made."""
+MOST_SIZES = 64
+"""Batches that are weighed."""
+DEADLINE = 60.0
+"""Seconds that it may take to say what it has made."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """What one worker did."""
+
+    batches: int
+    seconds: float
+    processor_seconds: float
+    batch_bytes: int
+    """A batch on the wire, in the mean."""
+
+    @property
+    def rate(self) -> float:
+        """Batches a second."""
+        return self.batches / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """The workers of a trainer, by what it takes and what one of them makes."""
+
+    ranks: int
+    batch_size: int
+    step_ms: tuple[float, ...]
+    """In each round, of the slowest rank, fed from memory."""
+    supply: Supply
+    margin: float
+
+    @property
+    def demand(self) -> float:
+        """Batches a second that all ranks take together."""
+        return self.ranks * 1e3 / median(self.step_ms)
+
+    @property
+    def workers(self) -> int:
+        """margin * demand / supply, rounded up."""
+        return max(1, math.ceil(self.margin * self.demand / self.supply.rate))
+
+    @property
+    def workers_of_a_rank(self) -> int:
+        """`reader.workers`, which each rank starts."""
+        return math.ceil(self.workers / self.ranks)
+
+    @property
+    def cores(self) -> float:
+        """Cores that workers keep busy for this demand."""
+        return self.demand * self.supply.processor_seconds / self.supply.batches
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes a second from workers to ranks."""
+        return self.demand * self.supply.batch_bytes
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            **asdict(self),
+            "samples_per_second": self.demand * self.batch_size,
+            "samples_per_second_of_a_worker": self.supply.rate * self.batch_size,
+            "workers": self.workers,
+            "workers_of_a_rank": self.workers_of_a_rank,
+            "cores": self.cores,
+            "bytes_per_second": self.bytes_per_second,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizings:
+    """What a trainer needs with the registry's dedup and without, and how it was measured."""
+
+    sides: dict[str, Sizing]
+    rounds: int
+    steps: int
+    held: int
+    """Batches that each rank held, and was fed over and over."""
+    device: str
+    cores: int
+    load: float
+    """The machine's load before."""
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        sides = {name: side.summary() for name, side in self.sides.items()}
+        return {**asdict(self), "sides": sides}
+
+
+def measured_sizings(
+    registry: Path,
+    overrides: Sequence[str],
+    *,
+    rounds: int,
+    steps: int,
+    batches: int,
+    margin: float,
+    show: Progress,
+) -> Sizings:
+    """Train the registry from memory on `train.ranks` ranks, then have one worker make batches of
+    it; each with its dedup, if it has one, and without."""
+    from recd_plugins import load
+    from recd_plugins.api.training import step_seconds
+
+    load_before = os.getloadavg()[0]
+    stack = load(registry, overrides)
+    for slot in ("dataset", "model"):
+        stack.registry.one(slot)
+    stack.prepare(show)
+    options = _reader_options(stack)
+    every = [*overrides, *_enabled(stack.registry.plugins)]
+    sides = {WITHOUT: [*every, "dedup=null"]}
+    if stack.groups:
+        sides = {WITH: every, **sides}
+    local = _reader({"use": "local", **options})
+    show(f"training from memory, {rounds} x {steps} steps of each side", 0, None)
+    seconds = step_seconds(
+        registry, [[*side, local] for side in sides.values()], rounds=rounds, steps=steps, held=HELD
+    )
+    service = _reader({"use": "recd_dsi:service", "workers": 1, "shared_memory_mib": 0, **options})
+    train, found = stack.registry.train, {}
+    for (name, side), each in zip(sides.items(), seconds, strict=True):
+        one = load(registry, [*side, service])
+        supply = measured_supply(one, batches, partial(show, f"batches {name}"))
+        found[name] = Sizing(
+            ranks=train.ranks,
+            batch_size=train.batch_size,
+            step_ms=tuple(1e3 * second for second in each),
+            supply=supply,
+            margin=margin,
+        )
+    return Sizings(
+        sides=found,
+        rounds=rounds,
+        steps=steps,
+        held=HELD,
+        device=stack.device,
+        cores=os.cpu_count() or 1,
+        load=load_before,
+    )
+
+
+def measured_supply(stack: Stack, batches: int, met: Callable[[int, int], None]) -> Supply:
+    """What the one worker of a registry does while somebody takes all that it makes, so many
+    batches at least, once it has begun."""
+    loader: Any = stack.loader(0, stack.registry.train.ranks)
+    sizes: list[int] = []
+    with closing(loader), closing(_endless(loader)) as source:
+        _take(source, 2 * LOOK, sizes)
+        before, began = _about(loader), time.perf_counter()
+        now = before
+        while (made := now["made"] - before["made"]) < batches:
+            met(made, batches)
+            _take(source, LOOK, sizes)
+            now = _about(loader)
+        seconds = time.perf_counter() - began
+        loader.fleet().close()
+    return Supply(
+        batches=made,
+        seconds=seconds,
+        processor_seconds=now["processor_seconds"] - before["processor_seconds"],
+        batch_bytes=round(sum(sizes) / len(sizes)),
+    )
+
+
+def _endless(loader: Iterable[Batch]) -> Generator[Batch, None, None]:
+    while True:
+        yield from loader
+
+
+def _take(source: Iterator[Batch], batches: int, sizes: list[int]) -> None:
+    from recd_plugins.api.batch import batch_to_record
+
+    for batch in islice(source, batches):
+        if len(sizes) < MOST_SIZES:
+            sizes.append(batch_to_record(batch).nbytes)
+
+
+def _about(loader: Any) -> dict[str, Any]:
+    """What the worker has done by now."""
+    remotes = loader.fleet().remotes()
+    if loader.read_here or not remotes:
+        raise CapabilityError(
+            "the worker stopped answering while it was measured. See what it printed, and measure "
+            "again."
+        )
+    found: dict[str, Any] = remotes[0].caller.act("about", {}, DEADLINE)
+    return found
+
+
+def _reader_options(stack: Stack) -> dict[str, Any]:
+    """The options of the registry's reader that a worker's work depends on."""
+    choice = stack.registry.one("reader")
+    if choice.record.name not in ("local", "service"):
+        raise RegistryError(
+            f"is {choice.record.name}, but workers make what `local` and `service` would read. "
+            "Choose one of them to measure.",
+            "reader",
+        )
+    return {name: getattr(choice.config, name) for name in SAME}
+
+
+def _enabled(plugins: Sequence[str]) -> list[str]:
+    """The override that enables the service beside the registry's plugins."""
+    return [] if "recd_dsi" in plugins else [f"plugins={json.dumps([*plugins, 'recd_dsi'])}"]
+
+
+def _reader(values: dict[str, Any]) -> str:
+    return f"reader={json.dumps(values)}"
+
+
+def sizing_lines(found: Sizings) -> Iterator[str]:
+    """The sizings as text: a column for each side."""
+    sides = found.sides
+    first = next(iter(sides.values()))
+    stretches = ", ".join(
+        f"{one.supply.batches:,} in {one.supply.seconds:.1f} s {name}"
+        for name, one in sides.items()
+    )
+    yield (
+        f"measured on {found.cores} cores (load {found.load:.1f} before), the trainer on "
+        f"{found.device}: {found.rounds} rounds of {found.steps} steps of {first.ranks} ranks, "
+        f"each fed from {found.held} batches of {first.batch_size:,} samples in memory; then "
+        f"batches of one worker, over the wire: {stretches}"
+    )
+    rows: dict[str, Callable[[Sizing], str]] = {
+        "the trainer takes, samples/s": lambda one: f"{one.demand * one.batch_size:,.0f}",
+        "one worker makes, samples/s": lambda one: f"{one.supply.rate * one.batch_size:,.0f}",
+        "its processor time, ms a batch": lambda one: (
+            f"{1e3 * one.supply.processor_seconds / one.supply.batches:,.1f}"
+        ),
+        "a batch on the wire, KiB": lambda one: f"{one.supply.batch_bytes / 1024:,.1f}",
+        f"workers, {first.margin:g} x takes / makes": lambda one: f"{one.workers:,}",
+        "cores that they keep busy": lambda one: f"{one.cores:.2f}",
+        "MiB/s on the wire": lambda one: f"{one.bytes_per_second / MIB:,.1f}",
+    }
+    yield f"{'':36}" + "".join(f"{name:>16}" for name in sides)
+    for what, shown in rows.items():
+        yield f"{what:36}" + "".join(f"{shown(one):>16}" for one in sides.values())
+    if WITH not in sides:
+        yield "registry.yaml deduplicates nothing: `recd advise` says whether it would pay."
+    yield (
+        f"reader: {{use: service, workers: {first.workers_of_a_rank}}}  # of each of "
+        f"{first.ranks} ranks, {next(iter(sides))}"
+    )
