@@ -38,7 +38,7 @@ class _Serve(TyperGroup):
 
 serve = Commands(
     cls=_Serve,
-    help="The reader service: workers that read for trainers.",
+    help="The reader service: workers that read for trainers; --advise says how many.",
     no_args_is_help=True,
     add_completion=False,
 )
