@@ -110,6 +110,7 @@ class Proxy:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     proxy: Proxy
+    disable_nagle_algorithm = True  # head and body are two packets: none waits for the other
 
     def _any(self) -> None:
         body = self._body()

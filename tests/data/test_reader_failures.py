@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from forked import start_server
 from known_rows import ROWS, SCHEMA, epoch, open_loader, write
 
 from recd_plugins.data.batch import Batch
@@ -222,6 +223,7 @@ def read_then_die(folder: Path, pids: Connection) -> None:
 
 @pytest.mark.slow
 def test_workers_of_a_killed_rank_end_too(table):
+    start_server()
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     rank = context.Process(target=read_then_die, args=(table.path, theirs))

@@ -251,7 +251,7 @@ def test_a_coordinator_that_has_just_begun_believes_its_clients() -> None:
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_a_rank_reads_itself_where_all_workers_hang(tables: Path) -> None:
-    reader = {"use": "service", "workers": 2, "hedge": 0.2, "patience": 2.5, "prefetch_mib": 1}
+    reader = {"use": "service", "workers": 2, "hedge": 0.2, "patience": 0.5, "prefetch_mib": 1}
     theirs = stack_of(tables, {"use": "local"}, batch_size=256).loader(0, 1)
     loader = stack_of(tables, reader, batch_size=256).loader(0, 1)
     assert isinstance(loader, ServiceLoader)
