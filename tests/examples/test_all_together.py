@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "all_together.py"
 
 
 def test_each_sends_less_and_learns_alike(run_example: Callable[..., str]) -> None:
-    printed = run_example("all_together.py", "12")
+    printed = run_example("all_together.py", "8")
     assert "scars: size plan, as sharding: flexshard has it" in printed
     found = re.findall(r"^│ (row-wise|\+ \w+) +│(.*)│$", printed, re.MULTILINE)
     rows = {name: [float(cell.replace(",", "")) for cell in row.split("│")] for name, row in found}

@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flexshard.py"
 
 
 def test_replicas_send_less_and_learn_alike(run_example: Callable[..., str]) -> None:
-    printed = run_example("flexshard.py", "12")
+    printed = run_example("flexshard.py", "8")
     assert re.search(r"lookups of the hottest rows: .*1000: '\d\d%'", printed)
     assert "tier plan: goal auto; 2 nodes of 2 ranks" in printed
     rows = re.findall(r"^│ (row-wise|FlexShard) +│(.*)│$", printed, re.MULTILINE)
@@ -20,7 +20,7 @@ def test_replicas_send_less_and_learn_alike(run_example: Callable[..., str]) -> 
     plain, ours = ([float(cell.replace(",", "")) for cell in row.split("│")] for _, row in rows)
     assert plain[1] > 3 * ours[1]  # MB through all-to-alls
     assert sum(plain[1:3]) > 2 * sum(ours[1:3])  # and with the replicas' gradients
-    # Equal but for the order in which floats are added, over 12 steps; six digits are shown.
+    # Equal but for the order in which floats are added, over 8 steps; six digits are shown.
     assert ours[3:] == pytest.approx(plain[3:], abs=2e-6)
 
 

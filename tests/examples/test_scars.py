@@ -16,7 +16,7 @@ def test_a_cache_sends_less_and_learns_alike(
     log: str, real_data: Callable[[str], Path], run_example: Callable[..., str], tmp_path: Path
 ) -> None:
     logs = [] if log == "made up" else [str(real_data("criteo/kaggle_8k.tsv"))]
-    printed = run_example("scars.py", "12", *logs)
+    printed = run_example("scars.py", "8", *logs)
     assert re.search(r"lookups of the hottest rows: .*1000: '\d\d%'", printed)
     assert (tmp_path / "scars.png").read_bytes().startswith(b"\x89PNG")
     rows = re.findall(r"^│ (TorchRec|SCARS) +│(.*)│$", printed, re.MULTILINE)
