@@ -69,7 +69,8 @@ def test_a_state_of_other_streams_is_refused(tables):
         stack_of(tables, SERVICE).loader(0, 1).load_state_dict(state)
 
 
-def test_workers_that_end_before_they_serve_are_reported(tables, tmp_path):
+def test_workers_that_end_before_they_serve_are_reported(tables, tmp_path, monkeypatch):
+    monkeypatch.setattr("recd_dsi.service.local_backend.PAUSE", 0.1)  # before one is started again
     plugin = tmp_path / "ends.py"
     plugin.write_text(
         "import multiprocessing, os\n"
