@@ -39,7 +39,7 @@ class Coalesced:
 def test_losses_and_weights(gloo_pool: GlooPool, n_nodes: int, tables: str) -> None:
     plain = [
         [batch_of(6 + rank, 2 + rank, seed=2 * step + rank) for rank in range(2)]
-        for step in range(8)
+        for step in range(4)
     ]
     unique = [[deduplicated(batch) for batch in step] for step in plain]
     optimizer = OptimizerSettings(

@@ -30,7 +30,7 @@ from recd_plugins.testing.parity import (
 )
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
 
-STEPS = 8
+STEPS = 4
 FEATURES = [
     dataclasses.asdict(dataclasses.replace(feature, num_ids=min(feature.num_ids, 1_000)))
     for feature in default_features()

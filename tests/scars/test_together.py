@@ -27,7 +27,7 @@ from recd_plugins.testing.arrange import ByRegistry, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
 
-STEPS = 8
+STEPS = 4
 ITEM = {"name": "item", "num_ids": 500, "table": "items", "skew": 1.2}
 HISTORY = {**ITEM, "name": "history", "kind": "user", "sequence": True, "length": 4, "stay": 0.9}
 REGISTRY: dict[str, Any] = {

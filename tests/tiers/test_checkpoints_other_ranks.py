@@ -30,7 +30,7 @@ from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 PLAIN = BySharding("row_wise")
-STEPS = 3
+STEPS = 1
 """On each number of ranks."""
 
 Model = DistributedModelParallel

@@ -48,7 +48,7 @@ def hot_batch(plan: TierPlan, seed: int, batch_size: int) -> Batch:
 
 
 def mixed(
-    drawn: ByTiers, world_size: int, steps: int = 9, *, even: bool = False
+    drawn: ByTiers, world_size: int, steps: int = 5, *, even: bool = False
 ) -> list[Sequence[Batch]]:
     """By step and rank: hot and normal steps; unless even, of all sizes, some hot ones empty."""
     plan = tier_plan(drawn, world_size // drawn.ranks_per_node)
@@ -192,13 +192,13 @@ def retier_under_way() -> None:
         optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         stream: Iterator[Batch] = iter(
-            [hot_batch(plan, step * world_size + rank, 6) for step in range(9)]
+            [hot_batch(plan, step * world_size + rank, 6) for step in range(6)]
         )
         with rounding:
-            for number in range(9):
-                if behind is drawn and number in (3, 6):
+            for number in range(6):
+                if behind is drawn and number in (2, 4):
                     # Marks of the first plan mean nothing under the second, all again after it.
-                    drawn_now = dataclasses.replace(drawn, seed=9 if number == 3 else 3)
+                    drawn_now = dataclasses.replace(drawn, seed=9 if number == 2 else 3)
                     model.sharders[0]._cluster.retier(tier_plan(drawn_now, n_nodes=1))
                 pipeline.progress(stream)
         return tables(model)

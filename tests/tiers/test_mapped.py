@@ -156,7 +156,7 @@ def test_bit_by_bit_as_in_memory(
     check_parity(
         gloo_pool,
         build,
-        [[batch_of(step * 2 + rank, 6) for rank in range(world_size)] for step in range(8)],
+        [[batch_of(step * 2 + rank, 6) for rank in range(world_size)] for step in range(4)],
         arrange=Mapped(arrange, disk),
         reference=arrange,
         tables=kinds,

@@ -34,7 +34,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
-STEPS = 8
+STEPS = 4
 ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1, "eps": 1e-2}
 SGD_PARAMS = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.2}
 L2 = {"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.L2}

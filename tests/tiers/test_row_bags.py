@@ -30,7 +30,7 @@ def weighted(batch: Batch) -> Batch:
 
 
 def test_two_ranks_train_as_row_wise_torchrec(gloo_pool: GlooPool) -> None:
-    batches = [[batch_of(2 * step + rank, 6) for rank in range(2)] for step in range(8)]
+    batches = [[batch_of(2 * step + rank, 6) for rank in range(2)] for step in range(4)]
     check_parity(
         gloo_pool,
         Bags,
@@ -76,7 +76,7 @@ def test_rows_of_one_table_and_sums_of_the_other(
 ) -> None:
     """The tables share a feature, and one of them takes the mean."""
     batches = [
-        [batch_of(world_size * step + rank, 6) for rank in range(world_size)] for step in range(8)
+        [batch_of(world_size * step + rank, 6) for rank in range(world_size)] for step in range(4)
     ]
     check_parity(
         gloo_pool, Bags, batches, arrange=arrange, reference=BySharding("row_wise"), tables=["sgd"]
@@ -84,7 +84,7 @@ def test_rows_of_one_table_and_sums_of_the_other(
 
 
 def test_weighted_bags(gloo_pool: GlooPool) -> None:
-    batches = [[batch_of(2 * step + rank, 6) for rank in range(2)] for step in range(8)]
+    batches = [[batch_of(2 * step + rank, 6) for rank in range(2)] for step in range(4)]
     check_parity(
         gloo_pool,
         partial(Bags, weighted=True),

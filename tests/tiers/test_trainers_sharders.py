@@ -53,7 +53,7 @@ from recd_plugins.trainer.initial_tables import initialise_tables, table_initial
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.2}
-ROWS, DIM, STEPS = 40, 8, 8
+ROWS, DIM, STEPS = 40, 8, 4
 
 
 class Mixed(nn.Module):

@@ -258,7 +258,7 @@ def batch_of(seed: int, batch_size: int, low: float = 0.0, high: float = 1.0) ->
     )
 
 
-def odd_batches(world_size: int, steps: int = 8, *, empty: bool = True) -> list[Sequence[Batch]]:
+def odd_batches(world_size: int, steps: int = 4, *, empty: bool = True) -> list[Sequence[Batch]]:
     """By step and rank: batches of uneven sizes, some empty, some of low ids or high ones alone.
 
     Not `empty`, what was is one sample of weight 0: it comes to the same, and can be looked up
@@ -314,7 +314,7 @@ def confined(batch: Batch, rows: Mapping[str, np.ndarray]) -> Batch:
 
 
 def drawn_batches(
-    plan: TierPlan, world_size: int, seed: int, steps: int = 8
+    plan: TierPlan, world_size: int, seed: int, steps: int = 4
 ) -> list[Sequence[Batch]]:
     """By step and rank, anew for each seed: sizes, ids, and where their rows are.
 

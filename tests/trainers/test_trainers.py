@@ -39,7 +39,7 @@ from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
-STEPS = 5
+STEPS = 3
 
 Train = Callable[[Job], None]
 
@@ -86,7 +86,7 @@ def evaluating(own: Job) -> None:
     batches = own.batches(STEPS)
     for number in range(STEPS):
         pipeline.progress(batches)
-        if number == 2:
+        if number == 0:  # with both others in flight
             pipeline.detach()
             own.model.eval()
             evaluation = EvalPipelineSparseDist(own.model, own.optimizer, CPU)

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from zoneinfo import ZoneInfo
@@ -420,6 +421,7 @@ LAST = 47_481 * DAY
 """2100-01-01 in UTC."""
 
 
+@cache  # a tenth of a second, and each reader of a process asks
 def _offsets(zone: str) -> tuple[list[int], list[int]]:
     """The times, in seconds, when a zone's offset changes, and the offset before each change and at
     last."""
