@@ -216,6 +216,13 @@ def test_one_lost_sample_of_hundreds_is_found(kind: TableOptimizerName) -> None:
         assert_parity(wrong, *reference_of(Probe, STEPS, optimizer=settings(kind)))
 
 
+def test_a_reference_of_equal_batches_is_found_once() -> None:
+    first, again, other = (random_batches(SCHEMA, steps=1, batch_size=size) for size in (4, 4, 5))
+    found = reference_of(Probe, first, optimizer=settings("sgd"))
+    assert reference_of(Probe, again, optimizer=settings("sgd")) is found
+    assert reference_of(Probe, other, optimizer=settings("sgd")) is not found
+
+
 @pytest.mark.parametrize("kind", ["adagrad", "rowwise_adagrad"])
 def test_an_optimizer_state_that_stays_behind_is_found(
     kind: TableOptimizerName, monkeypatch: pytest.MonkeyPatch

@@ -65,7 +65,7 @@ def refuse(says: str) -> None:
     def train(behind: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
         model = sharded(behind, Both, "sgd")
         with rounding:
-            for number in range(4):
+            for number in range(3):
                 if behind is DRAWN and number == 1:
                     cluster: TierCluster = model.sharders[0]._cluster
                     before = cluster.plan

@@ -10,10 +10,11 @@ elsewhere when it rounds at random (`recd_plugins.testing.rounding`).
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -174,8 +175,7 @@ def reference_of(
 ) -> Reference:
     """`train_reference`, and what it may differ by from others: it is trained again and again,
     rounding at random. For the same arguments that is done once in a process."""
-    given = pickle.dumps((build_model, batches, optimizer, seed, column_shards))
-    key = hashlib.sha256(given).digest()
+    key = _digest((build_model, batches, optimizer, seed, column_shards))
     if key not in _FOUND:
         train = partial(
             train_reference,
@@ -190,6 +190,23 @@ def reference_of(
 
 
 _FOUND: dict[bytes, Reference] = {}
+
+
+class _ByValue(pickle.Pickler):
+    """Pickles a tensor as its values: torch has the address of its storage in it."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.layout == torch.strided and value.is_cpu:
+            held = value.detach().flatten().view(torch.uint8).numpy().tobytes()
+            return Tensor, (value.dtype, tuple(value.shape), held)
+        return NotImplemented
+
+
+def _digest(value: object) -> bytes:
+    """The same for equal values, wherever they lie."""
+    file = io.BytesIO()
+    _ByValue(file).dump(value)
+    return hashlib.sha256(file.getvalue()).digest()
 
 
 def _with_bounds(train: Callable[..., Trained]) -> Reference:
