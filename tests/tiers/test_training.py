@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ STEPS = 3
 """At as many rates, where rates change."""
 
 Model = DistributedModelParallel
+Pipeline = TrainPipelineSparseDist[Any, Any]
 
 
 def build(arrange: Arrangement, kind: str = "rowwise_adagrad") -> Model:
@@ -192,26 +194,41 @@ def cluster_of(model: Model) -> TierCluster:
     return cluster
 
 
+Between = Callable[[Model, Pipeline, int], None]
+"""What is done with the model and its pipeline before the step of this number."""
+
+
+def pipelined(
+    behind: Arrangement, rounding: AbstractContextManager[object], between: Between | None = None
+) -> dict[str, Tensor]:
+    """On a rank: six steps of TorchRec's pipeline, which has batches in flight."""
+    model = build(behind)
+    optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+    pipeline: Pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+    stream = iter([batch(number) for number in range(6)])
+    with rounding:
+        for number in range(6):
+            if between is not None:
+                between(model, pipeline, number)
+            pipeline.progress(stream)
+    return trained(model)
+
+
+@cache
+def plainly_pipelined() -> tuple[Mapping[str, Tensor], Bounds]:
+    """On a rank: what these steps come to in row-wise TorchRec, and what others may be off by."""
+    return plain_of(partial(pipelined, BySharding("row_wise")))
+
+
 def retier_under_way() -> None:
-    """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
+    """On a rank: three plans in one run of the pipeline."""
 
-    def batches() -> Iterator[Batch]:
-        return iter([batch(number) for number in range(6)])
+    def between(model: Model, pipeline: Pipeline, number: int) -> None:
+        if number in (2, 3, 5):
+            drawn = dataclasses.replace(DRAWN, seed=number)
+            cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
 
-    def train(behind: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
-        model = build(behind)
-        optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
-        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-        stream = batches()
-        with rounding:
-            for number in range(6):
-                if behind is DRAWN and number in (2, 3, 5):
-                    drawn = dataclasses.replace(DRAWN, seed=number)
-                    cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
-                pipeline.progress(stream)
-        return trained(model)
-
-    assert_alike(train(DRAWN, nullcontext()), *plain_of(partial(train, BySharding("row_wise"))))
+    assert_alike(pipelined(DRAWN, nullcontext(), between), *plainly_pipelined())
 
 
 def test_rows_move_between_tiers_while_batches_are_in_flight(gloo_pool: GlooPool) -> None:
@@ -221,27 +238,18 @@ def test_rows_move_between_tiers_while_batches_are_in_flight(gloo_pool: GlooPool
 def evaluate_under_way() -> None:
     """On a rank: a new plan, and an evaluation by it before the batches in flight by the old."""
 
-    def train(behind: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
-        model = build(behind)
-        optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
-        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-        stream = iter([batch(number) for number in range(6)])
-        with rounding:
-            for number in range(6):
-                if number in (2, 4):
-                    if behind is DRAWN:
-                        drawn = dataclasses.replace(DRAWN, seed=number)
-                        cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
-                    pipeline.detach()
-                    model.eval()
-                    with torch.no_grad():
-                        model(batch(99))
-                    model.train()
-                    pipeline.attach(sparse_dist=False)
-                pipeline.progress(stream)
-        return trained(model)
+    def between(model: Model, pipeline: Pipeline, number: int) -> None:
+        if number in (2, 4):
+            drawn = dataclasses.replace(DRAWN, seed=number)
+            cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
+            pipeline.detach()
+            model.eval()
+            with torch.no_grad():
+                model(batch(99))
+            model.train()
+            pipeline.attach(sparse_dist=False)
 
-    assert_alike(train(DRAWN, nullcontext()), *plain_of(partial(train, BySharding("row_wise"))))
+    assert_alike(pipelined(DRAWN, nullcontext(), between), *plainly_pipelined())
 
 
 def test_rows_go_back_to_batches_in_flight_after_an_evaluation(gloo_pool: GlooPool) -> None:
