@@ -1,7 +1,7 @@
 """Programs that start at once: forked from a process that has imported TorchRec.
 
-That takes an interpreter of its own some five seconds, which show nothing. What a test says of
-starting, of signals or of imports it says of a process of its own, by `subprocess`.
+That takes an interpreter of its own some five seconds, which show nothing. What a test says of an
+interpreter's start or of imports it says of one, by `subprocess`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two and three gloo ranks, restarted as torchrun does: on others each time, with no option."""
+"""Three and four gloo ranks, restarted as torchrun does: on others each time, with no option."""
 
 from __future__ import annotations
 
@@ -91,35 +91,35 @@ def batch_size(folder: Path, name: str, step: int) -> tuple[int, int]:
     return job["world_size"], job["registry"]["train"]["batch_size"]
 
 
-def test_three_two_and_three_ranks_train_as_three_do(folder: Path, gloo_pool: GlooPool) -> None:
-    gloo_pool.run(attempt, str(folder), "whole", ["train.steps=9"], world_size=3)
-    for ranks, steps in ((3, 3), (2, 6), (3, 9)):  # lost after step 3; one more after step 6
+def test_four_three_and_four_ranks_train_as_four_do(folder: Path, gloo_pool: GlooPool) -> None:
+    gloo_pool.run(attempt, str(folder), "whole", ["train.steps=9"], world_size=4)
+    for ranks, steps in ((4, 3), (3, 6), (4, 9)):  # lost after step 3; one more after step 6
         (summary, *_) = gloo_pool.run(
             attempt, str(folder), "parts", [f"train.steps={steps}"], world_size=ranks
         )
         assert (summary["step"], summary["world_size"]) == (steps, ranks)
-    assert batch_size(folder, "parts", 6) == (2, 36)
-    assert batch_size(folder, "parts", 9) == (3, 24)
+    assert batch_size(folder, "parts", 6) == (3, 32)
+    assert batch_size(folder, "parts", 9) == (4, 24)
     expected = {one["step"]: one for one in metrics(folder, "whole") if one["kind"] == "train"}
     found = [one for one in metrics(folder, "parts") if one["kind"] == "train"]
     assert [one["step"] for one in found] == list(range(1, 10))
     for one in found:
         assert one["loss"] == pytest.approx(expected[one["step"]]["loss"], abs=LOSS)
-        assert one["samples"] == 72
+        assert one["samples"] == 96
     assert not (folder / "parts.1").exists()
 
 
 def test_samples_that_ranks_cannot_share_come_back_with_them(
     folder: Path, gloo_pool: GlooPool
 ) -> None:
-    # 75 a step, of which two ranks have no even share; and no streams that ranks could share.
+    # 100 a step, of which three ranks have no even share; and no streams that ranks could share.
     odd = ["train.batch_size=25", "reader.streams=null"]
-    for ranks, steps in ((3, 3), (2, 6), (3, 9)):
+    for ranks, steps in ((4, 3), (3, 6), (4, 9)):
         options = [*odd, f"train.steps={steps}"]
         (summary, *_) = gloo_pool.run(attempt, str(folder), "odd", options, world_size=ranks)
         assert summary["step"] == steps, summary
     found = [batch_size(folder, "odd", step) for step in (6, 9)]
-    assert found == [(2, 25), (3, 25)]
+    assert found == [(3, 25), (4, 25)]
     position = json.loads((folder / "odd/checkpoints/step-00000006/rank-0.json").read_text())
     assert (position["loader"]["epoch"], position["loader"]["batches"]) == (1, 3)
 
@@ -152,9 +152,9 @@ def test_replicas_outlive_another_number_of_ranks(
     kind: str, folder: Path, gloo_pool: GlooPool
 ) -> None:
     for name, ranks, steps, tiers in (
-        (f"{kind}-plain", 3, 6, []),
-        (f"{kind}-parts", 3, 3, TIERS[kind]),
-        (f"{kind}-parts", 2, 6, TIERS[kind]),
+        (f"{kind}-plain", 4, 6, []),
+        (f"{kind}-parts", 4, 3, TIERS[kind]),
+        (f"{kind}-parts", 3, 6, TIERS[kind]),
     ):
         (summary, *_) = gloo_pool.run(replicas, str(folder), name, tiers, steps, world_size=ranks)
         assert (summary["step"], summary["world_size"]) == (steps, ranks)
@@ -168,7 +168,7 @@ def test_replicas_outlive_another_number_of_ranks(
 def test_another_job_begins_anew(folder: Path, gloo_pool: GlooPool) -> None:
     steps = ["train.steps=3"]
     for parent in ("one", "two", None):
-        (summary, *_) = gloo_pool.run(attempt, str(folder), "other", steps, parent, world_size=2)
+        (summary, *_) = gloo_pool.run(attempt, str(folder), "other", steps, parent, world_size=3)
         assert summary["step"] == 3
     assert (folder / "other.2").exists()
     # Without torchrun nothing is restarted, and nobody is noted.
