@@ -121,14 +121,15 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
 def new_garbage_alone() -> Iterator[None]:
     """Within, collections of garbage look at nothing that was there before: what was imported
     takes each of them 0.1 s."""
-    frozen = gc.get_freeze_count()
+    if gc.get_freeze_count():  # somebody has done that, and would have more frozen for good
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        if not frozen:  # whoever has frozen what there was goes on without it
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 def dropped(call: Callable[[], object]) -> Callable[[], None]:

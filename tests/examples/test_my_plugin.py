@@ -51,6 +51,8 @@ def take_kernels(installed: Path) -> None:
     for kernel in here.rglob("*.nb[ic]"):
         source = kernel.parents[1] / f"{kernel.name.partition('.')[0]}.py"
         copy = installed / source.relative_to(here)
+        if not (source.exists() and copy.exists()):
+            continue  # compiled of a module that has another name by now
         cache = copy.parent / "__pycache__"
         cache.mkdir(exist_ok=True)
         shutil.copy(kernel, cache)

@@ -28,6 +28,7 @@ PROGRESS = {
     "data vocabulary": "a bar of bytes",
     "plan": "a bar of what is prepared",
     "reshard": "a bar of bytes",
+    "serve advise": "a bar of what is measured",
     "tune batch": "a line for each trial",
     "tune loss": "a bar of trainings",
     "topology measure": "a line for each link",

@@ -16,36 +16,37 @@ process = fork_server().Process(target=print, args=("forked",))
 process.start()
 process.join()
 print(get_temp_dir(), flush=True)
-time.sleep({sleep})
 """
-
-
-def started(sleep: float) -> tuple[subprocess.Popen[str], Path]:
-    """A process with a fork server, and the folder of its sockets."""
-    command = [sys.executable, "-c", STARTS.format(sleep=sleep)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = [process.stdout.readline().strip() for _ in range(2)]
-    assert said[0] == "forked"
-    return process, Path(said[1])
+LIMIT = 120
+"""Seconds until something takes too long."""
 
 
 def test_a_process_that_is_killed_leaves_no_folder_of_sockets() -> None:
-    process, folder = started(sleep=600)
-    assert any(folder.iterdir())
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    deadline = time.monotonic() + 120
-    while folder.exists() and time.monotonic() < deadline:
+    command = [sys.executable, "-c", f"{STARTS}\ntime.sleep({LIMIT})"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        forked, folder = (process.stdout.readline().strip() for _ in range(2))
+        assert forked == "forked"
+        assert any(Path(folder).iterdir())
+        process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + LIMIT
+    while Path(folder).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not folder.exists()
+    assert not Path(folder).exists()
+
+
+def printed_by(program: str) -> list[str]:
+    """The words that a program printed, which ended without an error."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stderr == ""
+    return done.stdout.split()
 
 
 def test_one_that_ends_leaves_none_either() -> None:
-    process, folder = started(sleep=0)
-    process.communicate()
-    assert process.returncode == 0
-    assert not folder.exists()
+    forked, folder = printed_by(STARTS)
+    assert forked == "forked"
+    assert not Path(folder).exists()
 
 
 SHARES = """
@@ -69,9 +70,7 @@ print(os.path.isdir(get_temp_dir()), get_temp_dir())
 
 
 def test_a_child_leaves_its_parents_folder_alone() -> None:
-    done = subprocess.run([sys.executable, "-c", SHARES], capture_output=True, text=True)
-    assert done.stderr == ""
-    forked, childs, there, ours = done.stdout.split()
+    forked, childs, there, ours = printed_by(SHARES)
     assert (forked, there) == ("forked", "True")
     assert childs == ours
     assert not Path(ours).exists()

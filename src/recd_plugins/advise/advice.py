@@ -87,11 +87,11 @@ class RegistryAdvice:
         """The registry that gets it, and what it is expected to take."""
         given, best = self.registry.source.values, self.won[1]
         values = {key: value for key, value in best.values.items() if key != "strict"}
+        train = {k: v for k, v in (values.get("train") or {}).items() if k != "forecast_ms"}
         if best.step.compute.measured:  # else it would be of exchange and lookups alone
-            values["train"] = {
-                **(values.get("train") or {}),
-                "forecast_ms": float(f"{best.ms:.3g}"),
-            }
+            train["forecast_ms"] = float(f"{best.ms:.3g}")
+        if train:
+            values["train"] = train
         if "strict" in given:
             values["strict"] = given["strict"]
         return values

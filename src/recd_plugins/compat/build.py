@@ -55,9 +55,9 @@ def load() -> None:
         import fbgemm_gpu  # noqa: F401
 
         torch.ops.fbgemm.permute_2D_sparse_data  # noqa: B018  # AttributeError where it is absent
-    except (ImportError, OSError, AttributeError) as error:
-        raise ImportError(f"fbgemm's operators: {error}") from error
-    import torchrec  # noqa: F401
+        import torchrec  # noqa: F401
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        raise ImportError(f"fbgemm's operators, or TorchRec: {error}") from error
 
 
 def check_build(

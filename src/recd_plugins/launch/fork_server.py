@@ -9,12 +9,13 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
 
-from recd_plugins.launch.left_sockets import SOCKETS
-
 __all__ = ["fork_server"]
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """Python's variable by which an interpreter does not look for modules where it is started."""
+
+SOCKETS = "RECD_FORK_SERVER_SOCKETS"
+"""The variable that names the folder of its socket to a server; those that it forks lack it."""
 
 
 def fork_server(*preload: str) -> ForkServerContext:
@@ -48,7 +49,10 @@ def _folder_made_here() -> str:
     One that multiprocessing has forked may use its parent's, which the parent removes.
     """
     parent = tempfile.gettempdir()
-    there = set(os.listdir(parent))
+    try:
+        there = set(os.listdir(parent))
+    except OSError:  # which files may be made in, and not be listed
+        return ""
     folder = get_temp_dir()
     made = os.path.dirname(folder) == parent and os.path.basename(folder) not in there
     return folder if made else ""

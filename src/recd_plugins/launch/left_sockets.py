@@ -1,8 +1,8 @@
 """The end of a fork server: it removes the folder of its socket, which a process that was killed
 leaves behind.
 
-The server imports this module first (`fork_server`). It runs until the process that started it and
-all that were forked for that process are gone, so nobody uses the folder any more.
+The server imports this module first, and nobody else does. It runs until the process that started
+it and all that were forked for that process are gone, so nobody uses the folder any more.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import atexit
 import os
 import shutil
 
-__all__ = ["SOCKETS"]
+from recd_plugins.launch.fork_server import SOCKETS
 
-SOCKETS = "RECD_FORK_SERVER_SOCKETS"
-"""The variable that names the folder to a server; those that it forks do not see it."""
+__all__: list[str] = []
 
 if folder := os.environ.pop(SOCKETS, ""):
     # A process that ends by itself has removed it already.
