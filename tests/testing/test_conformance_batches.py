@@ -93,16 +93,18 @@ class Modulo:
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         lists = to_lists(features)
-        if self.break_ == "rows":
+        if self.break_ == "rows" and "item" in lists:
             seen: set[int] = set()
             lists["item"] = [
                 [i for i in row if not (i in seen or seen.add(i))]  # type: ignore[func-returns-value]
                 for row in lists["item"]
             ]
-        if self.break_ == "elementwise":
+        if self.break_ == "elementwise" and "item" in lists:
             lists["item"] = [row[::-1] for row in lists["item"]]
         if self.break_ == "keys":
             lists.pop("item")
+        if self.break_ == "alone" and len(lists) == 1:
+            raise KeyError("it takes several")
         if self.break_ == "in place":
             features.values().zero_()
         return from_lists(
@@ -122,6 +124,7 @@ def test_a_correct_transform_passes() -> None:
     ("break_", "rule"),
     [
         ("keys", "must return a KeyedJaggedTensor of the keys"),
+        ("alone", "each is transformed by itself"),
         ("in place", "must leave its input as it is"),
         ("schema", "must be int64 in [0, 4)"),
         ("rows", "must not depend on the other rows, but that of 'item' does"),

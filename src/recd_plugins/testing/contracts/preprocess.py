@@ -103,10 +103,14 @@ def _check_each(
     """A feature's rows are the same alone."""
     every = to_lists(features)
     for key in features.keys():  # noqa: SIM118  # no mapping
+        try:
+            alone: object = to_lists(transform(from_lists({key: every[key]})))
+        except Exception as error:  # whatever its author raises where a feature is missing
+            alone = f"raises {type(error).__name__}: {error}"
         subject.hold(
-            to_lists(transform(from_lists({key: every[key]}))) == {key: rows[key]},
-            f"where features keep their names each is transformed by itself, but {key!r} comes out "
-            "otherwise alone",
+            alone == {key: rows[key]},
+            f"where features keep their names each is transformed by itself, but {key!r} "
+            f"{alone if isinstance(alone, str) else 'comes out otherwise'} alone",
             "Give what it makes of several features a name of its own.",
         )
 
