@@ -68,7 +68,7 @@ test-rounding: $(VENV)/ready
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 
 $(VENV)/ready: $(LOCK) pyproject.toml

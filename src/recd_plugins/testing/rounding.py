@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recd_plugins.compat.pytorch import TorchDispatchMode, schema_of
+from recd_plugins.compat.pytorch import EagerDispatchMode, schema_of
 
 __all__ = ["FACTOR", "RUNS", "Rounding", "bounds_of", "plain_of", "spreads_of"]
 
@@ -43,7 +43,7 @@ FEW = 8
 """Elements of a row below which its own spread says too little."""
 
 
-class Rounding(TorchDispatchMode):
+class Rounding(EagerDispatchMode):
     """Within it, each operator's results are off by one unit in the last place, up or down.
 
     That holds in the backward pass too, so the terms of a sum are off before they cancel. What
