@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import ReferenceType, ref
 
-from recd_plugins.data.dataset import Split, Tables
+from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
@@ -48,7 +48,7 @@ from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
-from recd_plugins.registry.prepare import prepared
+from recd_plugins.registry.prepare import prepared, there
 from recd_plugins.registry.usage import Usage
 from recd_plugins.slots import (
     Callback,
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from recd_plugins.registry.program import TransformProgram
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf, Select
+    from recd_plugins.storage.uri import Location
 
 __all__ = ["Stack", "load"]
 
@@ -128,11 +129,17 @@ class Stack:
         that a transform makes these of; with all, where nobody knows what it takes."""
         return self._features.tables
 
-    def as_read(self, table: Table) -> Table:
-        """A table that the registry wrote, with those columns alone that its reader takes."""
-        tables = Tables(train=table, test=table)
-        steps = FeatureSteps(self.registry, self._contexts, lambda: tables, self._usage.found)
-        return steps.tables.train
+    def as_read(self, path: Location) -> Table | None:
+        """The table of `tables_read` that lies there; none where that is another one, or where
+        tables have to be written first."""
+        tables = there(self.registry, self._contexts.of)
+        if tables is None:
+            return None
+        for split in SPLITS:
+            if _absolute(tables[split].path) == _absolute(path):
+                self._tables = tables
+                return self.tables_read[split]
+        return None
 
     def stats(
         self, table: Table, progress: Progress = silent
@@ -435,7 +442,7 @@ class Stack:
         self._planned = True
         self.dense_bytes = _bytes_beside(model, plan)
         self._usage.planned(planner, group)
-        knows = self._features.says_what_it_takes
+        knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
             self._usage.found(_unneeded(self._features.unneeded(_looked_up(model))))
         self._usage.watch(model, planner, self._planning, adapted=bool(self._adapted))
@@ -625,6 +632,10 @@ class Stack:
     def _planning(self) -> Choice:
         """The choice that plans: a cache stands in front of the sharding slot's planner."""
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
+
+
+def _absolute(path: Location) -> Location:
+    return path.resolve() if isinstance(path, Path) else path
 
 
 def _looked_up(model: nn.Module) -> set[str]:

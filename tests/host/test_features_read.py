@@ -20,8 +20,9 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.stack import Stack
-from recd_plugins.testing.batches import random_table, to_lists
+from recd_plugins.testing.batches import from_lists, random_table, to_lists
 from recd_plugins.testing.reference import unsharded
 from recd_plugins.testing.resume import assert_same_batch
 
@@ -135,6 +136,29 @@ def test_what_nobody_needs_is_left_out_and_the_rest_is_as_ever(
         assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
 
 
+def test_what_a_transform_takes_away_is_in_no_batch_either(registry: dict[str, Any]) -> None:
+    grams = {"use": "n_gram", "of": ["user"], "n": 1, "into": "user2", "modulo": 40}
+    crossed = {**registry["preprocess"][0], "keep": False}
+    registry["preprocess"] = [grams, crossed]
+    registry["model"]["features"] = ["user*"]
+    stack = rp.load(registry)
+    assert [*stack.tables_read.train.schema.sparse_names] == ["user", "item"]
+    assert next(iter(stack.loader(0, 1))).features.keys() == ["user2", "crossed"]
+    (table,) = model_tables(stack.model()).values()
+    assert table.features == ("user2",)
+
+
+def test_what_a_trainer_looks_at_is_all_that_is_there(registry: dict[str, Any]) -> None:
+    registry["dedup"] = {"use": "exact", "groups": [["history", "beta"]]}
+    del registry["preprocess"]
+    registry["model"]["features"] = ["history", "price"]
+    stack = rp.load(registry)
+    model = stack.model()
+    rows = {name: [[0], [0]] for name in SCHEMA.sparse_names}
+    stack.adapt(model, batches=[from_lists(rows)])
+    assert stack.groups == (("history", "beta"),)
+
+
 def test_a_worker_reads_and_makes_the_same(registry: dict[str, Any]) -> None:
     registry["dedup"] = {"use": "exact", "groups": [["history", "beta"]]}
     stack = rp.load(registry)
@@ -167,6 +191,18 @@ def test_the_command_shows_what_the_registry_reads(
     assert done.exit_code == 0, done.output
     reading = json.loads(done.stdout)["reading"]["what is read"]
     assert {*reading["columns"]} == {"label", *READ, "scored_weights"}
+
+    # Tables that the reader does not read are another's, whatever the registry says.
+    other = SCHEMA.drop(["history"])
+    random_table(tmp_path / "data" / "other", other, 20, rows_per_stripe=20, row="session")
+    done = CliRunner().invoke(app, ["data", "layout", "data/other", "--json"])
+    assert done.exit_code == 0, done.output
+    reading = json.loads(done.stdout)["reading"]["what is read"]
+    assert {*reading["columns"]} >= {*other.dense, *other.sparse_names}
+    Path("registry.yaml").write_text(json.dumps({**registry, "plugins": "none"}))
+    done = CliRunner().invoke(app, ["data", "layout", "data/other"])
+    assert done.exit_code == 0, done.output
+    assert "registry.yaml is left aside" in done.stderr
 
 
 def test_who_asks_for_what_there_is_not_is_told(registry: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ WITH, WITHOUT = "with dedup", "without dedup"
 SAME = ("shuffle", "window", "sessions", "tail", "streams")
 """The options of a reader that decide what a worker has to do for a batch."""
 HELD = 8
-"""Batches that each rank holds while its demand is measured."""
+"""Batches that each rank holds while its demand is measured, at most."""
 LOOK = 4
 """Batches between two looks at what the worker has made."""
 MOST_SIZES = 64
@@ -43,8 +43,10 @@ class Supply:
     """What one worker did."""
 
     batches: int
+    """Those that it served."""
     seconds: float
     processor_seconds: float
+    """For as many batches; it made others ahead."""
     batch_bytes: int
     """A batch on the wire, in the mean."""
 
@@ -144,14 +146,18 @@ def measured_sizings(
         stack.registry.one(slot)
     stack.prepare(show)
     options = _reader_options(stack)
-    every = [*overrides, *_enabled(stack.registry.plugins)]
+    # What one side makes unused is no error of the registry's.
+    every = [*overrides, *_enabled(stack.registry.plugins), "strict=false"]
     sides = {WITHOUT: [*every, "dedup=null"]}
     if stack.groups:
         sides = {WITH: every, **sides}
     local = _reader({"use": "local", **options})
+    ranks = stack.registry.train.ranks
+    with closing(load(registry, [*sides[WITHOUT], local]).read(0, ranks)) as loader:
+        held = min(HELD, len(loader))
     show(f"training from memory, {rounds} x {steps} steps of each side", 0, None)
     seconds = step_seconds(
-        registry, [[*side, local] for side in sides.values()], rounds=rounds, steps=steps, held=HELD
+        registry, [[*side, local] for side in sides.values()], rounds=rounds, steps=steps, held=held
     )
     service = _reader({"use": "recd_dsi:service", "workers": 1, "shared_memory_mib": 0, **options})
     train, found = stack.registry.train, {}
@@ -169,7 +175,7 @@ def measured_sizings(
         sides=found,
         rounds=rounds,
         steps=steps,
-        held=HELD,
+        held=held,
         device=stack.device,
         cores=os.cpu_count() or 1,
         load=load_before,
@@ -178,23 +184,25 @@ def measured_sizings(
 
 def measured_supply(stack: Stack, batches: int, met: Callable[[int, int], None]) -> Supply:
     """What the one worker of a registry does while somebody takes all that it makes, so many
-    batches at least, once it has begun."""
+    batches at least, once it has begun. It makes some ahead: what it served counts."""
     loader: Any = stack.loader(0, stack.registry.train.ranks)
     sizes: list[int] = []
     with closing(loader), closing(_endless(loader)) as source:
         _take(source, 2 * LOOK, sizes)
         before, began = _about(loader), time.perf_counter()
         now = before
-        while (made := now["made"] - before["made"]) < batches:
-            met(made, batches)
+        while (served := now["served"] - before["served"]) < batches:
+            met(served, batches)
             _take(source, LOOK, sizes)
             now = _about(loader)
         seconds = time.perf_counter() - began
         loader.fleet().close()
+    made = now["made"] - before["made"]
+    busy = now["processor_seconds"] - before["processor_seconds"]
     return Supply(
-        batches=made,
+        batches=served,
         seconds=seconds,
-        processor_seconds=now["processor_seconds"] - before["processor_seconds"],
+        processor_seconds=busy * served / made if made else busy,
         batch_bytes=round(sum(sizes) / len(sizes)),
     )
 

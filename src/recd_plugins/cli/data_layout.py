@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["layout", "rewrite"]
 
+REGISTRY = Path("registry.yaml")
+"""The registry of those who name none."""
 Wanted = Annotated[
     list[str] | None,
     typer.Option(
@@ -84,7 +87,7 @@ def layout(
     table: TableFolder,
     column: Wanted = None,
     hole: Hole = 8192,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -120,24 +123,22 @@ def layout(
 
 
 def _as_read(path: Location, registry: Path) -> Table:
-    """The table; one of the registry's with the columns alone that its reader takes."""
-    from recd_plugins.data.dataset import SPLITS
+    """The table; one that the registry's reader reads with the columns alone that it takes."""
+    from recd_plugins.errors import RecdError
     from recd_plugins.stack import load
 
     opened = opened_table(path, registry)
-    stack = load(registry) if registry.exists() else None
-    if stack is None or not stack.registry.has_dataset:
+    if not registry.exists():
         return opened
-    if isinstance(path, Path):
-        path = path.resolve()
-        if path.is_relative_to(stack.registry.folder.resolve()):
-            return stack.as_read(opened)
-    config = stack.registry.one("dataset").config
-    for split in SPLITS:
-        named = getattr(config, split, None)
-        if path == (named.resolve() if isinstance(named, Path) else named):
-            return stack.tables_read[split]
-    return opened
+    try:
+        stack = load(registry)
+        return (stack.registry.has_dataset and stack.as_read(path)) or opened
+    except RecdError as error:
+        if registry != REGISTRY:
+            raise
+        # Nobody named it, and the table may be another's.
+        print(f"{registry} is left aside, for it has an error: {error}", file=sys.stderr)
+        return opened
 
 
 def _as_json(found: TableLayout, readings: dict[str, Reading]) -> dict[str, object]:

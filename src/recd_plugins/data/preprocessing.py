@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChosenTransform",
     "Step",
+    "completed",
     "narrowed",
     "needed",
     "schema_of_keys",
@@ -149,11 +150,24 @@ class Step:
 
     def needed(self, wanted: Collection[str]) -> frozenset[str]:
         """The features and dense columns that it is to be given, so that `wanted` come out."""
-        if not self.takes or not self.whole:
+        if not self.takes or not self.whole or not self._made_names & {*wanted}:
             return frozenset(wanted)
-        after = self.made_of_dense() if self.dense else None
-        made = {*self.names(self.takes)} if after is None else {*after.dense, *after.sparse_names}
-        return frozenset(wanted) - made | {*self.takes} if made & {*wanted} else frozenset(wanted)
+        return frozenset(wanted) - self._made_names | {*self.takes}
+
+    def left(self, there: Collection[str]) -> frozenset[str]:
+        """The features and dense columns behind the transform, where these come to it: of those
+        that it takes all or none, if it needs all."""
+        if not self.whole or not {*self.takes} & {*there}:
+            return frozenset(there)
+        return frozenset(there) - {*self.takes} | self._made_names
+
+    @property
+    def _made_names(self) -> frozenset[str]:
+        """The features and dense columns that come out where all that it takes goes in."""
+        if not self.dense:
+            return frozenset(self.names(self.takes))
+        made = self.made_of_dense()
+        return frozenset((*made.dense, *made.sparse_names))
 
     def after(self) -> Schema:
         """The schema behind the transform; features of a new name come last."""
@@ -236,17 +250,22 @@ def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:
             takes=one.taken(schema),
             label=one.label,
         )
-        try:
-            schema = step.after()
-        except RecdError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"{one.who} raised {type(error).__name__} when asked for its schema: {error}. Run "
-                "with --debug for its traceback."
-            ) from error
+        schema = _after(step)
         steps.append(step)
     return steps
+
+
+def _after(step: Step) -> Schema:
+    """The schema behind a step; `PluginError` whatever its author's `schema` raises."""
+    try:
+        return step.after()
+    except RecdError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{step.who} raised {type(error).__name__} when asked for its schema of "
+            f"{', '.join(step.takes)}: {error}. Run with --debug for its traceback."
+        ) from error
 
 
 def needed(steps: Sequence[Step], wanted: Collection[str]) -> frozenset[str]:
@@ -257,16 +276,32 @@ def needed(steps: Sequence[Step], wanted: Collection[str]) -> frozenset[str]:
     return found
 
 
+def completed(steps: Sequence[Step], read: Collection[str]) -> frozenset[str]:
+    """What is read, and what it takes beside it that a step which needs all that it takes, and is
+    given some of it, is given all: then what comes out of the last is what would come out of it if
+    all were read, or some of that."""
+    found, there, at = frozenset(read), frozenset(read), 0
+    while at < len(steps):
+        step = steps[at]
+        lacking = {*step.takes} - there if step.whole and {*step.takes} & there else frozenset()
+        if lacking:
+            found |= needed(steps[:at], lacking)
+            there, at = found, 0
+        else:
+            there, at = step.left(there), at + 1
+    return found
+
+
 def narrowed(steps: Sequence[Step], schema: Schema) -> list[Step]:
-    """The same steps where some of the features and dense columns alone go in: those are gone
-    that nothing is left for."""
+    """The same steps where some of the features and dense columns alone go in, `completed`: those
+    are gone that nothing is left for."""
     kept = []
     for step in steps:
         there = {*(schema.dense if step.dense else schema.sparse_names)}
         takes = tuple(name for name in step.takes if name in there)
-        if takes and (takes == step.takes or not step.whole):
+        if takes:
             kept.append(dataclasses.replace(step, before=schema, takes=takes))
-            schema = kept[-1].after()
+            schema = _after(kept[-1])
     return kept
 
 

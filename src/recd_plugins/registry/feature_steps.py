@@ -14,6 +14,7 @@ from recd_plugins.data.dataset import Tables
 from recd_plugins.data.preprocessing import (
     ChosenTransform,
     Step,
+    completed,
     narrowed,
     needed,
     schema_of_keys,
@@ -88,6 +89,8 @@ class FeatureSteps:
             )
         with Look(batches) as look:
             self._looked_at = agreed(lambda: sampled_features(look, features))
+        for known in ("columns", "steps", "_every", "tables"):
+            self.__dict__.pop(known, None)  # of the dataset's batches, which are others
 
     @property
     def of_own_batches(self) -> bool:
@@ -152,7 +155,7 @@ class FeatureSteps:
         assert takes is not None  # it says what it takes
         with choice.named("when asked what its model takes"):
             taken = takes(choice.config, self.made)
-        wanted = needed(self._every, taken) | self._named
+        wanted = completed(self._every, needed(self._every, taken) | self._named)
         every = (*self.there.dense, *self.there.sparse_names)
         kept = tuple(name for name in every if name in wanted)
         return None if kept == every else kept
@@ -169,7 +172,7 @@ class FeatureSteps:
     def _named(self) -> frozenset[str]:
         """The names, and no globs, that `dataset.features` has, where a dataset can select."""
         config: Any = self._registry.one("dataset").config
-        asked = config.features if hasattr(config, "without") else ()
+        asked = getattr(config, "features", ()) if hasattr(config, "without") else ()
         return frozenset([asked] if isinstance(asked, str) else asked)
 
     @cached_property

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Tables
-from recd_plugins.data.table import Progress, Table
+from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import Context, Etl
 
-__all__ = ["prepared"]
+__all__ = ["prepared", "there"]
 
 
 def prepared(registry: Registry, context: Callable[[str], Context], progress: Progress) -> Tables:
@@ -44,6 +44,31 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
     return tables
 
 
+def there(registry: Registry, context: Callable[[str], Context]) -> Tables | None:
+    """The same tables, where nothing has to be written for them."""
+    choice = registry.one("dataset")
+    dataset: Dataset = choice.build(context("dataset"))
+    if not dataset.in_place or registry.chosen("etl"):
+        digest = _digest(choice, dataset.fingerprint())
+        folder = registry.folder / f"{choice.record.name}-{digest}"
+        if not _are_written(_folders(registry, folder, digest)):
+            return None
+    return prepared(registry, context, silent)
+
+
+def _folders(registry: Registry, folder: Path, digest: str) -> list[Path]:
+    """The folders of the dataset's tables and of what each `etl` step makes of them."""
+    made = [folder]
+    for step in registry.chosen("etl"):
+        digest = _digest(step, digest)
+        made.append(registry.folder / f"{step.record.name}-{digest}")
+    return made
+
+
+def _are_written(folders: list[Path]) -> bool:
+    return all((folder / split).is_dir() for folder in folders for split in SPLITS)
+
+
 def _while_written(
     registry: Registry, folder: Path, digest: str
 ) -> contextlib.AbstractContextManager[object]:
@@ -51,11 +76,7 @@ def _while_written(
     tables may be another's, which nobody may write into."""
     from filelock import FileLock
 
-    made = [folder]
-    for step in registry.chosen("etl"):
-        digest = _digest(step, digest)
-        made.append(registry.folder / f"{step.record.name}-{digest}")
-    if all((one / split).is_dir() for one in made for split in SPLITS):
+    if _are_written(_folders(registry, folder, digest)):
         return contextlib.nullcontext()
     registry.folder.mkdir(parents=True, exist_ok=True)
     lock: contextlib.AbstractContextManager[object] = FileLock(registry.folder / ".lock")
