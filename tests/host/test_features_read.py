@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 import recd_plugins as rp
 from recd_plugins.cli.main import app
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.preprocessing import ChosenTransform, narrowed, steps_of
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
-from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.stack import Stack
 from recd_plugins.testing.batches import from_lists, random_table, to_lists
@@ -159,6 +160,21 @@ def test_what_a_trainer_looks_at_is_all_that_is_there(registry: dict[str, Any]) 
     assert stack.groups == (("history", "beta"),)
 
 
+def test_whose_schema_needs_all_features_is_named() -> None:
+    class Both:
+        def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+            return features
+
+        def schema(self, schema: Schema) -> Schema:
+            names = {feature.name: feature for feature in schema.sparse}
+            return schema.replace([names["user"], names["item"]])
+
+    whole = SCHEMA.having(["user", "item"])
+    chosen = ChosenTransform(who="preprocess 'both'", where="", features=("*",), transform=Both())
+    with pytest.raises(PluginError, match=r"'both' raised KeyError .* schema of user: 'item'"):
+        narrowed(steps_of([chosen], whole), whole.having(["user"]))
+
+
 def test_a_worker_reads_and_makes_the_same(registry: dict[str, Any]) -> None:
     registry["dedup"] = {"use": "exact", "groups": [["history", "beta"]]}
     stack = rp.load(registry)
@@ -187,18 +203,27 @@ def test_the_command_shows_what_the_registry_reads(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("registry.yaml").write_text(json.dumps(registry))
-    done = CliRunner().invoke(app, ["data", "layout", "train", "--json"])
-    assert done.exit_code == 0, done.output
-    reading = json.loads(done.stdout)["reading"]["what is read"]
-    assert {*reading["columns"]} == {"label", *READ, "scored_weights"}
+
+    def read(table: str) -> set[str]:
+        done = CliRunner().invoke(app, ["data", "layout", table, "--json"])
+        assert done.exit_code == 0, done.output
+        return {*json.loads(done.stdout)["reading"]["what is read"]["columns"]}
+
+    assert read("train") == {"label", *READ, "scored_weights"}
 
     # Tables that the reader does not read are another's, whatever the registry says.
     other = SCHEMA.drop(["history"])
     random_table(tmp_path / "data" / "other", other, 20, rows_per_stripe=20, row="session")
-    done = CliRunner().invoke(app, ["data", "layout", "data/other", "--json"])
-    assert done.exit_code == 0, done.output
-    reading = json.loads(done.stdout)["reading"]["what is read"]
-    assert {*reading["columns"]} >= {*other.dense, *other.sparse_names}
+    assert read("data/other") >= {*other.dense, *other.sparse_names}
+
+    # So is what a step of `etl` reads; nothing is written to find out.
+    clustered = {**registry, "etl": [{"use": "cluster_by_session"}]}
+    Path("registry.yaml").write_text(json.dumps(clustered))
+    assert read("train") >= {*COLUMNS}
+    assert [one.name for one in Path("data").iterdir()] == ["other"]
+    made = rp.load(clustered).prepare().train.path
+    assert read(str(made)) == {"label", *READ, "scored_weights"}
+
     Path("registry.yaml").write_text(json.dumps({**registry, "plugins": "none"}))
     done = CliRunner().invoke(app, ["data", "layout", "data/other"])
     assert done.exit_code == 0, done.output

@@ -1,4 +1,5 @@
-"""`python -m recd_plugins.advise.trial_rank`: one rank of the trial of `recd advise --try`."""
+"""`python -m recd_plugins.advise.trial_rank`: one rank of registries that train in turns, for
+`recd advise --try` and for a trainer's demand."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError
@@ -21,6 +22,7 @@ from recd_plugins.notices import hide_warnings
 if TYPE_CHECKING:
     import torch
 
+    from recd_plugins.data.batch import Batch
     from recd_plugins.stack import Stack
 
 __all__ = ["in_turns", "turns"]
@@ -29,14 +31,16 @@ WARM_UP = 3
 """Steps of each side before the first round: pipelines fill, kernels compile."""
 
 
-def turns(registries: Sequence[Path], rounds: int, steps: int) -> list[list[float]]:
-    """`in_turns` of files, over the launcher's group."""
+def turns(
+    sides: Sequence[tuple[str, Sequence[str]]], rounds: int, steps: int, held: int
+) -> list[list[float]]:
+    """`in_turns` of files with overrides, over the launcher's group."""
     from recd_plugins.stack import load
     from recd_plugins.trainer.run import process_group
 
-    stacks = [load(path) for path in registries]
+    stacks = [load(path, overrides) for path, overrides in sides]
     with process_group(stacks[0]) as device:
-        return in_turns(stacks, device, rounds, steps)
+        return in_turns(stacks, device, rounds, steps, held)
 
 
 def in_turns(
@@ -53,8 +57,9 @@ def in_turns(
     sides = []
     for stack in stacks:
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
-        batches = cycle([*islice(loader, held)]) if held else _endless(loader)
+        batches: Iterator[Batch] = chain.from_iterable(repeat(loader))
         if held:
+            batches = cycle([*islice(loader, held)])
             loader.close()
         sides.append((assemble(stack, device).pipeline, batches))
 
@@ -80,23 +85,19 @@ def in_turns(
     return each
 
 
-def _endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--held", type=int, required=True)
     parser.add_argument("--into", type=Path, required=True)
-    parser.add_argument("registries", type=Path, nargs="+")
+    parser.add_argument("sides", type=json.loads)
     arguments = parser.parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
     hide_warnings()
     try:
-        found = turns(arguments.registries, arguments.rounds, arguments.steps)
+        found = turns(arguments.sides, arguments.rounds, arguments.steps, arguments.held)
     except RecdError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import sys
 import tempfile
@@ -14,17 +12,15 @@ from typing import Any
 
 import yaml
 
+from recd_plugins.advise.demand import trained_in_turns
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk
 from recd_plugins.errors import CapabilityError
-from recd_plugins.launch.command import launch
+from recd_plugins.launch.command import Failure
 from recd_plugins.launch.server import RankServer
 from recd_plugins.registry import Registry
 
-__all__ = ["RANK", "Tried", "candidates", "tried", "winner"]
-
-RANK = "recd_plugins.advise.trial_rank"
-"""The program of a rank."""
+__all__ = ["Tried", "candidates", "tried", "winner"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,27 +97,17 @@ def _run(
     registries: Sequence[Registry], rounds: int, steps: int, server: RankServer | None
 ) -> list[list[float]]:
     """Seconds of a step of each side, in each round."""
-    settings = registries[0].train
     with tempfile.TemporaryDirectory(prefix="recd-advise-") as folder:
-        files = []
+        sides: list[tuple[Path, Sequence[str]]] = []
         for index, registry in enumerate(registries):
-            files.append(Path(folder) / f"{index}.yaml")
-            files[-1].write_text(yaml.safe_dump(registry.source.values), encoding="utf-8")
-        into = Path(folder) / "found.json"
-        numbers = [f"--rounds={rounds}", f"--steps={steps}", f"--into={into}"]
-        failure = launch(
-            [RANK, *numbers, *map(str, files)],
-            settings.ranks,
-            threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
-            quiet=True,
-            stopping="stopping",
-            server=server,
+            file = Path(folder) / f"{index}.yaml"
+            file.write_text(yaml.safe_dump(registry.source.values), encoding="utf-8")
+            sides.append((file, ()))
+        found = trained_in_turns(sides, rounds=rounds, steps=steps, server=server)
+    if isinstance(found, Failure):
+        print(found.output, file=sys.stderr)
+        raise CapabilityError(
+            f"--try: rank {found.rank} of the trial ended with {found.code}; what it wrote "
+            "is above. Advise without --try, or on a machine that can train it."
         )
-        if failure is not None:
-            print(failure.output, file=sys.stderr)
-            raise CapabilityError(
-                f"--try: rank {failure.rank} of the trial ended with {failure.code}; what it wrote "
-                "is above. Advise without --try, or on a machine that can train it."
-            )
-        found: list[list[float]] = json.loads(into.read_text(encoding="utf-8"))
-        return found
+    return found

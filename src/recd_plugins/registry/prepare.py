@@ -48,12 +48,14 @@ def there(registry: Registry, context: Callable[[str], Context]) -> Tables | Non
     """The same tables, where nothing has to be written for them."""
     choice = registry.one("dataset")
     dataset: Dataset = choice.build(context("dataset"))
-    if not dataset.in_place or registry.chosen("etl"):
-        digest = _digest(choice, dataset.fingerprint())
-        folder = registry.folder / f"{choice.record.name}-{digest}"
-        if not _are_written(_folders(registry, folder, digest)):
-            return None
-    return prepared(registry, context, silent)
+    if dataset.in_place and not registry.chosen("etl"):
+        return prepared(registry, context, silent)
+    digest = _digest(choice, dataset.fingerprint())
+    folder = registry.folder / f"{choice.record.name}-{digest}"
+    *_, last = _folders(registry, folder, digest)
+    if not _are_written([last]):
+        return None
+    return Tables(train=Table.open(last / "train"), test=Table.open(last / "test"))
 
 
 def _folders(registry: Registry, folder: Path, digest: str) -> list[Path]:
