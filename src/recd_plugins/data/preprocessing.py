@@ -277,9 +277,9 @@ def needed(steps: Sequence[Step], wanted: Collection[str]) -> frozenset[str]:
 
 
 def completed(steps: Sequence[Step], read: Collection[str]) -> frozenset[str]:
-    """What is read, and what it takes beside it that a step which needs all that it takes, and is
-    given some of it, is given all: then what comes out of the last is what would come out of it if
-    all were read, or some of that."""
+    """What is read, and what has to be read beside it so that a step which needs all that it takes
+    is given all of it or none. Then nothing comes out of the last step that would not come out of
+    it if all were read."""
     found, there, at = frozenset(read), frozenset(read), 0
     while at < len(steps):
         step = steps[at]
