@@ -48,7 +48,7 @@ from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
-from recd_plugins.registry.prepare import prepared, there
+from recd_plugins.registry.prepare import absolute, prepared, there
 from recd_plugins.registry.usage import Usage
 from recd_plugins.slots import (
     Callback,
@@ -132,11 +132,12 @@ class Stack:
     def as_read(self, path: Location) -> Table | None:
         """The table of `tables_read` that lies there; none where that is another one, or where
         tables have to be written first."""
-        tables = there(self.registry, self._contexts.of)
+        path = absolute(path)
+        tables = there(self.registry, self._contexts.of, path)
         if tables is None:
             return None
         for split in SPLITS:
-            if _absolute(tables[split].path) == _absolute(path):
+            if absolute(tables[split].path) == path:
                 self._tables = tables
                 return self.tables_read[split]
         return None
@@ -632,10 +633,6 @@ class Stack:
     def _planning(self) -> Choice:
         """The choice that plans: a cache stands in front of the sharding slot's planner."""
         return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
-
-
-def _absolute(path: Location) -> Location:
-    return path.resolve() if isinstance(path, Path) else path
 
 
 def _looked_up(model: nn.Module) -> set[str]:

@@ -103,6 +103,14 @@ def trained(stack: Stack, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
+def test_what_is_named_is_not_called_needless(registry: dict[str, Any]) -> None:
+    """Nobody looks it up, and `dataset.features` has it: a callback may look at it."""
+    looked_up = {"crossed", "history", "scored"}
+    assert reading_all(registry)._features.unneeded(looked_up) == ()
+    del registry["model"]["features"]
+    assert rp.load(registry)._features.unneeded(looked_up) == ("beta",)
+
+
 @pytest.mark.parametrize("groups", [[], [["history", "beta"], ["user", "item"]]])
 def test_what_nobody_needs_is_left_out_and_the_rest_is_as_ever(
     registry: dict[str, Any], groups: list[list[str]], tmp_path: Path

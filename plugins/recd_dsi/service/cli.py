@@ -162,7 +162,7 @@ def advise(
     ] = 20,
     rounds: Annotated[int, typer.Option("--rounds", help="Turns of each side.", min=1)] = 3,
     batches: Annotated[
-        int, typer.Option("--batches", help="Batches that a worker makes, at least.", min=1)
+        int, typer.Option("--batches", help="Batches that a worker serves, at least.", min=1)
     ] = 200,
     margin: Annotated[
         float, typer.Option("--margin", help="Workers for so many times the demand.", min=1.0)

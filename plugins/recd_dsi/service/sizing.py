@@ -154,7 +154,7 @@ def measured_sizings(
     local = _reader({"use": "local", **options})
     ranks = stack.registry.train.ranks
     with closing(load(registry, [*sides[WITHOUT], local]).read(0, ranks)) as loader:
-        held = min(HELD, len(loader))
+        held = max(1, min(HELD, len(loader)))
     show(f"training from memory, {rounds} x {steps} steps of each side", 0, None)
     seconds = step_seconds(
         registry, [[*side, local] for side in sides.values()], rounds=rounds, steps=steps, held=held

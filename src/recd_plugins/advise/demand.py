@@ -13,7 +13,7 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.command import Failure, launch
 from recd_plugins.launch.server import RankServer
 
-__all__ = ["RANK", "step_seconds", "trained_in_turns"]
+__all__ = ["step_seconds", "trained_in_turns"]
 
 RANK = "recd_plugins.advise.trial_rank"
 """The program of a rank."""

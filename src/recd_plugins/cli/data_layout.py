@@ -124,7 +124,7 @@ def layout(
 
 def _as_read(path: Location, registry: Path) -> Table:
     """The table; one that the registry's reader reads with the columns alone that it takes."""
-    from recd_plugins.errors import RecdError
+    from recd_plugins.errors import RecdError, shortened
     from recd_plugins.stack import load
 
     opened = opened_table(path, registry)
@@ -137,7 +137,8 @@ def _as_read(path: Location, registry: Path) -> Table:
         if registry != REGISTRY:
             raise
         # Nobody named it, and the table may be another's.
-        print(f"{registry} is left aside, for it has an error: {error}", file=sys.stderr)
+        why = shortened(str(error))
+        print(f"{registry} is left aside, so all counts as read: {why}", file=sys.stderr)
         return opened
 
 

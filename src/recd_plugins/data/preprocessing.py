@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.errors import CapabilityError, PluginError, RecdError, RegistryError
 from recd_plugins.naming.patterns import check_patterns, matching
 
 if TYPE_CHECKING:
@@ -299,6 +299,12 @@ def narrowed(steps: Sequence[Step], schema: Schema) -> list[Step]:
     for step in steps:
         there = {*(schema.dense if step.dense else schema.sparse_names)}
         takes = tuple(name for name in step.takes if name in there)
+        if step.whole and takes not in ((), step.takes):
+            raise CapabilityError(
+                f"{step.who} needs {', '.join(step.takes)} together, and of these "
+                f"{', '.join(takes)} alone is read: whoever asks for it has another version of "
+                "recd-plugins. Install the same one."
+            )
         if takes:
             kept.append(dataclasses.replace(step, before=schema, takes=takes))
             schema = _after(kept[-1])

@@ -211,8 +211,9 @@ class FeatureSteps:
 
     def unneeded(self, looked_up: Collection[str]) -> tuple[str, ...]:
         """The tables' features of which neither is looked up what is left of them, nor what a
-        transform makes of them."""
-        wanted = needed(self.steps, looked_up)
+        transform makes of them; none that is read for its name in `dataset.features`."""
+        named = self._named if self.says_what_it_takes else frozenset()
+        wanted = completed(self.steps, needed(self.steps, looked_up) | named)
         return tuple(name for name in self.read.sparse_names if name not in wanted)
 
     def check(self) -> None:

@@ -13,8 +13,9 @@ from recd_plugins.data.dataset import SPLITS, Dataset, Tables
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import Context, Etl
+from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["prepared", "there"]
+__all__ = ["absolute", "prepared", "there"]
 
 
 def prepared(registry: Registry, context: Callable[[str], Context], progress: Progress) -> Tables:
@@ -27,7 +28,8 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
             return dataset.prepare(registry.folder, progress)
-    digest = _digest(choice, dataset.fingerprint())
+    with choice.named("when asked what it is known by"):
+        digest = _digest(choice, dataset.fingerprint())
     folder = registry.folder / f"{choice.record.name}-{digest}"
     with _while_written(registry, folder, digest):
         with choice.named("when it wrote its tables"):
@@ -44,18 +46,41 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
     return tables
 
 
-def there(registry: Registry, context: Callable[[str], Context]) -> Tables | None:
-    """The same tables, where nothing has to be written for them."""
+def there(registry: Registry, context: Callable[[str], Context], path: Location) -> Tables | None:
+    """The same tables, if one of them lies at this absolute path and nothing has to be written for
+    them. Nothing is opened for a path that can be none of theirs."""
     choice = registry.one("dataset")
+    if not (_is_named(choice, path) or _is_within(path, registry.folder)):
+        return None
     dataset: Dataset = choice.build(context("dataset"))
     if dataset.in_place and not registry.chosen("etl"):
         return prepared(registry, context, silent)
-    digest = _digest(choice, dataset.fingerprint())
+    with choice.named("when asked what it is known by"):
+        digest = _digest(choice, dataset.fingerprint())
     folder = registry.folder / f"{choice.record.name}-{digest}"
     *_, last = _folders(registry, folder, digest)
     if not _are_written([last]):
         return None
     return Tables(train=Table.open(last / "train"), test=Table.open(last / "test"))
+
+
+def absolute(path: Location) -> Location:
+    """The path by which two names of one place are known."""
+    return path.resolve() if isinstance(path, Path) else path
+
+
+def _is_named(choice: Choice, path: Location) -> bool:
+    """Whether the dataset's options name the path as that of a split."""
+    for split in SPLITS:
+        named = getattr(choice.config, split, None)
+        each = named if isinstance(named, tuple) else (named,)
+        if any(isinstance(one, Path | Uri) and absolute(one) == path for one in each):
+            return True
+    return False
+
+
+def _is_within(path: Location, folder: Path) -> bool:
+    return isinstance(path, Path) and path.is_relative_to(folder.resolve())
 
 
 def _folders(registry: Registry, folder: Path, digest: str) -> list[Path]:
