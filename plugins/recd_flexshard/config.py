@@ -31,13 +31,13 @@ class FlexShardConfig(Config):
     """Extra memory per rank, GB, for the goals budget and auto; negative: to be saved; by default
     0. Buffers in which coalesced ids travel count only where memory is to be saved."""
     coalesce: Coalesce | None = None
-    """How ids travel: as they are, once per rank, once per node; by default as they are, but for
-    the goal auto, which chooses itself."""
+    """The way in which ids travel: as they are, once per rank, once per node; by default as they
+    are, but for the goal auto, which chooses itself."""
     k: Annotated[float, Range(ge=1)] | None = None
     """Bytes that a replicated row takes with all that goes with it, over its own; by default 1,
     its optimizer state, and 0.64 for gradients under way; or 6.25, for the paper's prices."""
     prices: Pricing = "ours"
-    """Whose prices: ours, or those of the paper, where a row is sent once per access, all replicas'
+    """The prices: ours, or those of the paper, where a row is sent once per access, all replicas'
     gradients are all-reduced in every step, and its framework has k = 6.25. With `goal:
     memory_neutral` that is FlexShard as published, to compare with: training is as ours either
     way."""
@@ -48,8 +48,8 @@ class FlexShardConfig(Config):
     profile: Path | None = None
     """A saved profile to plan with; by default batches of training are counted."""
     profile_batches: Annotated[int | None, Range(ge=1)] = None
-    """How many batches of each rank to count; by default of a table as many as it takes, from all
-    over it, and of a trainer's own loader the first 100."""
+    """The number of batches of each rank to count; by default of a table as many as it takes, from
+    all over it, and of a trainer's own loader the first 100."""
     plan: Path | None = None
     """A tier plan that `recd plan --save` wrote, to be taken as it is, for the same number of
     ranks and nodes; nothing is counted or chosen then."""
@@ -70,7 +70,7 @@ class FlexShardConfig(Config):
             )
 
     def _check_plan_alone(self) -> None:
-        """What sizes a plan says nothing beside one that is there."""
+        """Options that size a plan say nothing beside one that is there."""
         for option in dataclasses.fields(self):
             sizes = option.name not in ("plan", "tables")
             if sizes and getattr(self, option.name) != option.default:

@@ -21,7 +21,7 @@ class ScarsConfig(Config):
     """Options of SCARS' cache."""
 
     size: Literal["optimum", "budget", "hit_rate", "plan"] = "optimum"
-    """How many rows are cached, on every rank: the paper's optimum, less the rows whose
+    """The number of rows that are cached, on every rank: the paper's optimum, less the rows whose
     replicas' gradients take longer to reduce than the rows to fetch from memory; what fits
     `budget_gb`; as few as take the share `hit_rate` of lookups; or as the sharding slot's planner
     of replicas plans, say flexshard, whose tiers and coalescing are then the cache's."""
@@ -33,15 +33,16 @@ class ScarsConfig(Config):
     """Whether to cache and coalesce even where the prices have TorchRec's own plan faster; a
     `budget_gb`, a `hit_rate` or another `home` than memory say so too."""
     coalesce: Coalesce = "rank"
-    """How ids travel that are not cached: as they are, once per rank, once per node."""
+    """The way in which ids travel that are not cached: as they are, once per rank, once per
+    node."""
     tables: tuple[str, ...] = ("*",)
     """Names or globs of the tables that are cached and coalesced."""
     memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
     """Memory of a rank, GB, which tables, cache and batch share, for size optimum; by default
     the topology's device_memory_gb, or host_memory_gb on the CPU."""
     activation_bytes: Annotated[float, Range(gt=0)] | None = None
-    """What the activations of a sample take, for size optimum; by default the rows that it looks up
-    and their gradients, the least that there can be."""
+    """The bytes that the activations of a sample take, for size optimum; by default the rows that
+    it looks up and their gradients, the least that there can be."""
     hot_batches: bool = True
     """Whether samples all of whose ids are cached train together, in batches without an
     all-to-all."""
@@ -49,19 +50,19 @@ class ScarsConfig(Config):
     """Batches of a rank among which samples change places for that; the order of an epoch drifts
     by as much."""
     home: Home = "memory"
-    """Where tables and their optimizer states lie: in the memory of what trains; in memory-mapped
-    files, which may be larger (on the CPU alone); or in host memory, but for those that fit the
-    device, served by TorchRec's UVM kernels (on CUDA alone)."""
+    """The place where tables and their optimizer states lie: in the memory of what trains; in
+    memory-mapped files, which may be larger (on the CPU alone); or in host memory, but for those
+    that fit the device, served by TorchRec's UVM kernels (on CUDA alone)."""
     cache_algorithm: CacheAlgorithm | None = None
-    """Which rows the caches of these kernels keep, for home host: lru, those looked up last, by
+    """The rows that the caches of these kernels keep, for home host: lru, those looked up last, by
     default; or lfu, those looked up most, for 8 bytes of the device for each row of a table."""
     mapped_folder: Path | None = None
     """The folder of these files, on a disk; by default `mapped` in the registry's folder."""
     profile: Path | None = None
     """A saved profile to plan with; by default batches of training are counted."""
     profile_batches: Annotated[int | None, Range(ge=0)] = None
-    """How many batches of each rank to count; by default of a table as many as it takes, from all
-    over it, and of a trainer's own loader the first 100. 0: nothing is cached at first, and
+    """The number of batches of each rank to count; by default of a table as many as it takes, from
+    all over it, and of a trainer's own loader the first 100. 0: nothing is cached at first, and
     train.retier_every sizes and fills the cache by what it sees."""
 
     def __post_init__(self) -> None:
@@ -92,7 +93,7 @@ class ScarsConfig(Config):
             )
 
     def _check_planned(self) -> None:
-        """What the sharding slot's planner decides is not the cache's to say."""
+        """Options that the sharding slot's planner decides are not the cache's to say."""
         usual = {field.name: field.default for field in fields(self)}
         for option in DECIDED_BY_PLAN:
             if getattr(self, option) != usual[option]:

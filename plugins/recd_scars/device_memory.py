@@ -24,7 +24,7 @@ class DeviceMemory:
     """M, in bytes, and where it comes from."""
 
     capacity: float
-    """What neither tables nor dense parameters take."""
+    """The bytes that neither tables nor dense parameters take."""
     reason: str
 
     @classmethod

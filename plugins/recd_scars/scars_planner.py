@@ -89,9 +89,9 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """All tables of the model that was planned last."""
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
-        """What it was planned for, on rank 0."""
+        """The memory that it was planned for, on rank 0."""
         self.served: Served | None = None
-        """How the last plan's tables are served from host memory, on rank 0."""
+        """The way in which the last plan's tables are served from host memory, on rank 0."""
 
     def take(self, context: Context) -> None:
         super().take(context)

@@ -78,7 +78,7 @@ class CacheSize:
     per_sample: float
     """Numbers that cross the link for one sample of an epoch."""
     evaluations: int
-    """How often the cost was computed to find it."""
+    """The number of times that the cost was computed to find it."""
 
 
 def cost(rows: RowDistribution, memory: Memory, cached: int) -> float:

@@ -70,7 +70,7 @@ class Addition:
     """An entry that a plugin would put into a registry."""
 
     name: str
-    """What `recd advise` calls it: a few words, unlike those of other additions."""
+    """Its name in `recd advise`: a few words, unlike those of other additions."""
     summary: str
     """A sentence: what it does to a step."""
     add: Callable[[Situation], Values | NotHere]

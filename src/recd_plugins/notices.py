@@ -80,13 +80,13 @@ class Notice:
     """The thing that a user should know of something that registry.yaml switches on."""
 
     what: str
-    """What is switched on, as registry.yaml has it: `sharding: flexshard`."""
+    """The thing that is switched on, as registry.yaml has it: `sharding: flexshard`."""
     why: str
     """Why it does nothing, or what it costs: a clause, with the figures."""
     cure: str
     """Sentences that say what to do, with the lines to write."""
     verdict: ClassVar[str]
-    """What comes of it, between `what` and `why`."""
+    """The predicate between `what` and `why`: what comes of it."""
     refused: ClassVar[bool]
     """Whether `strict: true` makes an error of it."""
 

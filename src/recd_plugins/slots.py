@@ -369,11 +369,11 @@ class Context:
     """The context of a record's `build`: all that it may know."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where training runs."""
+    """The device that training runs on."""
     seed: int = 0
     """`train.seed`; 0 for `dataset` and `etl`, whose tables runs of any seed share."""
     folder: Path = Path("data")
-    """Where prepared tables, logs and caches of this registry live."""
+    """The folder of prepared tables, logs and caches of this registry."""
     batch_size: int = 512
     """Samples per rank and step."""
     fused: Mapping[str, Any] = field(default_factory=dict)
@@ -399,21 +399,22 @@ class Context:
     """The model before it takes unique samples, its tables on the meta device: the trainer's own,
     or the registry's; none where nobody knows. There for `dedup`."""
     preprocessed: Callable[[KeyedJaggedTensor], KeyedJaggedTensor] | None = None
-    """What `preprocess` makes of a batch's features; there for `dedup`."""
+    """The features that `preprocess` makes of a batch's; there for `dedup`."""
     cluster: Cluster | None = None
     """Ranks and links, as prices count with them; there for `dedup`."""
     batches: Callable[[], Iterable[Any]] | None = None
     """This rank's batches, as its model gets them: the train split's, or a trainer's
     own of any type; there for `sharding` and `cache`, once a plan is asked for."""
     features: FeaturesOf | None = None
-    """Where a batch has its sparse features, if the trainer says: `profile_batches` takes it."""
+    """The function from a batch to its sparse features, if the trainer says: `profile_batches`
+    takes it."""
     profile: Profile | None = None
-    """How the tables are accessed, in place of batches, if the trainer knows."""
+    """The tables' access distributions, in place of batches, if the trainer knows them."""
     delivery: Callable[[], Delivery] | None = None
-    """What another process needs to make the same batches; there for `reader`, where its loader is
-    handed the registry's own transform."""
+    """The delivery that another process needs to make the same batches; there for `reader`, where
+    its loader is handed the registry's own transform."""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
-    """What the slots named in the record's `uses` built."""
+    """The builds of the slots named in the record's `uses`."""
     others: Planner | None = None
     """The planner of the others: it plans what this record's planner leaves to it, where the
     record stands in front of one (`in_front`)."""
@@ -491,10 +492,10 @@ class Record(Generic[C, T]):
 
     slot: ClassVar[str]
     fills: ClassVar[Literal["one", "many", "by feature"]] = "one"
-    """How registry.yaml names it: one record, a list, or a mapping from feature to record."""
+    """Its form in registry.yaml: one record, a list, or a mapping from feature to record."""
 
     name: str
-    """What registry.yaml calls it: `use: name`."""
+    """Its name in registry.yaml: `use: name`."""
     summary: str
     """A sentence, which `recd plugins` shows."""
     config: type[C]
@@ -502,8 +503,8 @@ class Record(Generic[C, T]):
     build: Callable[[C, Context], T]
     """Makes what the slot takes; never None."""
     needs: tuple[str, ...] = ()
-    """What the machine or the registry must have: "cuda", "import:ray", "command:java",
-    "slot:pooling"; checked before anything is built."""
+    """The capabilities that the machine or the registry must have: "cuda", "import:ray",
+    "command:java", "slot:pooling"; checked before anything is built."""
     uses: tuple[str, ...] = ()
     """Slots whose builds it finds in `context.neighbours`, by slot: what the slot's record built;
     a list, or a mapping from feature, where a slot takes several."""

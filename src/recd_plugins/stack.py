@@ -90,10 +90,10 @@ class Stack:
         self._sharders: list[ModuleSharder[nn.Module]] | None = None
         """The trainer's own, once it has given them."""
         self._model: ReferenceType[nn.Module] | None = None
-        """What was planned last."""
+        """The model that was planned last."""
         self._adapted = ""
         self._known: dict[str, Any] = {}
-        """What a plan is made by beside the registry, in the words of `Context`."""
+        """The facts that a plan is made by beside the registry, in the words of `Context`."""
         self._planned = False
         self.proposed: ShardingPlan | None = None
         """The last plan for ranks that need not be there."""

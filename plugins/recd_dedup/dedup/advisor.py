@@ -84,9 +84,9 @@ class FeatureAdvice:
     group_factor: float | None = None
     """DedupeFactor measured, in its group."""
     saved: float = 0.0
-    """What is saved of it: in its group, or alone if it has none."""
+    """The savings of it: in its group, or alone if it has none."""
     cost: float = 0.0
-    """What its group costs; it alone, if it has none."""
+    """The cost of its group; of it alone, if it has none."""
     saves: str = ""
     """The former in words, by kind."""
     costs: str = ""
@@ -107,7 +107,7 @@ class Advice:
     limits: Limits
     batch_size: int
     batches: int
-    """How many were measured."""
+    """The number of batches that were measured."""
     samples_per_session: float | None
     """S: samples of a session in a batch; none where nobody knows the sessions."""
     after_all: tuple[str, ...] = ()

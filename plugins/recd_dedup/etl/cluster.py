@@ -159,7 +159,7 @@ class ClusterConfig(Config):
     engine: Literal["pyarrow", "spark"] = "pyarrow"
     """`spark` needs pyspark and Java, and yields the same rows in the same order."""
     spark_master: str = "local[*]"
-    """Where `spark` runs: `local[2]` takes two threads of this machine."""
+    """The master that `spark` runs on: `local[2]` takes two threads of this machine."""
     compression_level: Annotated[int, Range(ge=1, le=19)] = 3
     """The level of zstd. On an RM1-like table 3 made files 25% smaller than 1, in the same time."""
 

@@ -92,7 +92,7 @@ class DownsampleConfig(Config):
     keep: Annotated[float, Range(gt=0, le=1)] = 0.5
     """The probability that a session (or a sample) is kept."""
     seed: Annotated[int, Range(ge=0)] = 0
-    """Which are kept; the trainer's seed has no say in it."""
+    """The seed that draws those that are kept; the trainer's has no say in it."""
 
 
 @dataclass(frozen=True)

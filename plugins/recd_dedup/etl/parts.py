@@ -115,7 +115,7 @@ class Workspace:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """What is whole is kept, unless the data themselves are wrong."""
+        """Parts that are whole are kept, unless the data themselves are wrong."""
         if kind is None or issubclass(kind, DataError):
             self.remove()
 

@@ -35,9 +35,11 @@ class JoinConfig(Config):
     """A request's window: events up to here after it make it positive. Memory holds its features
     that long."""
     disorder_ms: Annotated[int, Range(ge=0)] = 60_000
-    """How far out of order messages of a log shard may be: clocks that differ, redelivery."""
+    """The time by which messages of a log shard may be out of order: clocks that differ,
+    redelivery."""
     remember_ms: Annotated[int, Range(ge=0)] = 60 * 60_000
-    """How long after its window a request's id is known, to spot duplicates and late events."""
+    """The time after its window for which a request's id is known, to spot duplicates and late
+    events."""
 
 
 @dataclass(eq=False)

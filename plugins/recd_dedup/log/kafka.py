@@ -37,11 +37,11 @@ class KafkaConfig(Config):
     shards: Annotated[int, Range(ge=1, le=65_536)] = 64
     """The topic's partitions."""
     linger_ms: Annotated[int, Range(ge=0)] = 50
-    """How long messages wait for others to be packed with."""
+    """The time that messages wait for others to be packed with."""
     batch_bytes: Annotated[int, Range(ge=1)] = 1 << 20
-    """What is packed at a time."""
+    """The bytes that are packed at a time."""
     timeout_s: Annotated[float, Range(gt=0)] = 30.0
-    """How long brokers may take."""
+    """The time that brokers may take."""
     may_lack: bool = False
     """Read a partition of which the oldest messages were deleted; else that is an error."""
     client: Mapping[str, Any] = field(default_factory=dict)

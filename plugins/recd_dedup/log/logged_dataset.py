@@ -34,7 +34,7 @@ class LoggedConfig(Config):
     schema: Schema
     """The columns of the samples; the log's messages carry their features."""
     join: JoinConfig = field(default_factory=JoinConfig)
-    """How long requests and events look for each other."""
+    """The time for which requests and events look for each other."""
     test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
     """Share of sessions, drawn by their ids, that make the test split; no session is in both."""
 

@@ -165,20 +165,20 @@ class ZstdShardsConfig(Config):
     """Raw logs as zstd-packed shard files."""
 
     folder: Location | None = None
-    """Where the log lies; by default `log` in the registry's folder. One on a store is read, not
+    """The folder of the log; by default `log` in the registry's folder. One on a store is read, not
     written."""
     shards: Annotated[int, Range(ge=1, le=65_536)] = 64
     """Log shards. A writer holds up to `block_bytes` of each in memory."""
     route: LogRoute = "session"
-    """What decides a message's shard: its session id (O1), or a hash of the message."""
+    """The value that decides a message's shard: its session id (O1), or a hash of the message."""
     level: Annotated[int, Range(ge=1, le=19)] = 3
     """zstd's."""
     block_bytes: Annotated[int, Range(ge=1, le=1 << 28)] = 4 << 20
-    """What is packed and written at a time; also what a reader holds per writer."""
+    """The bytes packed and written at a time; also those that a reader holds per writer."""
     fsync: Fsync = "flush"
     """When the disk itself must have it: at each block, at flush and close, or never."""
     damaged: Damaged = "raise"
-    """What reading does where a file is damaged: raise, or skip what cannot be read."""
+    """The action of a reader where a file is damaged: raise, or skip what cannot be read."""
 
 
 class ZstdShards:
@@ -191,7 +191,7 @@ class ZstdShards:
         self._manifest.check(folder)
         self._sealed = SealedFiles(folder)
         self.unsealed: dict[Location, Unsealed] = {}
-        """What was read so far of files that their writers have not sealed."""
+        """The parts that were read so far of files that their writers have not sealed."""
         self._start_writing()
 
     @property

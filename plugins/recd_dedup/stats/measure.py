@@ -54,7 +54,7 @@ class SessionCounts:
     clustered: bool
     """Whether the table was so as it is stored."""
     rows: int
-    """How many were measured, of those that the table has."""
+    """The number of rows that were measured, of those that the table has."""
     sessions: SessionRepeats
     stored: BatchRepeats
     """Batches as the table has them."""

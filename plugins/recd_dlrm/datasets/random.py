@@ -31,7 +31,7 @@ class RowsConfig(Config):
     dense: Annotated[int, Range(ge=0, le=100_000)] = 13
     """Dense features: dense_0, dense_1, ..."""
     dense_distribution: Literal["uniform", "normal"] = "uniform"
-    """How dense values are spread: even over [0, 1), or Gaussian of mean 0 and deviation 1."""
+    """The distribution of dense values: even over [0, 1), or Gaussian of mean 0 and deviation 1."""
     positive_rate: Annotated[float, Range(ge=0, le=1)] = 0.5
     """The probability of label 1."""
     seed: Annotated[int, Range(ge=0)] = 0

@@ -42,8 +42,8 @@ class AttentionConfig(Config):
     hidden: Annotated[tuple[int, ...], Range(ge=1)] = (36,)
     """Layers of the activation unit's MLP before its one output."""
     weights: Literal["linear", "sigmoid", "softmax"] = "linear"
-    """What becomes of that output: nothing, as in the paper, which keeps the intensity of an
-    interest; sigmoid, which bounds it; softmax over the row, which drops it."""
+    """The function that is applied to that output: none, as in the paper, which keeps the intensity
+    of an interest; sigmoid, which bounds it; softmax over the row, which drops it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

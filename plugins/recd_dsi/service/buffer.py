@@ -24,7 +24,7 @@ CHECKSUM = 4
 
 
 class Key(NamedTuple):
-    """Which batch: the same bytes wherever it is made."""
+    """The identity of a batch: the same bytes wherever it is made."""
 
     job: str
     consumer: int
@@ -39,7 +39,8 @@ class Key(NamedTuple):
 
 
 class Buffer:
-    """What a worker has made: what was not yet asked for is kept, what was makes room first."""
+    """The batches that a worker has made: those not yet asked for are kept, the others make room
+    first."""
 
     def __init__(self, most_bytes: int, disk: DiskCache | None) -> None:
         self._most = most_bytes

@@ -53,7 +53,7 @@ ERRORS["Refused"] = Refused
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What keeps strangers out, the same in all processes of a service."""
+    """The means that keep strangers out, the same in all processes of a service."""
 
     token: str = ""
     """Whoever calls must have it."""
@@ -100,7 +100,7 @@ def listening(host: str, port: int, credentials: Credentials) -> str:
 
 
 def server_options(credentials: Credentials) -> dict[str, Any]:
-    """What a `FlightServerBase` takes beside its location; `CapabilityError` for bad files."""
+    """The options of a `FlightServerBase` beside its location; `CapabilityError` for bad files."""
     options: dict[str, Any] = {}
     if credentials.token:
         options["middleware"] = {"token": _AsksForToken(credentials.token)}
@@ -138,7 +138,7 @@ def flight_error(error: RecdError) -> flight.FlightError:
 
 
 def answered(error: BaseException) -> RecdError | None:
-    """What a worker answered on purpose; None where the call failed."""
+    """The error that a worker answered on purpose; None where the call failed."""
     kind = getattr(error, "extra_info", b"") or b""
     name, _, stripe = bytes(kind).decode(errors="replace").partition(" ")
     found = ERRORS.get(name)

@@ -230,7 +230,7 @@ class Coordinator(flight.FlightServerBase):
         self._clients = {who: one for who, one in self._clients.items() if one[0] >= since}
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        """What may be asked."""
+        """The actions that may be asked for."""
         return [("heartbeat", "A worker is there."), ("workers", "Who is there.")]
 
 

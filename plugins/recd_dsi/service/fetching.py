@@ -41,7 +41,7 @@ class NobodyAnswers(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class FetchingOptions:
-    """How a client asks."""
+    """The options by which a client asks."""
 
     prefetch_bytes: int = 64 << 20
     """Batches that wait in the client, in bytes."""
@@ -77,11 +77,11 @@ class Fetching:
         self._client = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        """What the trainer waits for is there, or will not be."""
+        """The batch that the trainer waits for is there, or will not be."""
         self._room = threading.Condition(self._lock)
         """There may be something to ask for."""
         self._next = first
-        """What the trainer takes next."""
+        """The position of the batch that the trainer takes next."""
         self._ready: dict[int, Batch] = {}
         self._bytes: dict[int, int] = {}
         self._begun: dict[int, int] = {}
@@ -195,7 +195,7 @@ class Fetching:
             self._lanes.pop(remote.address, None)
 
     def _not_asked(self, positions: Iterable[int], remote: Remote) -> None:
-        """What nobody else was asked for is asked again."""
+        """Batches that nobody else was asked for are asked for again."""
         for position in positions:
             asked = self._asked.get(position, {})
             if asked.pop(remote.address, None) is not None and not asked:
@@ -293,12 +293,12 @@ class Fetching:
 
     @property
     def _depth(self) -> int:
-        """How far ahead is asked."""
+        """The number of batches that are asked for ahead."""
         return max(2, min(MOST_AHEAD, self._options.prefetch_bytes // self._mean))
 
     @property
     def _run(self) -> int:
-        """How many batches a call asks for."""
+        """The number of batches that a call asks for."""
         return max(1, min(RUN, self._depth // (2 * LANES), RUN_BYTES // self._mean))
 
     def _request(self, run: range, remote: Remote) -> Request:

@@ -48,7 +48,7 @@ class CountedLoader(Protocol):
     """A loader, as a page shows it."""
 
     def about(self) -> dict[str, float]:
-        """What it has done, by counter."""
+        """The work that it has done, by counter."""
         ...
 
 
@@ -128,7 +128,8 @@ class Fleet:
             return [self._remotes[slot] for slot in sorted(self._remotes)]
 
     def of_turn(self, turn: int) -> Remote | None:
-        """Whose turn it is: round robin over slots, or over those that are up, where one is not."""
+        """The worker whose turn it is: round robin over slots, or over those that are up, where one
+        is not."""
         remotes = self.remotes()
         # In the order of their slots, so that all clients have a turn made by the same worker.
         first = next((one for one in remotes if one.slot % self._slots == turn % self._slots), None)

@@ -130,7 +130,7 @@ class Request(Config):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Request:
-        """What `to_bytes` made; `DataError` for anything else."""
+        """The request that `to_bytes` made; `DataError` for anything else."""
         found = read_json(data)
         try:
             return parse(cls, found, "request")
@@ -175,7 +175,7 @@ class Turns:
         return len(self._borders) - 1
 
     def turn(self, batch: int) -> int:
-        """Which turn a position is in."""
+        """The turn that a position is in."""
         return min(bisect_right(self._borders, batch) - 1, len(self) - 1)
 
     def ranges(self) -> list[tuple[int, int]]:

@@ -41,7 +41,7 @@ class ServiceLoader:
         """`fleet` starts or finds the workers; it is asked when the first batch is."""
         self.job, self.fleet = job, fleet
         self.fetching: Fetching | None = None
-        """What asks for the epoch under way."""
+        """The `Fetching` that asks for the epoch under way."""
         self._local, self._rank = local, rank
         self._stream, self._options = first_stream, options
         self._fall_back, self._workers, self._leave_out = fall_back, workers, leave_out
@@ -84,7 +84,7 @@ class ServiceLoader:
             reading.close()
 
     def about(self) -> dict[str, float]:
-        """What it has done, for the coordinator's page."""
+        """The work that it has done, for the coordinator's page."""
         return {
             "taken": self.taken,
             "stalled": round(self.stalled, 3),

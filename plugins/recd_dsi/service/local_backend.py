@@ -163,7 +163,7 @@ class _WorkerProcess:
         pipe.close()
 
     def look(self) -> RecdError | None:
-        """What it has sent by now: its address, or why it cannot serve."""
+        """The message that it has sent by now: its address, or why it cannot serve."""
         with contextlib.suppress(EOFError, OSError):
             while self._pipe.poll():
                 kind, text = self._pipe.recv_bytes().decode().split(" ", 1)
@@ -180,7 +180,7 @@ class _WorkerProcess:
 
 
 def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
-    """What a worker's process runs."""
+    """The program that a worker's process runs."""
     import torch
 
     from recd_dsi.service.coordinator import join

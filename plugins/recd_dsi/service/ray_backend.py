@@ -140,7 +140,7 @@ class RayBackend:
                 self._first.set()
 
     def _answered(self, reference: Any) -> dict[str, str]:
-        """What an actor says of itself; nothing while it is away."""
+        """The answer of an actor about itself; nothing while it is away."""
         try:
             found: dict[str, str] = json.loads(self._ray.get(reference, timeout=0))
         except self._ray.exceptions.RayError:
@@ -153,7 +153,7 @@ class RayBackend:
 
 
 class WorkerActor:
-    """What runs in an actor: a worker, made when it is first asked where it serves."""
+    """The code that runs in an actor: a worker, made when it is first asked where it serves."""
 
     def __init__(self, delivery: str, options: str, trainer: str) -> None:
         """Texts: an actor that is started again has the same."""
@@ -185,7 +185,7 @@ class WorkerActor:
 
 
 def host_of(node: str, trainer: str, credentials: Credentials) -> str:
-    """Where a worker of a node listens: on loopback where the trainer's machine is the same.
+    """The host that a node's worker listens on: loopback where the trainer's machine is the same.
 
     `CapabilityError` where it is not, and token or TLS is missing.
     """
@@ -214,7 +214,7 @@ def options_text(options: WorkerOptions) -> str:
 
 
 def options_of(text: str) -> WorkerOptions:
-    """What `options_text` was given."""
+    """The options that `options_text` was given."""
     found = json.loads(text)
     paths = {
         name: None if found[name] is None else Path(found[name])

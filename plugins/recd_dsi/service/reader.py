@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceReaderConfig(Config):
-    """How workers read for a rank."""
+    """The way in which workers read for a rank."""
 
     workers: Annotated[int, Range(ge=1, le=256)] = 2
     """Workers of a rank: so many are started; of those that are there, so many are asked."""
@@ -77,7 +77,7 @@ class ServiceReaderConfig(Config):
     """A folder where started workers keep batches that memory has no room for, and from where
     jobs that ask for the same have them: another model over the same table and transforms."""
     cache_mib: Annotated[int, Range(ge=1)] = 8192
-    """How large that folder may become, in MiB."""
+    """The largest size of that folder, in MiB."""
     hedge: Annotated[float, Range(gt=0)] = 1.0
     """Seconds after which a worker must show that it is there, if a batch is wanted of it; after
     twice as many another one is asked too."""
@@ -86,7 +86,7 @@ class ServiceReaderConfig(Config):
     patience: Annotated[float, Range(gt=0)] = 5.0
     """Seconds without any worker after which the rank reads by itself, or fails."""
     when_none_answers: Literal["read", "fail"] = "read"
-    """What a rank does then."""
+    """The action that a rank takes then."""
     damaged: Literal["raise", "skip"] = "raise"
     """A stripe that two workers cannot read, each after some tries: it ends the epoch (raise), or
     its rows come empty and weigh 0, in this epoch and all later ones, and a resumed run leaves

@@ -58,7 +58,7 @@ class Scaling:
         """When, the emptiest client's share, and the seconds stalled of all."""
 
     def look(self, clients: Sequence[Mapping[str, Any]], now: float) -> int:
-        """How many workers there should be, after what clients say by now."""
+        """The number of workers that there should be, after what clients say by now."""
         if self._began is None:
             self._began = self._changed = now
         shares = [float(one["filled"]) for one in clients if _number(one.get("filled"))]
@@ -75,7 +75,7 @@ class Scaling:
         return self.wanted
 
     def about(self) -> dict[str, Any]:
-        """What a page shows."""
+        """The facts that a page shows."""
         return {
             "wanted": self.wanted,
             "fewest": self.bounds.fewest,

@@ -56,7 +56,7 @@ class SharedRing:
         """Bytes written in all, those left out at the end of a round included."""
 
     def put(self, body: pa.Buffer) -> bytes | None:
-        """Where the body lies, for a `SharedReader`; None where there is no room for it."""
+        """The place of the body, for a `SharedReader`; None where there is no room for it."""
         with self._lock:
             if body.size * 4 > self._room or not self._opened():
                 return None
@@ -129,7 +129,7 @@ class SharedReader:
 
 
 def _place(found: bytes) -> tuple[int, int, bytes, int, int, int]:
-    """Where a body lies, every number within bounds; `DataError` for anything else."""
+    """The place of a body, every number within bounds; `DataError` for anything else."""
     if len(found) != PLACE.size:
         raise DataError(f"a worker says in {len(found)} bytes where a batch lies. Send it again.")
     lot, pid, fd, at, size, room = PLACE.unpack(found)

@@ -40,7 +40,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Supply:
-    """What one worker did."""
+    """The work that one worker did."""
 
     batches: int
     """Those that it served."""
@@ -107,7 +107,7 @@ class Sizing:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizings:
-    """What a trainer needs with the registry's dedup and without, and how it was measured."""
+    """The needs of a trainer with the registry's dedup and without, and how they were measured."""
 
     sides: dict[str, Sizing]
     rounds: int
@@ -183,8 +183,8 @@ def measured_sizings(
 
 
 def measured_supply(stack: Stack, batches: int, met: Callable[[int, int], None]) -> Supply:
-    """What the one worker of a registry does while somebody takes all that it makes, so many
-    batches at least, once it has begun. It makes some ahead: what it served counts."""
+    """The work that the one worker of a registry does while somebody takes all that it makes, so
+    many batches at least, once it has begun. It makes some ahead: what it served counts."""
     loader: Any = stack.loader(0, stack.registry.train.ranks)
     sizes: list[int] = []
     with closing(loader), closing(_endless(loader)) as source:
@@ -221,7 +221,7 @@ def _take(source: Iterator[Batch], batches: int, sizes: list[int]) -> None:
 
 
 def _about(loader: Any) -> dict[str, Any]:
-    """What the worker has done by now."""
+    """The work that the worker has done by now."""
     remotes = loader.fleet().remotes()
     if loader.read_here or not remotes:
         raise CapabilityError(

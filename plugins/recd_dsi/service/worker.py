@@ -62,7 +62,7 @@ asks for several runs of them at a time, and the first is not the first to arriv
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """How a worker serves."""
+    """The options by which a worker serves."""
 
     host: str = HOST
     port: int = 0
@@ -129,7 +129,7 @@ class Worker(flight.FlightServerBase):
         raise flight_error(DataError(f"there is no action {action.type[:40]!r}: ping or about."))
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        """What may be asked beside batches."""
+        """The actions that may be asked for beside batches."""
         return [("ping", "Whether it answers."), ("about", "What it serves, and what it did.")]
 
     def about(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class _OpenJob:
 
 @dataclass
 class _Cursor:
-    """Where an epoch of a consumer is read, and what comes next there."""
+    """The place where an epoch of a consumer is read, and the batch that comes next there."""
 
     batches: Iterator[Any]
     next: int
@@ -222,7 +222,7 @@ Stream = tuple[str, int, int]
 
 
 class _Announced:
-    """What a client will ask for, from the first on that is not yet made."""
+    """The batches that a client will ask for, from the first on that is not yet made."""
 
     def __init__(self, job: _OpenJob, request: Request) -> None:
         self.job, self.request = job, request
@@ -231,7 +231,7 @@ class _Announced:
         self._next = next(self._positions, None)
 
     def key(self, buffer: Buffer) -> Key | None:
-        """That one; what was made once is not looked for again."""
+        """The key of that batch; one that was made once is not looked for again."""
         while self._next is not None:
             key = Key(*self.request.stream, self._next)
             if key not in buffer:
@@ -258,7 +258,7 @@ class Maker:
         threading.Thread(target=self._run, daemon=True, name="recd-maker").start()
 
     def announce(self, job: _OpenJob, request: Request) -> None:
-        """What a client asks for, and what it will."""
+        """Take note of the batches that a client asks for, and of those that it will ask for."""
         with self._change:
             self._announced.pop((request.client, request.stream), None)
             self._announced[request.client, request.stream] = _Announced(job, request)
@@ -319,8 +319,8 @@ class Maker:
                     )
 
     def _next(self) -> tuple[Key, _OpenJob, Request] | None:
-        """What is made next: what somebody waits for, or what a client will ask for, if there is
-        room."""
+        """The batch that is made next: one that somebody waits for, or one that a client will ask
+        for, if there is room."""
         if self._closed:
             return None
         for key, (job, request, _) in self._demands.items():

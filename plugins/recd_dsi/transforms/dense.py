@@ -113,7 +113,7 @@ class BoxCoxConfig(DenseConfig):
     lam: Annotated[float, Range(ge=-10, le=10)] = 0.0
     """Lambda; 0 is the logarithm."""
     shift: float = 0.0
-    """What is added first."""
+    """The number that is added first."""
     least: Annotated[float, Range(gt=0)] = 1e-6
     """Sums that are less become this, for a power of a negative number is none."""
 

@@ -30,11 +30,11 @@ class ExportedConfig(Config):
     """The program, and what comes out of it."""
 
     file: Path
-    """What `recd_dsi.transforms.exported.export` wrote."""
+    """The file that `recd_dsi.transforms.exported.export` wrote."""
     num_ids: Annotated[int, Range(ge=1, le=2**62)]
     """Ids come out in [0, num_ids); others are an error."""
     sha256: str | None = None
-    """What the file's SHA-256 must be, if it is to be that one and no other."""
+    """The SHA-256 that the file must have, if it is to be that one and no other."""
 
 
 def export(module: nn.Module, file: Path) -> None:

@@ -214,7 +214,7 @@ class MapIdConfig(Config):
     file: Path | None = None
     """A Parquet file with columns `id` and `becomes` of integers, in place of `ids`."""
     other: Annotated[int, Range(ge=0, le=2**62)] = 0
-    """What an id becomes that is not named."""
+    """The id that every id becomes which is not named."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -353,7 +353,7 @@ class GetLocalHourConfig(Config):
     zone: str
     """The time zone by its name in the IANA database: `Europe/Berlin`."""
     unit: Literal["s", "ms"] = "s"
-    """What ids count since 1970 in UTC."""
+    """The unit in which ids count the time since 1970 in UTC."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -189,11 +189,11 @@ class ComputeScoreConfig(Config):
     """The function that an id's weight goes through."""
 
     scale: float = 1.0
-    """What its power is multiplied by."""
+    """The number that its power is multiplied by."""
     power: Annotated[float, Range(ge=0)] = 1.0
     """The power that it is raised to."""
     offset: float = 0.0
-    """What is added."""
+    """The number that is added."""
 
 
 class ComputeScore(nn.Module):

@@ -28,7 +28,7 @@ class Formed:
     hot: Bools
     """[N]: which of its samples were hot."""
     num_hot: int
-    """How many of its batches are hot."""
+    """The number of its batches that are hot."""
     num_batches: int
     version: str | None
     """The version of the tier plan that it was dealt out by; None before the first."""

@@ -40,7 +40,7 @@ class HotRows:
         )
         """Whether all rows of a table up to its last hot one are hot."""
         self._starts = [0, *accumulate(size // 8 + 1 for size in self._sizes)]
-        """Where each table's bits begin, in bytes; each has a bit for one row more, which is not
+        """The start of each table's bits, in bytes; each has a bit for one row more, which is not
         hot."""
         self._bits = np.zeros(self._starts[-1], np.uint8)
         for rows, start, end in zip(plans, self._starts, self._starts[1:], strict=False):

@@ -76,7 +76,7 @@ class HotBatches:
         self._index = 0
         """The batches of it that were yielded."""
         self._formed: Formed | None = None
-        """How it was formed; nothing at its start."""
+        """The way in which it was formed; none at its start."""
         self._pool: ThreadPoolExecutor | None = None
 
     def __len__(self) -> int:

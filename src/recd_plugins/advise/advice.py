@@ -66,9 +66,9 @@ class RegistryAdvice:
     """The registry as it was given, where it is not the baseline."""
     what_ifs: Sequence[WhatIf]
     to_measure: Sequence[str]
-    """What to measure to be surer."""
+    """The unknowns to measure to be surer."""
     trials: Sequence[Tried] = ()
-    """What was trained here, the baseline first."""
+    """The registries that were trained here, the baseline first."""
 
     @property
     def won(self) -> tuple[tuple[str, ...], Outlook]:

@@ -54,15 +54,15 @@ class Outlook:
     step: StepForecast
     tables: Mapping[str, ModelTable]
     groups: int
-    """How many groups of features are deduplicated."""
+    """The number of groups of features that are deduplicated."""
     hot: float = 0.0
     """The share of batches that will be hot: their steps exchange nothing with home."""
     why: str = ""
-    """What the stack says of its plan, and of deduplication."""
+    """The stack's explanation of its plan, and of deduplication."""
     why_groups: tuple[str, ...] = ()
     """Why features are deduplicated, or not: the lines of it."""
     notices: tuple[str, ...] = ()
-    """What the registry switches on, and what would not be used."""
+    """The notices on what the registry switches on, and what would not be used."""
 
     @cached_property
     def ms(self) -> float:

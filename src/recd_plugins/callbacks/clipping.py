@@ -24,7 +24,7 @@ class ClippingConfig(Config):
     norm: Annotated[float, Range(gt=0)] | None = None
     """The largest norm of all gradients together; they are scaled down to it."""
     norm_type: Annotated[float, Range(gt=0)] = 2.0
-    """Which norm: 2 is the Euclidean one."""
+    """The order of the norm: 2 is the Euclidean one."""
     value: Annotated[float, Range(gt=0)] | None = None
     """The largest magnitude of one number of a gradient; applied before `norm`."""
     of: Literal["dense", "tables", "both"] = "dense"

@@ -22,15 +22,15 @@ class EarlyStoppingConfig(Config):
     """All ranks see the same metrics, and end after the same step."""
 
     metric: str = "loss"
-    """Which one: loss, ne, auc, or one that another callback adds before this one."""
+    """The metric's name: loss, ne, auc, or one that another callback adds before this one."""
     split: Literal["train", "test"] = "test"
     """`test`: at every `train.eval_every` steps; `train`: at every `train.log_every`."""
     patience: Annotated[int, Range(ge=1)] = 3
-    """How many times in a row it may fail to improve before the run ends."""
+    """The number of times in a row that it may fail to improve before the run ends."""
     min_delta: Annotated[float, Range(ge=0)] = 0.0
     """The least amount by which it must improve."""
     goal: Literal["auto", "min", "max"] = "auto"
-    """Which way is better; `auto`: `max` for names with auc, accuracy or precision, else `min`."""
+    """The better direction; `auto`: `max` for names with auc, accuracy or precision, else `min`."""
 
 
 class EarlyStopping(Callback):

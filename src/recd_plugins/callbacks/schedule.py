@@ -34,7 +34,7 @@ class ScheduleConfig(Config):
     """Rates start from those of `train.optimizer`; a resumed run goes on with the schedule."""
 
     of: Literal["both", "dense", "tables"] = "both"
-    """Whose rates: the dense parameters', the tables' (replicas follow them), or both."""
+    """The scheduled rates: the dense parameters', the tables' (replicas follow them), or both."""
     warmup: Annotated[int, Range(ge=0)] = 0
     """Steps in which the rate grows linearly to the whole one: step s takes (s + 1) / warmup of
     it. The scheduler begins after them."""

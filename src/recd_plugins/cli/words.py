@@ -28,7 +28,7 @@ class Meaning:
     """One meaning of a word."""
 
     kind: str
-    """What it is: a word of the glossary, an option, ..."""
+    """Its kind: a word of the glossary, an option, ..."""
     name: str
     text: str
     page: str

@@ -53,7 +53,7 @@ class WindowPart:
     unjoined: Picked
     """The features that do not, their rows in a pool."""
     beside: Mapping[str, Tensor]
-    """What was asked for beside the features, [b] int64 each."""
+    """The columns that were asked for beside the features, [b] int64 each."""
 
 
 Loaded = tuple[list[WindowPart], Mapping[str, float]]
@@ -96,7 +96,7 @@ class BatchReader:
         )
         self._scratch = Scratch()
         self.seconds = ReadSeconds()
-        """What the windows took whose batches have begun."""
+        """The seconds that the windows took whose batches have begun."""
 
     def batches(
         self, epoch: int, first: int = 0, stop: int | None = None
@@ -326,7 +326,7 @@ class StripeReader:
         return file
 
     def _forget(self, path: Location) -> None:
-        """What is tried again is opened anew."""
+        """A file that is tried again is opened anew."""
         file = self._files.pop(path, None)
         if file is not None:
             file.close()

@@ -76,7 +76,7 @@ class Known(NamedTuple):
     """No value is below it; None where that is not known."""
     high: Any
     nulls: int | None
-    """How many are null; None where that is not known."""
+    """The number of values that are null; None where that is not known."""
     rows: int
 
 

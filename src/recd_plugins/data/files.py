@@ -29,7 +29,7 @@ class FileFacts:
     size: int | None = None
     mtime_ns: int | None = None
     digest: str = ""
-    """What its footer is known by: it says where each page lies and what is in it."""
+    """The digest of its footer, which says where each page lies and what is in it."""
     folders: Mapping[str, str] = field(default_factory=dict)
     """The `key=value` of its folders."""
     partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)

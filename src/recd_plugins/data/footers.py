@@ -101,7 +101,7 @@ def _known(kept: Path) -> dict[Key, bytes]:
 
 
 def _keep(kept: Path, footers: Mapping[Key, bytes]) -> None:
-    """What cannot be kept, on a disk that is full, say, is read again."""
+    """Footers that cannot be kept, on a disk that is full, say, are read again."""
     rows = pa.table(
         {
             "file": [key[0] for key in footers],

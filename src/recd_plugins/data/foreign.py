@@ -46,7 +46,7 @@ class ForeignFeature(SparseFeature):
     hash_seed: Annotated[int, Range(ge=0, le=2**32)] = 0
     """Another seed spreads `ids: hash` otherwise."""
     nulls: Nulls = "empty"
-    """What stands for nulls: a list, an id within one, or a sample's only one."""
+    """The treatment of nulls: of a list, of an id within one, or of a sample's only one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,7 @@ class DenseColumn(Config):
     width: Annotated[int | None, Range(ge=1)] = None
     """The floats of a vector: every list of the column has as many. By default one number."""
     nulls: Nulls = "error"
-    """What stands for nulls, for NaN and for infinity."""
+    """The treatment of nulls, of NaN and of infinity."""
     scale: Literal["as_is", "log"] = "as_is"
     """log: sign(x) log(1 + abs(x)), for counts and amounts, the largest of which would drown the
     others; a value that stands for nulls is scaled too."""
@@ -96,14 +96,14 @@ class ForeignSchema(Config):
     """The column with the time, or nothing where data has none: of a type of Arrow for dates or
     times (without a time zone, they are UTC), or a number of `timestamp_unit` since 1970."""
     timestamp_unit: TimeUnit = "ms"
-    """What a timestamp counts that is a mere number."""
+    """The unit of a timestamp that is a mere number."""
     dense: tuple[str | DenseColumn, ...] = ()
     """The columns with one float each; of a vector, its name and width."""
     sparse: tuple[ForeignFeature, ...] = ()
     """The columns with ids."""
     nulls: Mapping[str, Nulls] = field(default_factory=dict)
-    """What stands for nulls in a column that has no entry of its own to say it in: of the
-    session, the time, the weight, a plain label or dense column. By default they are errors."""
+    """The treatment of nulls in a column that has no entry of its own to say it in: of the session,
+    the time, the weight, a plain label or dense column. By default they are errors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

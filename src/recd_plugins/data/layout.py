@@ -59,7 +59,7 @@ class ColumnBytes:
     kind: str
     """Its type in Arrow."""
     place: int
-    """Which column of the file it is, from 0."""
+    """Its number among the file's columns, from 0."""
     compressed: int
     uncompressed: int
     codec: str

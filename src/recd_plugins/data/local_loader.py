@@ -69,7 +69,7 @@ class RankBatches(IterableDataset[HandedOver]):
         self.left_out: tuple[int, ...] = ()
         """Stripes whose rows are empty and weigh 0, as they could not be read."""
         self.tries = 1
-        """How often a stripe is read until it counts as damaged."""
+        """The number of times that a stripe is read until it counts as damaged."""
         self.order = order
         self._table = table
         self._shares = shares

@@ -105,7 +105,7 @@ class ReadWindow:
     skipped: int = 0
     """Rows before those, which an epoch that is resumed has delivered already."""
     padding: int = 0
-    """How many at the end repeat a row to fill the batch; they weigh 0."""
+    """The number of rows at the end that repeat a row to fill the batch; they weigh 0."""
 
     @property
     def rows_read(self) -> int:

@@ -277,9 +277,9 @@ def needed(steps: Sequence[Step], wanted: Collection[str]) -> frozenset[str]:
 
 
 def completed(steps: Sequence[Step], read: Collection[str]) -> frozenset[str]:
-    """What is read, and what has to be read beside it so that a step which needs all that it takes
-    is given all of it or none. Then nothing comes out of the last step that would not come out of
-    it if all were read."""
+    """The features and dense columns that are read, and those that have to be read beside them so
+    that a step which needs all that it takes is given all of it or none. Then nothing comes out of
+    the last step that would not come out of it if all were read."""
     found, there, at = frozenset(read), frozenset(read), 0
     while at < len(steps):
         step = steps[at]

@@ -54,7 +54,7 @@ class ReadSeconds:
 
     @contextmanager
     def of(self, part: str) -> Iterator[None]:
-        """What is done within goes to this part."""
+        """The time that is spent within goes to this part."""
         began = time.perf_counter()
         try:
             yield

@@ -62,9 +62,9 @@ class Label(Config):
     weight: Annotated[float, Range(gt=0)] = 1.0
     """The loss is the sum of the labels' losses, each times its weight."""
     grades: Annotated[int | None, Range(ge=2)] = None
-    """How many grades a graded label has."""
+    """The number of grades that a graded label has."""
     nulls: Nulls = "error"
-    """What stands for nulls and for what is not finite."""
+    """The treatment of nulls and of what is not finite."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

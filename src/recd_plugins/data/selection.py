@@ -53,7 +53,7 @@ class Selection:
     schema: Schema
     """The schema of the table, for its session and its time."""
     source: ForeignSchema | None = None
-    """What the files' columns are, where somebody else wrote them."""
+    """The files' columns, where somebody else wrote them."""
 
     def __post_init__(self) -> None:
         if self.sessions_share < 1 and self.schema.session_id is None:

@@ -56,8 +56,8 @@ class SideTableConfig(Config):
     dense: tuple[DenseColumn, ...] = ()
     """The columns with floats. `nulls: {value: 0}` says what a row without a key has."""
     memory_mib: Annotated[int, Range(ge=1, le=65_536)] = 512
-    """What may be held of these files, in each process that reads, by their uncompressed size. A
-    larger table has to be sorted by the key, and so has the dataset."""
+    """The MiB that may be held of these files, in each process that reads, by their uncompressed
+    size. A larger table has to be sorted by the key, and so has the dataset."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +82,7 @@ class SideTableConfig(Config):
 
     @property
     def schema(self) -> ForeignSchema:
-        """What its columns are; it has no label, which is never asked for."""
+        """The schema of its columns; it has no label, which is never asked for."""
         return ForeignSchema(
             session_id=None, timestamp=None, sparse=self.sparse, dense=tuple(self.dense)
         )
@@ -106,7 +106,7 @@ class SideTableConfig(Config):
 
 
 class _SidePart(NamedTuple):
-    """What is read at once: a stripe, or all of them."""
+    """The stripes that are read at once: one, or all of them."""
 
     stripes: tuple[Stripe, ...]
     low: Any
@@ -124,7 +124,7 @@ class _KeyedRows(NamedTuple):
     """The rows of a part, each with a key of its own."""
 
     keys: pa.Array
-    """Of whole numbers, sorted."""
+    """Keys that are whole numbers are sorted."""
     features: pa.Table
 
 
@@ -248,7 +248,7 @@ class SideTable:
         return sum(stripe.num_rows for part in self._parts for stripe in part.stripes)
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with its rows, part by part."""
+        """The errors that its rows have, part by part."""
         seen: list[pa.Array] = []
         for at, part in enumerate(self._parts):
             try:
@@ -339,7 +339,7 @@ def _range(known: Known | None) -> tuple[Any, Any]:
 
 
 def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
-    """What keys are compared as; `DataError` for a column that is none."""
+    """The type that keys are compared as; `DataError` for a column that can be no key."""
     if key not in arrow.names:
         raise DataError(
             f"{where}: lacks column {key!r}, the key of dataset.join; {nearest(key, arrow.names)}"

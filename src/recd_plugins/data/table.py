@@ -76,15 +76,15 @@ class Table:
     schema: Schema
     stripes: tuple[Stripe, ...]
     source: ForeignSchema | None = None
-    """What the files' columns are, where somebody else wrote them; none: as the schema says."""
+    """The files' columns, where somebody else wrote them; none: as the schema says."""
     selection: Selection | None = None
-    """Which rows of the files the table has, where it has not all; stripes count these alone."""
+    """The rows of the files that the table has, where it has not all; stripes count these alone."""
     absent: Mapping[str, pa.DataType] = field(default_factory=dict, hash=False)
     """Columns that some of the files lack, and of which type they are in others."""
     facts: Mapping[Location, FileFacts] = field(default_factory=dict, repr=False, hash=False)
-    """What each file was when the table was opened."""
+    """The facts of each file as they were when the table was opened."""
     snapshot: str | None = None
-    """Which state of a table of Delta Lake or Iceberg it is."""
+    """The version of a Delta Lake table, or the snapshot of an Iceberg table, that it is."""
     joins: tuple[SideTable, ...] = ()
     """Tables beside it, that have some of its features by a key."""
 

@@ -53,7 +53,7 @@ class BatchTransform:
         self.takes = frozenset() if dedup is None else _taken(dedup)
         """The features that the converter takes."""
         self.asks = () if dedup is None else _asked(dedup)
-        """What it asks for beside them: some of `ASKABLE`."""
+        """The columns that it asks for beside them: some of `ASKABLE`."""
 
     def __call__(self, batch: Batch, unjoined: Columns | None = None) -> Batch:
         """A reader may hand over what the converter takes as `unjoined` columns.

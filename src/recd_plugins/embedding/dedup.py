@@ -41,7 +41,7 @@ class DedupEmbeddingCollection(EmbeddingCollection):
     """
 
     ADAPTED_FROM = EmbeddingCollection
-    """How planners and DistributedModelParallel know it: `sharded_modules`."""
+    """The class by which planners and DistributedModelParallel know it: `sharded_modules`."""
     parts: tuple[TablePart, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
@@ -63,7 +63,7 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
     """
 
     ADAPTED_FROM = EmbeddingBagCollection
-    """How planners and DistributedModelParallel know it: `sharded_modules`."""
+    """The class by which planners and DistributedModelParallel know it: `sharded_modules`."""
     parts: tuple[TablePart, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
@@ -130,7 +130,7 @@ class TablePart:
     keys: tuple[str, ...]
     """The tables' features, in the order of the tables."""
     embeddings: Mapping[str, str]
-    """What the part alone would call an embedding, to what the collection calls it."""
+    """The name of an embedding in the part alone, to its name in the collection."""
     why: str
 
 

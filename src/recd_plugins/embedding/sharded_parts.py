@@ -33,7 +33,7 @@ class PartsContext(Multistreamable):
     sharding_contexts: list[Any] = field(default_factory=list)
     """One for each exchange of TorchRec's, those of all parts; TorchRec fills them in."""
     exchanges_beside: list[int] = field(default_factory=list)
-    """How many exchanges each part makes beside TorchRec's: those within the node, of tiers."""
+    """The number of each part's exchanges beside TorchRec's: those within the node, of tiers."""
 
     def record_stream(self, stream: torch.Stream) -> None:
         for part in self.parts:

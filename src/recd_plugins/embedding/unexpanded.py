@@ -42,7 +42,7 @@ class Unexpanded(Tensor):
     """
 
     unique: Tensor  # type: ignore[assignment]
-    """What is kept, with its gradient."""
+    """The tensor that is kept, with its gradient."""
     inverse_lookup: Tensor
     """[B]: which unique sample each sample has."""
     lengths: Tensor | None

@@ -103,7 +103,7 @@ class Catalog:
         self.providers: dict[str, Provider] = {}
         self.claims: list[Claim] = []
         self.additions: list[ClaimedAddition] = []
-        """What the plugins would put into a registry, in the order of the plugins."""
+        """The entries that the plugins would put into a registry, in the order of the plugins."""
         self.broken: dict[str, RecdError] = {}
         names = [DEFAULTS, *plugins]
         for name in names:  # which grows by those that they bring

@@ -38,8 +38,8 @@ class _Program:
     environment: Mapping[str, str]
     folder: str
     path: Sequence[str]
-    """Where modules are looked for: as the launcher does, and so not in the folder that it happens
-    to be called in."""
+    """The folders in which modules are looked for: as the launcher does, and so not in the folder
+    that it happens to be called in."""
 
 
 @contextlib.contextmanager

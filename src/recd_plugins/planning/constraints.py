@@ -72,8 +72,8 @@ class TableConstraint(Config):
     """For the kernel fused_uvm_caching: the share of rows that the device has room for; by
     default 0.2."""
     cache_algorithm: CacheAlgorithm | None = None
-    """Which of them that kernel keeps, by default those looked up last; tables that differ
-    in these options are served by kernels of their own."""
+    """The rows that this kernel keeps there, by default those looked up last; tables that differ in
+    these options are served by kernels of their own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,11 +69,11 @@ class Tiered:
     """
 
     tier_plan: TierPlan | None = None
-    """Which rows have replicas, and where."""
+    """The rows that have replicas, and where these are."""
     profile: Profile | None = None
-    """How tables are accessed, which the tier plan was made from."""
+    """The access distributions that the tier plan was made from."""
     report: PlanReport | None = None
-    """What the tier plan costs and saves."""
+    """The costs and the savings of the tier plan."""
 
 
 class TakesContext(ABC):

@@ -30,7 +30,7 @@ class SequenceTable:
     collection: str = ""
     """The path of its collection in the model."""
     shards: PlannedShards | None = None
-    """Where TorchRec's own plan has it; row-wise where nobody asked."""
+    """Its table shards in TorchRec's own plan; row-wise where nobody asked."""
 
     @property
     def width(self) -> int:

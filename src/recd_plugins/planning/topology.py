@@ -53,7 +53,7 @@ class Topology(Config):
     """
 
     device: Literal["cpu", "cuda"] | None = None
-    """What the tables live on; by default the training device."""
+    """The device that has the tables; by default the training device."""
     ranks_per_node: Annotated[int, Range(ge=1)] | None = None
     """Ranks that share a node; by default what the launcher says, else all of them."""
     device_memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
@@ -85,18 +85,18 @@ class Topology(Config):
     fbgemm's kernel for the CPU takes microseconds. By default, and on a GPU, its bytes alone
     count."""
     scattered: Annotated[float, Range(ge=1)] | None = None
-    """What a reduce-scatter and an all-gather of a payload take together, over an all-reduce of
-    it: 1.5 with gloo, which reduces all of it on every rank; by default 1."""
+    """The time that a reduce-scatter and an all-gather of a payload take together, over an
+    all-reduce of it: 1.5 with gloo, which reduces all of it on every rank; by default 1."""
     op_us: Annotated[float, Range(ge=0)] | None = None
     """Microseconds of an operation on some thousand ids, the Python around it included: tiers take
     hundreds of them a step; by default not counted."""
     beside: Annotated[float, Range(ge=0, le=1)] | None = None
-    """How much of a rank's own work gets done during an exchange, as a share of what could; by
+    """The part of a rank's own work that gets done during an exchange, as a share of what could; by
     default half."""
     overlap: Annotated[float, Range(ge=0, le=1)] | None = None
-    """How much of the all-to-alls within nodes, and of the all-reduces across them, runs during the
-    global all-to-all, as far as that lasts; by default none. Of this and `beside` the larger
-    saving counts."""
+    """The part of the all-to-alls within nodes, and of the all-reduces across them, that runs
+    during the global all-to-all, as far as that lasts; by default none. Of this and `beside` the
+    larger saving counts."""
 
 
 PRESETS: dict[str, Topology] = {

@@ -58,7 +58,7 @@ class TorchRecPlannerConfig(Config):
     constraints: Mapping[str, TableConstraint] = field(default_factory=dict)
     """Table name or glob to what the planner may choose from for it."""
     search: Literal["torchrec", "greedy"] = "torchrec"
-    """Which plans are compared: TorchRec's choice, up to 10,000 of a grid among them, or the
+    """The plans that are compared: TorchRec's choice, up to 10,000 of a grid among them, or the
     greedy ones alone (milliseconds instead of seconds)."""
     reserve: Annotated[float, Range(ge=0, lt=1)] = 0.15
     """The share of an accelerator's memory that tables may not take; TorchRec reserves none of a

@@ -46,7 +46,7 @@ class Choice:
     features: tuple[str, ...] = ("*",)
     """Names or globs of the features it is for (`preprocess`, `pooling`)."""
     others: Choice | None = None
-    """What plans the others, where the record's planner stands in front of one (`in_front`)."""
+    """The planner of the others, where the record's planner stands in front of one (`in_front`)."""
 
     def build(self, context: Context) -> Any:
         """Build the record; an error of the plugin's own is named as such."""
@@ -82,7 +82,7 @@ class Registry:
     topology: Topology
     train: TrainSettings
     folder: Path
-    """Where prepared tables live."""
+    """The folder of prepared tables."""
     strict: bool = False
     """Whether what is switched on and not used is an error, rather than a warning."""
     source: Source = field(repr=False)

@@ -32,7 +32,8 @@ class Contexts:
     sharders: Callable[[], Sequence[ModuleSharder[nn.Module]]]
     """The trainer's own."""
     known: Callable[[], Mapping[str, Any]] = dict
-    """What planners are to know by now beside what registry.yaml says: fields of `Context`."""
+    """The facts that planners are to know by now beside what registry.yaml says: fields of
+    `Context`."""
 
     def of(self, slot: str, schema: Schema | None = None, tables: Tables | None = None) -> Context:
         """A slot's; its neighbours are built for it, with the same schema."""

@@ -37,7 +37,7 @@ class TransformProgram:
     steps: tuple[Mapping[str, Any], ...]
     """As registry.yaml has them under `preprocess`, with all options."""
     schema: Schema
-    """What the tables have that they are given."""
+    """The columns of the tables that they are given."""
     files: Mapping[str, str]
     """The SHA-256 of each file that an option names."""
     seed: int = 0

@@ -60,7 +60,7 @@ class TrainSettings(Config):
     seed: int = 0
     """Seeds parameters, tables (alike at any world size and plan) and shuffling."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    """Which optimizers, with which learning rates."""
+    """The optimizers, with their learning rates."""
     log_every: Annotated[int, Range(ge=1)] = 20
     """Steps between two lines of metrics."""
     eval_every: Annotated[int, Range(ge=0)] = 0
@@ -84,13 +84,13 @@ class TrainSettings(Config):
     keep_checkpoints: Annotated[int, Range(ge=1)] = 2
     """The latest checkpoints to keep."""
     on_damaged: Literal["stop", "go_back"] = "stop"
-    """What `--resume` does where the latest checkpoint is damaged: stop, or go back to the latest
-    that is not; the damaged one is renamed."""
+    """The action of `--resume` where the latest checkpoint is damaged: stop, or go back to the
+    latest that is not; the damaged one is renamed."""
     on_full: Literal["stop", "go_on"] = "stop"
-    """What a run does where the disk has no room for a checkpoint: stop, or train on without it."""
+    """A run's action where the disk has no room for a checkpoint: stop, or train on without it."""
     elastic: Literal["step", "rank"] = "step"
-    """What stays when torchrun restarts the job on another number of ranks: the samples of a
-    `step`, where the ranks can share them evenly, or those of a `rank`."""
+    """The number that stays when torchrun restarts the job on another number of ranks: the samples
+    of a `step`, where the ranks can share them evenly, or those of a `rank`."""
     run: Path = Path("runs/latest")
     """The folder of metrics, TensorBoard events and checkpoints."""
     hang_after: Annotated[float, Range(ge=0)] = 600.0

@@ -25,7 +25,7 @@ class Source:
     """Path of a value (`train.batch_size`, `preprocess[0].modulo`) to its line."""
     overrides: Sequence[str] = ()
     folder: Path | None = None
-    """Where values lie that no file has."""
+    """The folder of values that no file has."""
 
     @classmethod
     def read(cls, registry: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> Source:

@@ -76,7 +76,7 @@ class Figure:
 
     title: str
     says: str
-    """What one would see, in a sentence: the text alternative."""
+    """A sentence on what one would see: the text alternative."""
     drawing: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]

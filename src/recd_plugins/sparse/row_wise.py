@@ -51,7 +51,7 @@ class RowWise:
         self.transform = transform
         self._makes = makes
         self._known: dict[tuple[str, ...], list[str]] = {}
-        """What `makes` answered: it is asked once, not for each batch."""
+        """The answers of `makes`: it is asked once, not for each batch."""
         self.name = name or _name_of(transform)
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)

@@ -97,13 +97,13 @@ class OpenStore:
     keys: bool
     """Whether it has no folders, only keys that begin alike."""
     attempts: int
-    """How often `tried` tries."""
+    """The number of times that `tried` tries."""
     container: str = ""
-    """What a URI's path begins with, where this file system's begin with something else."""
+    """The beginning of a URI's path, where this file system's paths have another one."""
     top: str = ""
-    """That something."""
+    """The other beginning."""
     secrets: tuple[str, ...] = ()
-    """What no message may hold."""
+    """The texts that no message may hold."""
 
     def path(self, path: str) -> str:
         """The path of a URI as the file system has it."""

@@ -46,7 +46,7 @@ class ByRegistry:
     """A registry's own `adapt`, plan and sharders; only its optimizer is replaced."""
 
     registry: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What `recd_plugins.load` takes; empty, it is plain TorchRec with TorchRec's planner."""
+    """The registry for `recd_plugins.load`; empty, it is plain TorchRec with TorchRec's planner."""
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         from recd_plugins.stack import load

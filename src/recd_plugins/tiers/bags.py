@@ -344,9 +344,9 @@ class _Output:
 
     batch: RoutedBatch
     columns: Sequence[slice]
-    """Where each feature's sums stand among the C columns."""
+    """The columns, among the C, of each feature's sums."""
     divisors: Sequence[Tensor | None]
-    """What the sums of each feature are divided by, [B]."""
+    """The numbers that the sums of each feature are divided by, [B]."""
     packed: PackedBags
     """The bags whose sums come from home."""
     groups: Sequence[_GroupBags]

@@ -62,7 +62,7 @@ class CoalescedIds(NamedTuple):
     ids: Tensor
     """[u] int64, table by table."""
     counts: list[int]
-    """How many each table has; they sum to u."""
+    """The number of ids that each table has; they sum to u."""
     inverse: Tensor
     """[N] int64."""
 
@@ -125,9 +125,9 @@ class NodeExchange(Multistreamable):
     ids: Tensor
     """[r] int64: what this rank is asked, by the rank that asks."""
     asked: list[int]
-    """How many ids this rank asks of each."""
+    """The number of ids that this rank asks of each."""
     answers: list[int]
-    """How many ids each rank asks of this one; they sum to r."""
+    """The number of ids that each rank asks of this one; they sum to r."""
 
     def send_back(self, rows: Tensor, node: Peers) -> Pending:
         """`rows` [r, D], for the ids asked of this rank; [u, D] come for the ids that it asked."""
@@ -156,11 +156,11 @@ class HomeIds(Multistreamable):
     ids: Tensor
     """[u] int64."""
     lengths: list[int]
-    """How many each feature sends; they sum to u."""
+    """The number of ids that each feature sends; they sum to u."""
     inverse: Tensor | None
     """[n] int64: which of the rows that come back each id that missed has; by default its own."""
     concentrated: _Concentrated | None = None
-    """Where ids are coalesced over the node, the rest of the way back."""
+    """The rest of the way back, where ids are coalesced over the node."""
 
     @classmethod
     def of(

@@ -186,7 +186,7 @@ class RoutedGroup(Multistreamable):
 
     replicas: GroupReplicas
     start: int
-    """Where the group's ids begin among those of the batch."""
+    """The first of the group's ids among those of the batch."""
     first_feature: int
     """The first of the group's features among those of the batch."""
     segments: Segments
@@ -194,7 +194,7 @@ class RoutedGroup(Multistreamable):
     home_ids: CollectiveSequence[HomeIds]
     """The ids that are sent home, once a node that coalesces them has agreed on them."""
     asked: AskedIds | None
-    """What this rank asks of its node; none where the tier `per_node` is empty."""
+    """The ids whose rows this rank asks of its node; none where the tier `per_node` is empty."""
     answer: GroupAnswer | None = None
     """There once the ids have been exchanged."""
     node_rows: Pending | None = None

@@ -52,7 +52,7 @@ class Segments:
     """N ids of S features, one feature after another: whose they are."""
 
     lengths: tuple[int, ...]
-    """How many ids each feature has; they sum to N."""
+    """The number of ids that each feature has; they sum to N."""
     tables: tuple[int, ...]
     """Each feature's table, by its number in the router; -1 for one that it does not know."""
 
@@ -76,9 +76,9 @@ class RoutedIds(NamedTuple):
     per_node: Hits
     """The ids whose rows have a copy in every node."""
     outside: int
-    """How many of the ids that miss are of no row of their table, or of no table."""
+    """The number of ids that miss and are of no row of their table, or of no table."""
     missed_lengths: list[int]
-    """How many ids of each feature miss."""
+    """The number of each feature's ids that miss."""
 
 
 class Router:

@@ -70,7 +70,7 @@ class RowOptimizer:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decay: Decay = "none"
-    """How row-wise Adagrad decays weights; the Adams and LAMBs have but one way."""
+    """The way in which row-wise Adagrad decays weights; the Adams and LAMBs have but one way."""
     max_norm: float = 0.0
     """The most that a row's norm may be; 0 anything."""
     beta1: float = 0.9

@@ -43,7 +43,8 @@ class TableFeature:
     feature: str
     table: str
     max_gradient: float | None = None
-    """What the gradients of its output are clipped to here, where TorchRec's kernel leaves it."""
+    """The bound that the gradients of its output are clipped to here, where TorchRec's kernel
+    leaves it."""
 
 
 @dataclass(eq=False)
@@ -59,7 +60,8 @@ class TableGroup:
     optimizer: KeyedOptimizer
     """TorchRec's optimizer of these tables."""
     max_gradient: float | None = None
-    """What the numbers of gradients are clipped to, output by output, before anything sums them."""
+    """The bound that the numbers of gradients are clipped to, output by output, before anything
+    sums them."""
     decays: bool = True
     """Whether TorchRec's kernel decays weights where it is set to."""
 

@@ -65,7 +65,7 @@ class ChosenSizes:
     """Whether they are taken even where the planner behind would have a faster plan, by the
     prices."""
     notices: tuple[Notice, ...] = ()
-    """What of the options is not used, or is used at a loss. Where no table has a size and nothing
+    """The options that are not used, or are used at a loss. Where no table has a size and nothing
     is given here, the planner says itself that it has chosen nothing."""
 
 
@@ -77,7 +77,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     slot: ClassVar[str]
     """The slot whose options it has."""
     kind: ClassVar[str] = "table"
-    """What it gives replicas to, in messages."""
+    """The word for what it gives replicas to, in messages."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.context = context
         """The context of the job that is planned."""
         self.others = others or context.require_others()
-        """What plans the tables that get no replicas, and where those at home are."""
+        """The planner of the tables that get no replicas, and of where those at home are."""
         self.profile_path = profile
         self.num_profile_batches = profile_batches
         self.plan_path = plan
@@ -103,7 +103,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.every: frozenset[str] = frozenset()
         """All tables of that model, on rank 0."""
         self.fused: Mapping[str, Mapping[str, Any]] = {}
-        """What updates each of the model's tables, as TorchRec's `fused_params`."""
+        """The optimizer of each of the model's tables, as TorchRec's `fused_params`."""
         self._left: Mapping[str, str] = {}
         """The tables that the policy is for and tiers cannot be in front of, and why."""
         self.explanation = "No plan has been made yet."
@@ -112,11 +112,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._forced = True
         self._cluster: TierCluster | None = None
         self._tally: Tally | None = None
-        """What all ranks counted, on rank 0 while it plans."""
+        """The counts of all ranks, on rank 0 while it plans."""
         self._no_row: Mapping[str, int] = {}
         """The ids that rank 0 counted of no row, by table."""
         self._counted_words = ""
-        """What was counted for the last plan."""
+        """The words on what was counted for the last plan."""
         self._notices: list[Notice] = []
 
     def take(self, context: Context) -> None:

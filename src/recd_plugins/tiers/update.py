@@ -208,7 +208,7 @@ class GradientDivision:
     """
 
     in_forward: bool | None
-    """What the forward read, if its collectives are synchronous."""
+    """The setting that the forward read, if its collectives are synchronous."""
 
     @classmethod
     def of_forward(cls) -> GradientDivision:

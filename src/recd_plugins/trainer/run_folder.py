@@ -136,7 +136,7 @@ class RunReport:
         self.before: list[dict[str, Any]] = []
         """The lines of metrics that stay; none on a rank that is silent."""
         self.lines = 0
-        """How many metrics.jsonl has."""
+        """The number of lines that metrics.jsonl has."""
         self._began = time.monotonic()
         if not speaks:
             return

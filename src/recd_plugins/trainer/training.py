@@ -46,7 +46,7 @@ class Training:
     settings: TrainSettings
     """The `train` key of registry.yaml."""
     device: torch.device
-    """Where this rank computes."""
+    """The device that this rank computes on."""
     rank: int
     """This rank's number, from 0."""
     world_size: int
@@ -58,7 +58,7 @@ class Training:
     batch: Batch | None = None
     """The batch of the latest step, as it was read; none before the first."""
     labels: tuple[Label, ...] = ()
-    """What the model is trained on: outputs and labels are [B], or [B, T] of T labels."""
+    """The labels that the model learns: outputs and labels are [B], or [B, T] of T labels."""
     outputs: tuple[Tensor, ...] = ()
     """Loss, logits, labels and weights of the latest batch, without a graph."""
     metrics: Mapping[str, float] = field(default_factory=dict)

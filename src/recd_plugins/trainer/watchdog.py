@@ -91,11 +91,11 @@ class Standing:
     marks: int = 0
     """Marks that it has set: fewer than others have, if it is behind."""
     doing: str = ""
-    """What it does since its latest mark."""
+    """The work that it does since its latest mark."""
     waits: bool = False
     """Whether it waits for other ranks."""
     silent: str = ""
-    """What its process does, of a rank that did not answer."""
+    """The state of its process, of a rank that did not answer."""
     stacks: str = ""
     """The stacks of its threads, as faulthandler writes them."""
     at: tuple[str, ...] = ()

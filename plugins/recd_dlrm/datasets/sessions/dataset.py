@@ -88,7 +88,7 @@ class SessionsConfig(Config):
     session_sigma: Annotated[float, Range(gt=0, le=4)] = 1.5
     """The standard deviation of the sizes' logarithm: how heavy the tail is."""
     max_samples_per_session: Annotated[int, Range(ge=1, le=1_000_000)] = 10_000
-    """Where the sizes' tail is cut; the mean holds all the same."""
+    """The size at which the sizes' tail is cut; the mean holds all the same."""
     concurrent_sessions: Annotated[int, Range(ge=1)] = 40_000
     """Sessions open at once: the more, the fewer samples of one session in a batch."""
     session_minutes: Annotated[float, Range(ge=0.001, le=1e6)] = 30.0

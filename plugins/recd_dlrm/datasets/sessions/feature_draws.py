@@ -32,7 +32,7 @@ class FeatureConfig(Config):
     num_ids: Annotated[int, Range(ge=1)]
     """Ids lie in [0, num_ids)."""
     kind: Literal["user", "item"] = "item"
-    """What the feature describes; the label weighs user against item."""
+    """The subject that the feature describes; the label weighs user against item."""
     table: str | None = None
     """Features that name one table share its rows and its hot ids; its own by default."""
     sequence: bool = False
@@ -50,7 +50,7 @@ class FeatureConfig(Config):
     max_length: Annotated[int | None, Range(ge=0, le=100_000)] = None
     """The most ids; four times `length` by default."""
     distribution: Distribution = "zipf"
-    """How often each id is drawn: zipf, half_normal, exponential or uniform."""
+    """The distribution that ids are drawn from: zipf, half_normal, exponential or uniform."""
     skew: Annotated[float | None, Range(gt=0)] = None
     """zipf: its exponent (1.05); half_normal, exponential: scale / num_ids (0.1)."""
     scattered: bool = True

@@ -20,13 +20,13 @@ class Spot(NamedTuple):
     """The file, and its row group."""
     column: str
     first: int = 0
-    """Which row of the chunk the stretch begins with."""
+    """The row of the chunk that the stretch begins with."""
     chunk: int = 0
     """The number of the chunk's first row in the row group."""
     kept: npt.NDArray[np.int64] | None = None
-    """Where rows were left out: which ones are left of the chunk."""
+    """The rows of the chunk that are left, where some were left out."""
     lengths: npt.NDArray[np.int64] | None = None
-    """Where the rows are lists: how many of the values lie in each."""
+    """The number of the values that lie in each row, where the rows are lists."""
 
     def error(self, what: str, cure: str) -> DataError:
         """The error for a column that is not what it should be."""

@@ -60,7 +60,7 @@ class ForeignFile:
     names: tuple[str, ...] = ()
     """Its columns, in order, each under a name of its own."""
     delimiter: str = ","
-    """What parts the fields of `text`."""
+    """The character that parts the fields of `text`."""
     quotes: bool = True
     """Whether `text` may have fields in double quotes."""
     header: bool = True

@@ -30,7 +30,7 @@ class Negatives(Config):
     count: Annotated[int, Range(ge=1)]
     """Samples with label 0 beside each click."""
     by: Literal["popularity", "uniform"] = "popularity"
-    """How likely an item is drawn: as it is clicked, or as any other."""
+    """The probability that an item is drawn: as it is clicked, or as any other."""
     seed: Annotated[int, Range(ge=0)] = 0
     """Same seed, same negatives."""
     items: tuple[str, ...] = ()

@@ -112,7 +112,7 @@ class ColumnEntry:
     column: ColumnSurvey
     part: Part
     value: Any = None
-    """What its entry says."""
+    """The value that its entry has."""
     doubts: list[str] = field(default_factory=list)
 
 
@@ -123,7 +123,7 @@ class Proposal:
     text: str
     """The schema, as commented YAML."""
     doubts: tuple[str, ...]
-    """What a person should look at, each with its column."""
+    """The doubts that a person should look at, each with its column."""
 
     @property
     def schema(self) -> dict[str, Any]:

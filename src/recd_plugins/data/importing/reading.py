@@ -72,7 +72,7 @@ class ColumnTypes:
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     """The type of each column; of those that are not named, text."""
     nulls: tuple[str, ...] = NULLS
-    """What stands for nothing."""
+    """The texts that stand for nothing."""
     parted: Mapping[str, str] = field(default_factory=dict)
     """The columns that are lists, with what parts their elements."""
 
@@ -100,7 +100,7 @@ class Block:
     first: int
     """The number of the first line, or of Parquet's first row, from 1 on."""
     after: Position | None
-    """Where the next block begins; none within a row group, in which no reading begins."""
+    """The start of the next block; none within a row group, in which no reading begins."""
     done: int
     """Bytes of all files, packed, that have been read by then."""
 

@@ -49,9 +49,9 @@ class ColumnSurvey:
 
     name: str
     type: pa.DataType
-    """What it is read as."""
+    """The type that it is read as."""
     seems: Seems
-    """What its values are, or the elements of its lists."""
+    """The kind of its values, or of the elements of its lists."""
     is_list: bool
     width: int | None
     """The length of its lists, where all have the same."""
@@ -100,7 +100,7 @@ class Survey:
     columns: tuple[ColumnSurvey, ...]
     read_as: ColumnTypes
     doubts: tuple[str, ...] = field(default=())
-    """What the sample does not settle."""
+    """The questions that the sample does not settle."""
 
 
 def survey(files: Sequence[ForeignFile]) -> Survey:

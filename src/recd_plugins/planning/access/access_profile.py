@@ -65,9 +65,9 @@ class Profile:
 
     rows: Mapping[str, RowDistribution]
     samples: int = 0
-    """How many were counted; 0 where formulas say."""
+    """The number of samples that were counted; 0 where formulas say."""
     batch_size: int = 0
-    """How many a batch had, as each rank reads them; 0 where nobody knows."""
+    """The number of samples that a batch had, as each rank reads them; 0 where nobody knows."""
 
     def __getitem__(self, name: str) -> RowDistribution:
         if name not in self.rows:
@@ -146,8 +146,8 @@ class Tally:
     bags: dict[str, SampledBags] = field(init=False)
     """Some bags of the tables that are summed."""
     no_row: dict[str, int] = field(default_factory=dict)
-    """How many ids were of no row of the table, where there were any: they are not counted. In
-    training TorchRec looks up another row for each, as do tiers."""
+    """The number of ids that were of no row of the table, where there were any: they are not
+    counted. In training TorchRec looks up another row for each, as do tiers."""
 
     def __post_init__(self) -> None:
         rows = {name: part.num_rows for name, part in self.counted.items()}

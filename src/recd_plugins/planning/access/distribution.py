@@ -44,7 +44,7 @@ class RowDistribution:
     """[R + 1] the share of bags, as they are summed, whose every row is before run r; first that of
     bags without any. None where bags were not counted: rows are taken as drawn one by one then."""
     _by_rank: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
-    """What `by_rank` found, by number of ranks."""
+    """The numbers of rows that `by_rank` found, by number of ranks."""
 
     def __post_init__(self) -> None:
         shapes = {self.counts.shape, self.p.shape, self.presence.shape}

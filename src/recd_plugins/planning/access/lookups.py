@@ -31,7 +31,7 @@ class BatchLookups:
     ids: Mapping[str, Integers]
     """The ids of each feature, bag after bag; of unique samples where it has such."""
     lengths: Mapping[str, Integers]
-    """How many of them each bag has."""
+    """The number of ids in each bag."""
 
     def __getitem__(self, feature: str) -> Integers:
         if feature not in self.ids:

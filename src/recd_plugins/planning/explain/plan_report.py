@@ -96,7 +96,7 @@ class PlanReport:
     """Extra bytes a rank that were allowed; none where memory did not count."""
     frontier: Frontier | None = None
     considered: Mapping[str, Sequence[Considered]] = field(default_factory=dict)
-    """What each collection might have had, by its path."""
+    """The plans that each collection might have had, by its path."""
     own: Ledger | None = None
     """The ledger of TorchRec's own plan, if it is not that of these tables, all left to it."""
 

@@ -79,12 +79,12 @@ class Reached:
     callbacks: dict[str, Any] = field(default_factory=dict)
     """The states of this rank's callbacks, by name."""
     so_far: dict[str, Any] = field(default_factory=dict)
-    """What this rank has counted and reported."""
+    """The state of what this rank has counted and reported."""
     same_end: bool = False
     """Whether the registry has the run end when it would have ended then: its steps and callbacks
     are the same."""
     new_rates: tuple[str, ...] = ()
-    """What holds from here on, where rates are others than those before."""
+    """The rates that hold from here on, where they are others than those before."""
 
 
 class DiskFullError(RecdError):

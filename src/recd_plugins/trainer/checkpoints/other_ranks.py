@@ -55,9 +55,9 @@ class OtherRanks:
     begins_epoch: int | None
     """The epoch with which training goes on otherwise; none if the reader counts none."""
     job: Mapping[str, Any]
-    """What job.json would hold."""
+    """The content that job.json would have."""
     position: Mapping[str, Any]
-    """Where the loader of every rank goes on."""
+    """The position from which the loader of every rank goes on."""
 
     def rank(self, rank: int) -> dict[str, Any]:
         """The content of this rank's file: a rank that is new draws its own random numbers;

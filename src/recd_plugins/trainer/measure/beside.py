@@ -27,7 +27,7 @@ class Beside:
     interval: tuple[float, float] | None = None
     fact: float
     note: str = ""
-    """Where they part: why, and what to do."""
+    """The reason where they part, and what to do."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Beside:
@@ -51,7 +51,7 @@ class Beside:
 
     @property
     def words(self) -> tuple[str, str, str]:
-        """What, the forecast, the fact."""
+        """The quantity, the forecast, the fact."""
         expected = "-" if self.forecast is None else self._number(self.forecast, self.interval)
         return self.what, expected, self._number(self.fact, None)
 

@@ -93,7 +93,7 @@ class PeakMemory:
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
             self.level = torch.cuda.memory_allocated(device)
-            """What was in use when it was made."""
+            """The bytes that were in use when it was made."""
         else:
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # VmHWM falls to VmRSS

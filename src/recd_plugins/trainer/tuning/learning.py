@@ -19,7 +19,7 @@ class Learning:
     samples_per_step: int
     """Samples of all ranks in a step."""
     memory_mib: float
-    """What the rank that needed most needed."""
+    """The memory of the rank that needed most."""
     seconds: Sequence[float]
     """The time of each step."""
     losses: Sequence[float]

@@ -25,7 +25,7 @@ class Trial:
     batch_size: int
     fits: bool
     memory_mib: float | None = None
-    """What the rank that needed most needed; None where it died of memory."""
+    """The memory of the rank that needed most; None where it died of memory."""
     samples_per_second: float | None = None
     """The rate of all ranks; None where it died of memory."""
 
