@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # The system's pip installs into the venv, which needs none of its own (Debian's bare
 # python3.11 cannot make one with it).
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
-# Of 15,000 modules some 3,000 are ever imported: those are compiled then, by whoever is first.
+# All the tests import a third of these 15,000 modules, which are compiled then, once.
 INSTALL := $(PIP) install --quiet --no-compile --no-deps
 LOCK := requirements/$(TARGET).txt
 # The CPU build of torch lies on PyTorch's own index, which has a hash for each Python; where that is

@@ -86,8 +86,8 @@ class RegistryAdvice:
     def values(self) -> dict[str, Any]:
         """The registry that gets it, and what it is expected to take."""
         given, best = self.registry.source.values, self.won[1]
-        values = {key: value for key, value in best.values.items() if key != "strict"}
-        train = {k: v for k, v in (values.get("train") or {}).items() if k != "forecast_ms"}
+        values = {k: v for k, v in best.values.items() if k not in ("strict", "train")}
+        train = {k: v for k, v in (best.values.get("train") or {}).items() if k != "forecast_ms"}
         if best.step.compute.measured:  # else it would be of exchange and lookups alone
             train["forecast_ms"] = float(f"{best.ms:.3g}")
         if train:

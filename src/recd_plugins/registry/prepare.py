@@ -28,20 +28,16 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
             return dataset.prepare(registry.folder, progress)
-    with choice.named("when asked what it is known by"):
-        digest = _digest(choice, dataset.fingerprint())
-    folder = registry.folder / f"{choice.record.name}-{digest}"
-    with _while_written(registry, folder, digest):
+    folders = _folders(registry, choice, dataset)
+    with _while_written(registry, folders):
         with choice.named("when it wrote its tables"):
-            tables = dataset.prepare(folder, progress)
+            tables = dataset.prepare(folders[0], progress)
             if tables.train.source is not None:
                 # A step reads the files as it likes, so their columns are those of the schema.
-                tables = dataset.write(folder, progress)
-        for step in registry.chosen("etl"):
-            digest = _digest(step, digest)
+                tables = dataset.write(folders[0], progress)
+        for step, folder in zip(registry.chosen("etl"), folders[1:], strict=True):
             etl = step.build(context("etl"))
             with step.named("when it ran"):
-                folder = registry.folder / f"{step.record.name}-{digest}"
                 tables = _run(etl, tables, folder, progress)
     return tables
 
@@ -55,10 +51,7 @@ def there(registry: Registry, context: Callable[[str], Context], path: Location)
     dataset: Dataset = choice.build(context("dataset"))
     if dataset.in_place and not registry.chosen("etl"):
         return prepared(registry, context, silent)
-    with choice.named("when asked what it is known by"):
-        digest = _digest(choice, dataset.fingerprint())
-    folder = registry.folder / f"{choice.record.name}-{digest}"
-    *_, last = _folders(registry, folder, digest)
+    *_, last = _folders(registry, choice, dataset)
     if not _are_written([last]):
         return None
     return Tables(train=Table.open(last / "train"), test=Table.open(last / "test"))
@@ -83,12 +76,14 @@ def _is_within(path: Location, folder: Path) -> bool:
     return isinstance(path, Path) and path.is_relative_to(folder.resolve())
 
 
-def _folders(registry: Registry, folder: Path, digest: str) -> list[Path]:
+def _folders(registry: Registry, choice: Choice, dataset: Dataset) -> list[Path]:
     """The folders of the dataset's tables and of what each `etl` step makes of them."""
-    made = [folder]
-    for step in registry.chosen("etl"):
-        digest = _digest(step, digest)
-        made.append(registry.folder / f"{step.record.name}-{digest}")
+    with choice.named("when asked what it is known by"):
+        digest = dataset.fingerprint()
+    made = []
+    for one in (choice, *registry.chosen("etl")):
+        digest = _digest(one, digest)
+        made.append(registry.folder / f"{one.record.name}-{digest}")
     return made
 
 
@@ -97,13 +92,13 @@ def _are_written(folders: list[Path]) -> bool:
 
 
 def _while_written(
-    registry: Registry, folder: Path, digest: str
+    registry: Registry, folders: list[Path]
 ) -> contextlib.AbstractContextManager[object]:
     """A lock for what is still to be written; none where all of it is there, for a folder of
     tables may be another's, which nobody may write into."""
     from filelock import FileLock
 
-    if _are_written(_folders(registry, folder, digest)):
+    if _are_written(folders):
         return contextlib.nullcontext()
     registry.folder.mkdir(parents=True, exist_ok=True)
     lock: contextlib.AbstractContextManager[object] = FileLock(registry.folder / ".lock")
