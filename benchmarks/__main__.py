@@ -1,11 +1,12 @@
 """All suites, one after another; what they find is kept, and RESULTS.md is drawn anew.
 
-    python -m benchmarks [--quick] [--only SUITE...] [--list] [--draw] [-- ARGUMENT...]
+    python -m benchmarks [--quick] [--only SUITE...] [--limits] [--list] [--draw] [-- ARGUMENT...]
 
 Each suite is a process of its own. Its figures go to `benchmarks/results/`, a dated file with the
 conditions that they were measured in; nothing is overwritten. A suite that fails is named at the
-end, and the others are kept. What follows `--` is for the suites themselves: a run of some of a
-suite's settings renews their figures alone.
+end, and the others are kept. `--limits` takes the suites that give figures their limits, and at its
+end prints every limit that is kept; with `--draw` it prints them alone. What follows `--` is for
+the suites themselves: a run of some of a suite's settings renews their figures alone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import time
 
 import torch
 
-from benchmarks.kept import keep
-from benchmarks.pages import draw
+from benchmarks.kept import keep, kept_results
+from benchmarks.pages import draw, limit_rows
 from benchmarks.suites import SUITES, Suite
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
     parser.add_argument("--only", nargs="+", metavar="SUITE", help="these suites alone")
+    parser.add_argument("--limits", action="store_true", help="suites with limits; prints these")
     parser.add_argument("--list", action="store_true", help="which suites there are")
     parser.add_argument("--draw", action="store_true", help="draw the pages and measure nothing")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="for the suites")
@@ -36,8 +38,11 @@ def main() -> None:
             print(f"{suite.name:20} {suite.minutes:3.0f} min  {suite.about}")
         return
     if not options.draw:
-        failed = measured(_chosen(options.only), options.quick, options.arguments)
+        chosen = [one for one in _chosen(options.only) if one.limits or not options.limits]
+        failed = measured(chosen, options.quick, options.arguments)
     draw()
+    if options.limits:
+        print(*limit_rows(kept_results()), sep="\n")
     if not options.draw and failed:
         raise SystemExit(f"error: {', '.join(failed)} failed; what it printed is above.")
 

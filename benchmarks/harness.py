@@ -28,6 +28,7 @@ from rich.table import Table
 __all__ = [
     "ALLOCATOR",
     "Figure",
+    "Limit",
     "Report",
     "Round",
     "alternate",
@@ -53,6 +54,16 @@ PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "pyarrow", "num
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The bound of a figure by the work that nobody can leave out."""
+
+    value: float
+    """In the figure's unit."""
+    of: str
+    """What that work is, and what it leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figure:
     """One measured number."""
 
@@ -64,7 +75,9 @@ class Figure:
     target: float | None = None
     """What `value` should reach."""
     at_most: bool = False
-    """Whether `value` should not exceed its target: a time, say."""
+    """Whether `value` should not exceed its target, or lies above its limit: a time, say."""
+    limit: Limit | None = None
+    """What bounds `value`."""
     spread: float | None = None
     """The interquartile range over the rounds, as a share of the median."""
     note: str = ""
@@ -74,6 +87,14 @@ class Figure:
         if self.target is None:
             return None
         return self.value <= self.target if self.at_most else self.value >= self.target
+
+    @property
+    def share(self) -> float | None:
+        """The share of its limit that `value` reaches: 1 at the limit."""
+        if self.limit is None or not self.value or not self.limit.value:
+            return None
+        reached = self.value / self.limit.value
+        return 1 / reached if self.at_most else reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,21 +220,24 @@ def print_json(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figu
 
 def shown(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """Figures as JSON has them."""
-    return [dataclasses.asdict(one) | {"met": one.met} for one in figures]
+    return [dataclasses.asdict(one) | {"met": one.met, "share": one.share} for one in figures]
 
 
 def print_table(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
     """The table that a suite prints by default, and its conditions."""
-    table = Table("figure", "value", "baseline", "target", "met", "spread", "note", title=suite)
+    columns = ("figure", "value", "limit", "share", "baseline", "target", "met", "spread", "note")
+    table = Table(*columns, title=suite)
     for one in figures:
         table.add_row(
             one.name,
             f"{one.value:,.4g} {one.unit}",
+            "" if one.limit is None else f"{one.limit.value:,.4g}",
+            "" if one.share is None else f"{one.share:.0%}",
             "" if one.baseline is None else f"{one.baseline:,.4g}",
             "" if one.target is None else f"{'≤' if one.at_most else '≥'} {one.target:,.4g}",
             {None: "", True: "yes", False: "no"}[one.met],
             "" if one.spread is None else f"{one.spread:.1%}",
-            one.note,
+            "; ".join(filter(None, (one.note, one.limit and f"limit: {one.limit.of}"))),
         )
     console = Console()
     console.print(table)

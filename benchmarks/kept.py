@@ -121,6 +121,22 @@ class KeptFigure:
         return f"{'≤' if self.values['at_most'] else '≥'} {_rounded(target)}"
 
     @property
+    def limit(self) -> Mapping[str, Any] | None:
+        """Its `value` and what it is `of`; files that are older than limits have none."""
+        limit: Mapping[str, Any] | None = self.values.get("limit")
+        return limit
+
+    @property
+    def shown_limit(self) -> str:
+        return "" if self.limit is None else _rounded(self.limit["value"])
+
+    @property
+    def share(self) -> str:
+        """Of its limit."""
+        share = self.values.get("share")
+        return "" if share is None else f"{share:.0%}"
+
+    @property
     def met(self) -> bool | None:
         met: bool | None = self.values["met"]
         return met

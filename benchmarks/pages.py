@@ -1,4 +1,4 @@
-"""RESULTS.md and README's table, drawn from the results that are kept."""
+"""RESULTS.md and the tables of README and docs/limits.md, drawn from the results that are kept."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from pathlib import Path
 from benchmarks.kept import KeptFigure, KeptResult, histories, kept_results, noise
 from benchmarks.suites import SUITES, Suite
 
-__all__ = ["HEADLINES", "Headline", "draw", "headline_rows", "results_page"]
+__all__ = ["HEADLINES", "LIMITS", "Headline", "draw", "headline_rows", "limit_rows", "results_page"]
 
 ROOT = Path(__file__).parents[1]
-PAGE, README = ROOT / "RESULTS.md", ROOT / "README.md"
+PAGE, README, LIMITS = ROOT / "RESULTS.md", ROOT / "README.md", ROOT / "docs" / "limits.md"
 ABOUT = """\
 `python -m benchmarks` draws this page from the files of [benchmarks/results](benchmarks/results).
 They have every figure with its conditions: machine, versions, load, seed, commit. Both sides of a
 figure are measured in one run; a figure is the median of its rounds, its spread their interquartile
-range. `python -m benchmarks.compare COMMIT COMMIT` says what got slower beyond noise."""
+range. `python -m benchmarks.compare COMMIT COMMIT` says what got slower beyond noise. A limit is
+the bound of a figure by the work that nobody can leave out, and the share is what is reached of it:
+[docs/limits.md](docs/limits.md) says what each limit is made of."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
@@ -85,13 +87,13 @@ HEADLINES = (
 
 
 def draw() -> None:
-    """Write both pages anew."""
+    """Write all pages anew."""
     results = kept_results()
     PAGE.write_text(results_page(results))
-    text = README.read_text()
-    table = "\n".join(headline_rows(results))
     block = re.compile(f"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
-    README.write_text(block.sub(lambda _: f"{table}\n", text))
+    for page, rows in ((README, headline_rows(results)), (LIMITS, limit_rows(results))):
+        table = "\n".join(rows)
+        page.write_text(block.sub(lambda _, table=table: f"{table}\n", page.read_text()))
 
 
 def headline_rows(results: Sequence[KeptResult]) -> Iterator[str]:
@@ -114,6 +116,25 @@ def _newest(results: Sequence[KeptResult], headline: Headline) -> KeptFigure | N
             if history[-1].name.startswith(headline.figure):
                 return history[-1]
     return None
+
+
+def limit_rows(results: Sequence[KeptResult]) -> Iterator[str]:
+    """The table of docs/limits.md: every figure with a limit, of the newest run that has it."""
+    yield "| figure | value | limit | share | what the limit is made of | run |"
+    yield "|---|---|---|---|---|---|"
+    newest: dict[str, KeptFigure] = {}
+    for result in reversed(results):
+        for values in result.figures:
+            if values.get("limit"):
+                newest.setdefault(values["name"], KeptFigure(values=values, of=result))
+    order = {suite.name: place for place, suite in enumerate(SUITES)}
+    for one in sorted(newest.values(), key=lambda each: order.get(each.of.suite, len(order))):
+        assert one.limit is not None
+        load = one.of.conditions["machine"]["load_average_before"]
+        run = f"{one.of.suite}{', quick' * one.of.quick}, {one.of.date}, load {load}"
+        made_of = _cell(one.limit["of"])
+        cells = (_cell(one.name), one.shown, one.shown_limit, one.share, made_of, run)
+        yield f"| {' | '.join(cells)} |"
 
 
 def results_page(results: Sequence[KeptResult]) -> str:
@@ -157,8 +178,8 @@ def _section(
         f"load {machine['load_average_before']} before it; {packages}."
     )
     yield ""
-    yield "| figure | value | target | | spread | trend |"
-    yield "|---|---|---|---|---|---|"
+    yield "| figure | value | limit | share | target | | spread | trend |"
+    yield "|---|---|---|---|---|---|---|---|"
     for history in figures:
         yield _row(history, run)
 
@@ -173,6 +194,8 @@ def _row(history: Sequence[KeptFigure], run: KeptResult) -> str:
     cells = (
         _cell(one.name),
         one.shown,
+        one.shown_limit,
+        one.share,
         one.target,
         met,
         "" if spread is None else f"{spread:.0%}",

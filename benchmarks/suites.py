@@ -21,6 +21,8 @@ class Suite:
     """What a quick run is given beside; nothing where every run is quick."""
     minutes: float
     """How long a full run takes on two cores."""
+    limits: bool = False
+    """Whether it gives figures their limits."""
     needs_cuda: bool = False
     """Whether it is left out where there is no GPU."""
 
@@ -40,16 +42,19 @@ SUITES = (
         module="combined",
         about="RM1 on two nodes of two ranks behind 200 mbit, with one paper after the other.",
         minutes=9,
+        limits=True,
     ),
     Suite(
         module="recd_data",
         about="RecD from logs to batches: files, shards, conversion, preprocessing.",
         minutes=15,
+        limits=True,
     ),
     Suite(
         module="recd_train",
         about="The models of RecD's paper, trained on unique samples and on plain KJTs.",
         minutes=20,
+        limits=True,
     ),
     Suite(
         module="attention",
@@ -60,11 +65,13 @@ SUITES = (
         module="flexshard",
         about="FlexShard's plans and prices, and steps on an emulated cluster.",
         minutes=18,
+        limits=True,
     ),
     Suite(
         module="scars",
         about="SCARS's formulas, coalescing, caches, hot batches and large tables.",
         minutes=10,
+        limits=True,
     ),
     Suite(
         module="trainers.pooled",
@@ -115,16 +122,19 @@ SUITES = (
         module="dsi",
         about="Layouts of tables, and transforms beside their plain Python references.",
         minutes=3,
+        limits=True,
     ),
     Suite(
         module="reader",
         about="The local reader, beside pyarrow reading the same row groups.",
         minutes=1,
+        limits=True,
     ),
     Suite(
         module="service",
         about="The reader service, beside the local reader, and with workers that are killed.",
         minutes=4,
+        limits=True,
     ),
     Suite(
         module="gpu",

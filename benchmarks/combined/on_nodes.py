@@ -37,6 +37,7 @@ def on_nodes(
         counted=batches,
         weighed=1,
         sent=bytes_sent,
+        profiled=(PLAIN,),
     )
     # Plain TorchRec all-reduces nothing but the dense gradients.
     size = sum(steps[PLAIN].traffic["all_reduce"].values())

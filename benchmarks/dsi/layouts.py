@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import Figure, alternate, dropped
+from benchmarks.harness import Figure, Limit, alternate, dropped
 from benchmarks.recd_data.quotient import quotient
 from recd_plugins.data.layout import layout_of
 from recd_plugins.data.rewrite import RewriteConfig, flattened, rewrite
@@ -89,6 +89,12 @@ def reordering(
         for path, coalesce in ((source, False), (target, True))
     )
     foretold = layout_of(target).reading(names)
+    footer = pq.read_metadata(only_file(target))
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
+    least = sum(
+        one.total_compressed_size for one in chunks if one.path_in_schema.split(".")[0] in names
+    )
     return [
         Figure(
             name="reordered and coalesced, I/Os",
@@ -96,6 +102,7 @@ def reordering(
             unit="x fewer",
             baseline=1.0,
             target=8,
+            limit=Limit(value=before[0] / len(groups), of="one I/O a stripe"),
             note=f"{before[0]} and {after[0]} for {wanted} of {columns} columns in 2 stripes; "
             f"`recd data layout` foretells {foretold.ios}",
         ),
@@ -106,6 +113,7 @@ def reordering(
             baseline=1.0,
             target=1.05,
             at_most=True,
+            limit=Limit(value=least / before[1], of="the bytes of the wanted columns alone"),
             note=f"{before[1]:,} and {after[1]:,} bytes; `recd data layout` foretells "
             f"{foretold.read:,}",
         ),

@@ -10,7 +10,8 @@ from benchmarks.flexshard.emulated import EmulatedCluster, Measured
 from benchmarks.flexshard.grid import BUDGET, Setting, candidates, chosen
 from benchmarks.flexshard.observed import Observed
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
-from benchmarks.harness import Figure
+from benchmarks.harness import Figure, Limit
+from benchmarks.limits import link_seconds
 from recd_plugins.planning.cost import Prices
 
 __all__ = ["Bench"]
@@ -45,8 +46,18 @@ class Bench:
                 note=f"{_megabytes(sent[0])} and {_megabytes(sent[1])} MB a node and step; "
                 f"{setting}; {_shown(choice)}",
             )
+            least = link_seconds(sent[1], setting.mbit)
             yield self._faster(
-                f"saturated hot rows, step against {name}", measured, choice, base, faster
+                f"saturated hot rows, step against {name}",
+                measured,
+                choice,
+                base,
+                faster,
+                limit=Limit(
+                    value=measured.seconds(base) / least,
+                    of=f"our plan's bytes on a link of {setting.mbit} mbit: {1e3 * least:,.0f} ms; "
+                    "what ranks compute is left out, and so are latencies",
+                ),
             )
 
     def no_skew(self, cluster: EmulatedCluster, setting: Setting) -> Iterator[Figure]:
@@ -114,6 +125,7 @@ class Bench:
         base: Side,
         target: float,
         note: str = "",
+        limit: Limit | None = None,
     ) -> Figure:
         gain, spread = measured.faster(choice, base)
         times = [1e3 * measured.seconds(side) for side in (base, choice)]
@@ -129,6 +141,7 @@ class Bench:
             unit="x faster",
             baseline=1.0,
             target=target,
+            limit=limit,
             spread=spread,
             note="; ".join([*notes, note] if note else notes),
         )

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.flexshard.paper import PRICES
-from benchmarks.harness import Figure, spread
+from benchmarks.harness import Figure, Limit, spread
 from benchmarks.recd_train.memory import give_back
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.collectives import CollectiveSequence, Layout, Nodes
@@ -45,6 +45,11 @@ def k_of_replicas(runs: int) -> Figure:
         baseline=PRICES.k,
         target=1.7,
         at_most=True,
+        limit=Limit(
+            value=1 + 1 / DIM,
+            of="the rows and the optimizer's number for each; gradients under way, the router and "
+            "buffers are left out",
+        ),
         spread=spread(found),
         note=f"{NUM_ROWS:,} rows x {DIM}, row-wise Adagrad, an update of all of them; resident "
         f"memory of the fullest of {RANKS} ranks in nodes of {RANKS_PER_NODE}, {runs} runs; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.harness import Figure, Round, spread
+from benchmarks.harness import Figure, Limit, Round, spread
 
 __all__ = ["quotient"]
 
@@ -18,6 +18,7 @@ def quotient(
     target: float | None = None,
     at_most: bool = False,
     unit: str = "x",
+    limit: Limit | None = None,
     note: str = "",
 ) -> Figure:
     """The median of above / below, of the wall times of each round; the times in the note."""
@@ -31,6 +32,7 @@ def quotient(
         baseline=1.0,
         target=target,
         at_most=at_most,
+        limit=limit,
         spread=spread(values),
         note=f"{walls}; {note}" if note else walls,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.harness import Figure
+from benchmarks.harness import Figure, Limit
 from benchmarks.models import groups
 from benchmarks.recd_train.measured import BASELINE, MeasuredTraining, megabytes
 from benchmarks.recd_train.ranks import WARM_UP, resident_memory, take_turns
@@ -81,7 +81,7 @@ class TrainBench:
             megabytes(ablation.sides[name].exchanged) for name in (BASELINE, "+ O5, O6", "+ O7")
         ]
         return [
-            ablation.faster("RM1-like step, S = 16.5", "+ O7", target=4),
+            ablation.faster("RM1-like step, S = 16.5", "+ O7", target=4, limited=True),
             ablation.faster(
                 "O5 + O6 alone, RM1-like step",
                 "+ O5, O6",
@@ -109,14 +109,14 @@ class TrainBench:
         one = self._turns(self.workload("rm1", samples_per_session=1), PAIR)
         note = "the same groups as at S = 16.5"
         return [
-            four.faster("RM1-like step, S = 4", "RecD", target=2.2),
-            one.faster("throughput at S = 1", "RecD", target=0.95, note=note),
+            four.faster("RM1-like step, S = 4", "RecD", target=2.2, limited=True),
+            one.faster("throughput at S = 1", "RecD", target=0.95, limited=True, note=note),
         ]
 
     def others(self) -> list[Figure]:
         return [
             self._turns(self.workload(model), PAIR).faster(
-                f"{model.upper()}-like step", "RecD", target=target
+                f"{model.upper()}-like step", "RecD", target=target, limited=True
             )
             for model, target in (("rm2", 1.4), ("rm3", 1.5))
         ]
@@ -155,6 +155,10 @@ class TrainBench:
                 unit="x fewer",
                 baseline=1.0,
                 target=0.9 * factor,
+                limit=Limit(
+                    value=factor,
+                    of="the DedupeFactor: ids and rows of unique samples; lengths are left out",
+                ),
                 note=f"target: 0.9 x DedupeFactor {factor:.2f}; MB a rank and step: {phases}",
             )
         ]
@@ -199,6 +203,7 @@ class TrainBench:
             warm_up=self.warm_up,
             weighed=weighed,
             reading=reading,
+            profiled=() if reading else (BASELINE,),
         )
         steps = {
             name: dataclasses.replace(

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.harness import Figure, spread
+from benchmarks.harness import Figure, Limit, spread
+from benchmarks.limits import least_step
 from benchmarks.recd_train.ranks import TrainSteps
 
 __all__ = ["BASELINE", "MeasuredTraining", "megabytes"]
@@ -36,8 +37,15 @@ class MeasuredTraining:
         return [100 * mine / other for mine, other in pairs]
 
     def faster(
-        self, name: str, side: str, *, target: float | None = None, note: str = ""
+        self,
+        name: str,
+        side: str,
+        *,
+        target: float | None = None,
+        limited: bool = False,
+        note: str = "",
     ) -> Figure:
+        """`limited`: the side pools unique samples, so that its limit is theirs."""
         ours, theirs = self.sides[side], self.sides[BASELINE]
         times = [1e3 * statistics.median(one.seconds) for one in (theirs, ours)]
         notes = [
@@ -52,8 +60,24 @@ class MeasuredTraining:
             unit="x faster",
             baseline=1.0,
             target=target,
+            limit=self.limit(side) if limited else None,
             spread=spread(self.gains(side)),
             note="; ".join([*notes, note] if note else notes),
+        )
+
+    def limit(self, side: str) -> Limit | None:
+        """How many times faster a side can be by its unique samples; none if the baseline was not
+        profiled."""
+        plain, ours = self.sides[BASELINE], self.sides[side]
+        if not plain.parts:
+            return None
+        least = least_step(plain.parts, ours.deduplicated, ours.dedupe_factor)
+        parts = ", ".join(f"{part} {time:,.0f}" for part, time in plain.parts.items())
+        return Limit(
+            value=1 / least,
+            of=f"the baseline's step ({parts} ms): pooling over the DedupeFactor "
+            f"{ours.dedupe_factor:.2f}, lookups, exchanges and waiting over it for "
+            f"{ours.deduplicated:.0%} of the ids, all else as it is; expanding is left out",
         )
 
     def lighter(self, name: str, side: str, *, target: float, note: str = "") -> Figure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
@@ -23,12 +23,15 @@ from recd_plugins.slots import Loader
 from recd_plugins.stack import Stack, load
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.measure.memory import PeakMemory
+from recd_plugins.trainer.measure.step_profiler import StepProfiler
 from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter
 
 __all__ = ["WARM_UP", "TrainSteps", "resident_memory", "take_turns"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
+PROFILED = 3
+"""Steps of a side that are profiled, if it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +52,26 @@ class TrainSteps:
     """Ids of deduplicated features, in the batches as they were."""
     ids_kept: int
     """Ids of them that the batches keep."""
+    ids_plain: int = 0
+    """Ids of the other features."""
     memory: list[int]
     """Bytes of tensors that a step holds at once, at most; of each of those weighed."""
     hot: float = 0.0
     """The share of held batches that are hot."""
     sent: float = 0.0
     """Bytes that leave in a step by the counter that `take_turns` was given; 0 without one."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Milliseconds of each part of a step, mean over ranks; empty unless it was profiled."""
 
     @property
     def dedupe_factor(self) -> float:
         """1 where nothing is deduplicated."""
         return self.ids / self.ids_kept if self.ids_kept else 1.0
+
+    @property
+    def deduplicated(self) -> float:
+        """The share of all ids, as they were, that are of deduplicated features."""
+        return self.ids / (self.ids + self.ids_plain) if self.ids else 0.0
 
     @property
     def exchanged(self) -> float:
@@ -78,14 +90,15 @@ def take_turns(
     weighed: int = 0,
     reading: bool = False,
     sent: Callable[[], int] | None = None,
+    profiled: Collection[str] = (),
     device: torch.device = CPU,
 ) -> dict[str, TrainSteps]:
     """A step of each side, again and again, each round the other way about; the first `warm_up`
     rounds do not count.
 
     The batches are held ready, or with `reading` come from the reader, within the step. Then
-    follow `counted` steps for the traffic, with what a counter `sent` goes up by, and `weighed` for
-    the memory.
+    follow `counted` steps for the traffic, with what a counter `sent` goes up by, `weighed` for
+    the memory, and some of the sides in `profiled` under the profiler.
     """
     trainings = {
         name: _Training(workload, side, None if reading else batches, device)
@@ -97,7 +110,10 @@ def take_turns(
             for name in names:
                 trainings[name].step(counts=number >= warm_up)
             names.reverse()
-    return {name: training.finish(counted, weighed, sent) for name, training in trainings.items()}
+    return {
+        name: training.finish(counted, weighed, sent, profiled=name in profiled)
+        for name, training in trainings.items()
+    }
 
 
 def resident_memory(
@@ -157,7 +173,12 @@ class _Training:
             self._cpu.append(time.process_time() - cpu)
 
     def finish(
-        self, counted: int, weighed: int, sent: Callable[[], int] | None = None
+        self,
+        counted: int,
+        weighed: int,
+        sent: Callable[[], int] | None = None,
+        *,
+        profiled: bool = False,
     ) -> TrainSteps:
         dist.barrier()
         before = sent() if sent is not None else 0
@@ -182,10 +203,25 @@ class _Training:
                 dedup.dedupe_factor() * count for dedup, count in zip(dedups, kept, strict=True)
             ),
             ids_kept=sum(kept),
+            ids_plain=sum(batch.features.values().numel() for batch in self._held),
             memory=[tensor_memory(self._progress) for _ in range(weighed)],
             hot=sum(batch.hot for batch in self._held) / max(len(self._held), 1),
             sent=(after - before) / max(counted, 1),
+            parts=self._profiled() if profiled else {},
         )
+
+    def _profiled(self) -> dict[str, float]:
+        """All ranks profile the same steps."""
+        profiler = StepProfiler(
+            self._job.model, self._device, start=0, stop=PROFILED + 4, after=1, steps=PROFILED
+        )
+        number = 1  # it warms up in this one
+        while True:
+            with profiler.step(number):
+                self._progress()
+            if profiler.ends(number):
+                return profiler.finish(None)
+            number += 1
 
     def _progress(self) -> None:
         self._loss, *_ = self._job.pipeline.progress(self._batches)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
-from benchmarks.harness import Figure, spread
+from benchmarks.harness import Figure, Limit, spread
+from benchmarks.limits import link_seconds
 from benchmarks.scars.clicks import Clicks
 from benchmarks.scars.steps import ScarsSide, Steps, trained
 from benchmarks.scars.tables import UNIFORM
@@ -76,6 +77,7 @@ class EmulatedLink:
             unit="x faster",
             baseline=1.0,
             target=target,
+            limit=_of_link(statistics.median(plain.seconds), statistics.mean(ours.sent)),
             spread=spread(gains),
             note=f"{_ms(plain.seconds)} and {_ms(ours.seconds)} ms, {_mb(plain.sent)} and "
             f"{_mb(ours.sent)} MB out of a rank; {clicks.tables} x {clicks.lookups} lookups, B = "
@@ -97,6 +99,12 @@ class EmulatedLink:
             unit="x faster",
             baseline=1.0,
             target=3.0,
+            limit=_of_link(
+                normal,
+                statistics.mean(
+                    sent for sent, hot in zip(found.sent, found.hot, strict=True) if hot
+                ),
+            ),
             spread=spread(kinds[True]),
             note=f"{1e3 * hot:,.0f} and {1e3 * normal:,.0f} ms, {len(kinds[True])} hot of "
             f"{len(found.hot)}; {clicks.law}, {share:.1%} of lookups cached, B = {batch_size}",
@@ -185,6 +193,16 @@ def over_the_link(quick: bool) -> list[Figure]:
             link.no_skew(200_000, 1024),
             link.epoch(learned, sizes, samples=163_840, share=0.9999, target=6.0),
         ]
+
+
+def _of_link(seconds: float, sent: float) -> Limit:
+    """The limit of a side that sends so many bytes, beside one that takes so many seconds."""
+    least = link_seconds(sent, MBIT)
+    return Limit(
+        value=seconds / least,
+        of=f"the bytes that our side sends, on a link of {MBIT} mbit: {1e3 * least:,.1f} ms; what "
+        "ranks compute is left out, and so are latencies",
+    )
 
 
 def _soonest(trainings: Mapping[int, Learning], loss: float, window: int) -> tuple[int, float]:

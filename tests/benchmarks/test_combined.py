@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from benchmarks.combined.__main__ import figures
-from benchmarks.combined.additions import ALL, CLUSTER_MODELS, OnCluster
+from benchmarks.combined.additions import ALL, CLUSTER_MODELS, PLAIN, OnCluster
 from benchmarks.combined.on_nodes import NodeSteps
 from benchmarks.recd_train.ranks import TrainSteps
 from recd_plugins.planning.topology import PRESETS, save_topology
@@ -48,6 +50,23 @@ def test_figures_leave_out_the_dense_gradients() -> None:
     assert (fewer.value, fewer.met) == (1_000 / 20, True)
     memory = found["the step's memory, all together"]
     assert (memory.value, memory.met) == (30.0, False)
+
+
+def test_the_limit_is_the_longer_of_computing_and_sending() -> None:
+    chosen, parts = CLUSTER_MODELS["rm1"], {"pooling": 800.0, "dense": 200.0, "exposed": 999.0}
+    sides = {name: _steps(seconds=2.0, sent=1_100.0, memory=100) for name in chosen.sides}
+    sides[PLAIN] = dataclasses.replace(sides[PLAIN], parts=parts, ids_plain=80)
+    ours = _steps(seconds=0.5, sent=5e6, memory=30)
+    sides[ALL] = dataclasses.replace(ours, ids=80, ids_kept=10)
+    cores = len(os.sched_getaffinity(0))
+    computing = 4 * 2.0 * (800 / 8 + 200) / 1000 / cores  # over a factor of 8
+    for mbit, least in ((1_000_000, computing), (4, 10.0)):
+        ranks = [NodeSteps(sides=sides, dense=100)] * 4
+        found = {one.name: one for one in figures(ranks, "rm1", mbit)}
+        faster = found["all together, against plain TorchRec"]
+        assert faster.limit is not None
+        assert faster.limit.value == pytest.approx(2.0 / least)
+        assert faster.share == pytest.approx(4.0 * least / 2.0)
 
 
 def _steps(*, seconds: float, sent: float, memory: int) -> TrainSteps:

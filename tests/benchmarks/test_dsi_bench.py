@@ -23,6 +23,11 @@ def test_each_figure_is_there_and_layouts_are_counted(tmp_path: Path) -> None:
     ios, read = reordering(tmp_path / "order", rows=200, columns=40, wanted=8)
     assert (ios.met, read.met) == (True, True)
     assert "foretells 2" in ios.note
+    assert ios.share == 1
+    assert read.share is not None
+    assert 0.9 < read.share <= 1
+    assert unique.limit is not None
+    assert unique.limit.value == pytest.approx(8)
     whole, layout = over_s3(tmp_path / "s3", 1, rows=400, columns=40, wanted=8)
     assert (whole.target, layout.target) == (3, None)
     assert "18, 4 and 4 requests" in whole.note

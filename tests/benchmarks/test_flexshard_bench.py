@@ -89,6 +89,9 @@ def test_the_router_is_explained_by_id_and_row() -> None:
     assert time.value > 0
     assert memory.met
     assert memory.value > 64 / 48  # a word for 48 rows, and the second bitmap
+    assert time.limit is not None
+    assert time.limit.value > 0
+    assert memory.share == pytest.approx((0.3955 + 5 / 64 * 0.2864) / memory.value, abs=1e-3)
 
 
 def test_the_suite_on_a_tiny_cluster(tmp_path: Path) -> None:

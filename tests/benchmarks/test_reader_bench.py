@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 TOY = """
 import os
-from benchmarks.harness import ALLOCATOR, Figure, Report, alternate, main, spread
+from benchmarks.harness import ALLOCATOR, Figure, Limit, Report, alternate, main, spread
 
 def measure(quick):
     order = []
@@ -28,7 +28,15 @@ def measure(quick):
     assert all(os.environ[name] == value for name, value in ALLOCATOR.items())
     return Report(
         figures=[
-            Figure(name="half", value=0.5, unit="s", baseline=1, target=0.6, spread=spread([1, 2])),
+            Figure(
+                name="half",
+                value=0.5,
+                unit="s",
+                baseline=1,
+                target=0.6,
+                limit=Limit(value=1.0, of="a whole"),
+                spread=spread([1, 2]),
+            ),
             Figure(name="free", value=2, unit="s"),
         ],
         settings={"rows": 1 if quick else 2},
@@ -67,16 +75,18 @@ def test_json_is_one_object_and_nothing_else():
         "baseline": 1,
         "target": 0.6,
         "at_most": False,
+        "limit": {"value": 1.0, "of": "a whole"},
+        "share": 0.5,
         "spread": pytest.approx(1 / 3),
         "note": "",
         "met": False,
     }
-    assert free["target"] is free["met"] is None
+    assert free["target"] is free["met"] is free["limit"] is free["share"] is None
 
 
 def test_without_json_a_table_with_its_conditions():
     printed = run("-c", TOY).stdout
-    for part in ("half", "0.5 s", "no", "33.3%", "MALLOC_MMAP_THRESHOLD_", "seed: 3"):
+    for part in ("half", "0.5 s", "50%", "no", "33.3%", "MALLOC_MMAP_THRESHOLD_", "seed: 3"):
         assert part in printed
 
 
@@ -104,6 +114,10 @@ def test_the_readers_suite_on_a_small_table(tmp_path):
     share = figures["reader, share of pyarrow's rows/s"]
     assert share["target"] == 0.6
     assert share["met"] == (share["value"] >= 0.6)
+    for figure in (share, figures["reader, CPU per million rows"]):
+        assert figure["limit"]["value"] > 0
+        assert figure["share"] > 0
+    assert share["limit"]["value"] <= 1
     rates = figures["reader, rows/s"]
     assert rates["value"] > 0 < rates["baseline"]
     assert printed["conditions"]["settings"]["rows"] == 3000

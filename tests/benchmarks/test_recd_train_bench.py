@@ -135,6 +135,13 @@ def test_the_suite_on_tiny_models(gloo_pool: GlooPool, tmp_path: Path) -> None:
         assert figures[name].note
     # What no load of the machine changes.
     assert figures["all-to-all bytes over deduplicated features"].met
+    share = figures["all-to-all bytes over deduplicated features"].share
+    assert share is not None
+    assert 0.9 < share <= 1.05
+    for name in ("RM1-like step, S = 16.5", "RM3-like step", "throughput at S = 1"):
+        limit = figures[name].limit
+        assert limit is not None
+        assert 1 <= limit.value <= ablation.sides["+ O7"].dedupe_factor * 2
     assert figures["step memory, RM1-like"].value < 50
     plain, lookups, recd, _ = ablation.sides.values()
     assert recd.dedupe_factor > 3

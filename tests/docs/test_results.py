@@ -10,7 +10,16 @@ import pytest
 
 from benchmarks import compare
 from benchmarks.kept import KeptResult, kept_results
-from benchmarks.pages import BEGIN, END, PAGE, README, headline_rows, results_page
+from benchmarks.pages import (
+    BEGIN,
+    END,
+    LIMITS,
+    PAGE,
+    README,
+    headline_rows,
+    limit_rows,
+    results_page,
+)
 
 CONDITIONS = {
     "machine": {"cpu": "one", "cores": 2, "load_average_before": 0.1},
@@ -33,9 +42,10 @@ def result(commit: str, *figures: dict[str, Any], date: str = "2026-01-01") -> K
 def test_the_pages_are_drawn_from_what_is_kept() -> None:
     results = kept_results()
     assert PAGE.read_text() == results_page(results), "python -m benchmarks --draw"
-    _, _, rest = README.read_text().partition(f"{BEGIN}\n")
-    table, _, _ = rest.partition(END)
-    assert table == "\n".join(headline_rows(results)) + "\n", "python -m benchmarks --draw"
+    for page, rows in ((README, headline_rows(results)), (LIMITS, limit_rows(results))):
+        _, _, rest = page.read_text().partition(f"{BEGIN}\n")
+        table, _, _ = rest.partition(END)
+        assert table == "\n".join(rows) + "\n", "python -m benchmarks --draw"
 
 
 def test_the_readme_is_short_and_has_no_figure_twice() -> None:
@@ -68,14 +78,28 @@ def test_a_page_has_misses_and_the_trend() -> None:
     )
     page = results_page([before, after])
     assert "Of 1 figures with a target, 0 meet it." in page
-    assert "| a step | 4.1x faster |  |  | 5% | as before |" in page
-    assert "| bytes | 7x faster | ≥ 8 | **missed** | 5% | -22% since abc |" in page
+    assert "| a step | 4.1x faster |  |  |  |  | 5% | as before |" in page
+    assert "| bytes | 7x faster |  |  | ≥ 8 | **missed** | 5% | -22% since abc |" in page
+
+
+def test_a_limit_stands_beside_its_figure() -> None:
+    """Of the newest run that has it; older files have none."""
+    limit = {"value": 8.0, "of": "bytes over the link"}
+    results = [
+        result("abc", figure("a step", 4.0, limit=limit, share=0.5), figure("old", 1.0)),
+        result("def", figure("a step", 6.0, limit=limit, share=0.75), date="2026-02-01"),
+    ]
+    assert "| a step | 6x faster | 8 | 75% |  |  | 5% | +50% since abc |" in results_page(results)
+    (row,) = list(limit_rows(results))[2:]
+    assert row.startswith(
+        "| a step | 6x faster | 8 | 75% | bytes over the link | combined, 2026-02"
+    )
 
 
 def test_what_a_run_left_out_stays_as_it_was() -> None:
     before = result("abc", figure("a step", 4.0), figure("another", 1.0))
     page = results_page([before, result("def", figure("a step", 4.0), date="2026-02-01")])
-    assert "| another | 1x faster |  |  | 5% | of 2026-01-01, abc |" in page
+    assert "| another | 1x faster |  |  |  |  | 5% | of 2026-01-01, abc |" in page
 
 
 @pytest.mark.parametrize(

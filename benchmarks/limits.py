@@ -1,0 +1,131 @@
+"""The work that nobody can leave out, by which figures are bounded: computed from counts, or
+measured beside the figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugins.data.table import Table
+
+__all__ = [
+    "alone",
+    "copies",
+    "decoding",
+    "entropy",
+    "least_step",
+    "link_seconds",
+    "reads",
+    "without_repeats",
+]
+
+Numbers = npt.NDArray[Any]
+
+DEDUPLICATED = frozenset({"pooling", "lookup", "exchange", "exposed"})
+"""The parts of a step that take a part of the time where a part of the ids is left."""
+
+
+def least_step(parts: Mapping[str, float], deduplicated: float, factor: float) -> float:
+    """The least share of a plain step's time that a step on unique samples can take.
+
+    `parts` is the plain step's breakdown. Pooling is all of deduplicated features, so it takes
+    1 / `factor` of its time. Lookups and exchanges move the share `deduplicated` of their ids over
+    the factor, and the other ids as they are. All else stays.
+    """
+    left = 1 - deduplicated + deduplicated / factor
+    least = 0.0
+    for part, time in parts.items():
+        least += time * (1 / factor if part == "pooling" else left if part in DEDUPLICATED else 1)
+    return least / sum(parts.values())
+
+
+def link_seconds(num_bytes: float, mbit: float) -> float:
+    """The time that so many bytes are under way on a link of so many megabits a second."""
+    return num_bytes * 8 / (mbit * 1e6)
+
+
+def entropy(share: float) -> float:
+    """The bits that say of a row whether it is one of such a share of all rows."""
+    if share in (0, 1):
+        return 0.0
+    return -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+
+
+def copies(arrays: Sequence[Numbers]) -> Callable[[], None]:
+    """Copy all of them into memory that is there already."""
+    pairs = [(np.empty_like(source), source) for source in arrays]
+
+    def copy() -> None:
+        for target, source in pairs:
+            np.copyto(target, source)
+
+    return copy
+
+
+def reads(arrays: Sequence[Numbers]) -> Callable[[], None]:
+    """Read all of them once, at the rate at which numpy finds the largest number."""
+    given = [array for array in arrays if array.size]
+
+    def read() -> None:
+        for array in given:
+            array.max()
+
+    return read
+
+
+def alone(*calls: Callable[[], object]) -> Callable[[], None]:
+    """All of these calls, one after another."""
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def decoding(table: Table, columns: Sequence[str]) -> Callable[[], int]:
+    """Have pyarrow decode the columns of each row group, on its threads; the number of rows."""
+
+    def decode() -> int:
+        rows = 0
+        for file in table.files:
+            with pq.ParquetFile(file) as opened:
+                for group in range(opened.num_row_groups):
+                    rows += opened.read_row_group(group, columns=list(columns)).num_rows
+        return rows
+
+    return decode
+
+
+def without_repeats(values: pa.Array) -> pa.Array:
+    """The values, less those that equal the value before: numbers, or lists of numbers."""
+    if len(values) < 2:
+        return values
+    return values.filter(pa.array(np.concatenate([[True], ~_repeats(values)])))
+
+
+def _repeats(values: pa.Array) -> npt.NDArray[np.bool_]:
+    """[N - 1]: whether each value but the first equals the one before."""
+    if not pa.types.is_list(values.type):
+        numbers = values.to_numpy(zero_copy_only=False)
+        same: npt.NDArray[np.bool_] = numbers[1:] == numbers[:-1]
+        return same
+    offsets = values.offsets.to_numpy().astype(np.int64)
+    ids, lengths = values.values.to_numpy(), np.diff(offsets)
+    same = lengths[1:] == lengths[:-1]
+    # Of rows that are as long as the one before, the ids at the same places.
+    pairs = np.flatnonzero(same)
+    counts = lengths[1:][pairs]
+    row = np.repeat(np.arange(len(pairs)), counts)
+    place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    here = offsets[1:-1][pairs][row] + place
+    there = offsets[:-2][pairs][row] + place
+    differ = np.bincount(row[ids[here] != ids[there]], minlength=len(pairs))
+    same[pairs] = differ == 0
+    return same
