@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.launch.fork_server import copy_as_fork_server
 from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS
 
 __all__ = ["TORCHRUN", "Done", "Forked", "run_module", "start_server"]
@@ -140,4 +141,6 @@ def _be_the_program(
     ours = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = [folder, *ours]
     sys.argv = [module, *arguments]
+    if module == "pytest":  # whose ranks it has imported all for
+        copy_as_fork_server()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

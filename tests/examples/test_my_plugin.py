@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-import recd_plugins
-
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "my_plugin"
+COMPILED = (".pyc", ".nbi", ".nbc")
 # An environment need not have pip: the interpreter that it was made from has.
 PIP = (f"{sys.base_prefix}/bin/python3.{sys.version_info.minor}", "-m", "pip", "--python")
 
@@ -44,19 +43,19 @@ def build(projects: Sequence[Path], folder: Path) -> list[Path]:
     return sorted(folder.glob("*.whl"))
 
 
-def take_kernels(installed: Path) -> None:
-    """Have what numba has compiled of the sources here, if it has, where the same sources are
-    installed: to compile it anew takes ten seconds."""
-    here = Path(recd_plugins.__file__).parent
-    for kernel in here.rglob("*.nb[ic]"):
-        source = kernel.parents[1] / f"{kernel.name.partition('.')[0]}.py"
-        copy = installed / source.relative_to(here)
-        if not (source.exists() and copy.exists()):
-            continue  # compiled of a module that has another name by now
-        cache = copy.parent / "__pycache__"
-        cache.mkdir(exist_ok=True)
-        shutil.copy(kernel, cache)
-        shutil.copystat(source, copy)  # by which numba knows what it has compiled
+def take_compiled(installed: Path) -> None:
+    """Have what Python and numba have compiled of the sources here, if they have, where the same
+    sources are installed: to compile it anew takes ten seconds and more."""
+    for package in (ROOT / "src/recd_plugins", *(ROOT / "plugins").iterdir()):
+        for compiled in package.rglob("__pycache__/*"):
+            source = compiled.parents[1] / f"{compiled.name.partition('.')[0]}.py"
+            copy = installed / source.relative_to(package.parent)
+            if compiled.suffix not in COMPILED or not (source.exists() and copy.exists()):
+                continue  # or compiled of a module that has another name by now
+            cache = copy.parent / "__pycache__"
+            cache.mkdir(exist_ok=True)
+            shutil.copy(compiled, cache)
+            shutil.copystat(source, copy)  # by which both know what they have compiled
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +70,9 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site_packages = Path(sysconfig.get_path("purelib", "venv", scheme))
     # Last on sys.path, and its own .pth files (an editable recd-plugins) are not read.
     (site_packages / "heavy.pth").write_text(sysconfig.get_path("purelib"))
-    pip(fresh / "bin/python", "install", "--quiet", "--no-deps", *wheels, folder=folder)
-    take_kernels(site_packages / "recd_plugins")
+    options = ("--quiet", "--no-compile", "--no-deps")
+    pip(fresh / "bin/python", "install", *options, *wheels, folder=folder)
+    take_compiled(site_packages)
     return fresh / "bin"
 
 

@@ -8,6 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+import torch
+from forked import run_module
+
 STARTS = """
 import time
 from multiprocessing.util import get_temp_dir
@@ -74,3 +78,31 @@ def test_a_child_leaves_its_parents_folder_alone() -> None:
     assert (forked, there) == ("forked", "True")
     assert childs == ours
     assert not Path(ours).exists()
+
+
+COPIES = """
+import os
+from recd_plugins.launch.fork_server import copy_as_fork_server, fork_server
+os.environ["MARK"] = "before"
+print(copy_as_fork_server(), flush=True)
+os.environ["MARK"] = "after"
+says = "import os, sys; print(os.environ['MARK'], os.getppid(), 'torch' in sys.modules)"
+process = fork_server().Process(target=exec, args=(says,))
+process.start()
+process.join()
+print(process.exitcode, os.getpid(), copy_as_fork_server())
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or torch.version.cuda is not None,
+    reason="processes are copied on Linux, where torch is built for the CPU",
+)
+def test_workers_of_a_copy_find_what_it_had(tmp_path: Path) -> None:
+    (tmp_path / "copies.py").write_text(COPIES)
+    done = run_module("copies", folder=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    copied, mark, parent, has_torch, code, pid, again = done.out.split()
+    assert (mark, has_torch, code) == ("before", "True", "0")
+    assert parent != pid
+    assert (copied, again) == ("True", "False")  # it has one

@@ -109,6 +109,34 @@ def test_each_world_size_has_ranks_of_its_own(gloo_pool: GlooPool) -> None:
     assert len(set.union(*pids)) == 2 + 1 + 3
 
 
+TENSORS = [
+    torch.arange(3),
+    torch.tensor(1.5),
+    torch.tensor([True, False]),
+    torch.zeros(0, 2),
+    torch.eye(3, dtype=torch.bfloat16),
+    torch.arange(6).view(2, 3).T,
+    torch.ones(2).expand(3, 2),
+    torch.ones(2, requires_grad=True),
+    torch.eye(2).to_sparse(),
+    torch.nn.Parameter(torch.ones(1)),
+]
+
+
+def with_one_more(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    tensors[0].add_(1)
+    return tensors
+
+
+def test_tensors_travel_as_they_are(gloo_pool: GlooPool) -> None:
+    for tensors in gloo_pool.run(with_one_more, TENSORS):
+        tensors[0].sub_(1)
+        for found, sent in zip(tensors, TENSORS, strict=True):
+            assert (type(found), found.dtype, found.layout) == (type(sent), sent.dtype, sent.layout)
+            assert found.requires_grad == sent.requires_grad
+            assert torch.equal(found.to_dense(), sent.to_dense())
+
+
 def test_each_call_starts_from_the_same_seed(gloo_pool: GlooPool) -> None:
     torch.manual_seed(0)
     assert gloo_pool.run(draw) == gloo_pool.run(draw) == [draw()] * 2

@@ -42,13 +42,25 @@ def run(folder: str, overrides: list[str], resume: bool = False) -> dict[str, An
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "registry.yaml").write_text(REGISTRY)
-    return tmp_path
-
-
 SHORT = ["train.steps=10", "train.eval_every=0", "train.checkpoint_every=5"]
+
+
+@pytest.fixture(scope="module")
+def runs(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With runs of `SHORT`, which tests copy, by ranks and steps; and the tables that they read."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "registry.yaml").write_text(REGISTRY)
+    for ranks, steps in ((2, 10), (2, 5), (1, 5)):
+        options = [*SHORT, f"train.steps={steps}", f"train.run={folder}/{ranks}-{steps}"]
+        gloo_pool.run(run, str(folder), options, world_size=ranks)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, runs: Path) -> Path:
+    shutil.copy(runs / "registry.yaml", tmp_path)
+    shutil.copytree(runs / "data", tmp_path / "data")
+    return tmp_path
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -162,6 +174,7 @@ def test_a_run_that_was_killed_reports_what_it_would_have(
     options = [
         *options,
         "plugins=[recd_dlrm, recd_dedup]",
+        "dataset.samples=1024",  # each run reads them all to forecast its dedupe factor
         "dedup={use: exact, groups: [[history], [user_topics]]}",
         "train.log_every=4",
         "train.eval_batches=1",
@@ -176,8 +189,8 @@ def test_a_run_that_was_killed_reports_what_it_would_have(
         assert found == whole
 
 
-def test_a_run_with_other_choices_is_refused(folder: Path, gloo_pool: GlooPool) -> None:
-    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
+def test_a_run_with_other_choices_is_refused(runs: Path, folder: Path, gloo_pool: GlooPool) -> None:
+    shutil.copytree(runs / "2-5", folder / "run")
     for override, world_size, says in (
         ("train.batch_size=16", 2, "was made with train.batch_size=32, now it is 16"),
         ("model.embedding_dim=16", 2, "was made with `model: "),
@@ -209,20 +222,20 @@ def test_a_run_goes_on_at_other_rates(
 
 
 def test_a_finished_run_is_evaluated_again_and_not_shortened(
-    folder: Path, gloo_pool: GlooPool
+    runs: Path, folder: Path, gloo_pool: GlooPool
 ) -> None:
     """A run killed in its last evaluation goes on with that; fewer steps make no sense."""
-    whole = gloo_pool.run(run, str(folder), SHORT)[0]
+    shutil.copytree(runs / "2-10", folder / "run")
+    whole = json.loads((folder / "run/summary.json").read_text())
     again = gloo_pool.run(run, str(folder), SHORT, True)[0]
-    assert isinstance(whole, dict)
     assert isinstance(again, dict)
     assert again["test"] == whole["test"]
     message = gloo_pool.run(run, str(folder), [*SHORT, "train.steps=9"], True)[0]
     assert "step-00000010 is past step 9 already; raise train.steps" in message
 
 
-def test_a_damaged_checkpoint_is_named(folder: Path, gloo_pool: GlooPool) -> None:
-    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
+def test_a_damaged_checkpoint_is_named(runs: Path, folder: Path, gloo_pool: GlooPool) -> None:
+    shutil.copytree(runs / "2-5", folder / "run")
     checkpoint = folder / "run/checkpoints/step-00000005"
     shard, job = checkpoint / "__0_0.distcp", checkpoint / "job.json"
     whole = shard.read_bytes()
@@ -248,9 +261,9 @@ def test_a_damaged_checkpoint_is_named(folder: Path, gloo_pool: GlooPool) -> Non
     ],
 )
 def test_json_of_another_shape_is_named(
-    name: str, text: str, folder: Path, gloo_pool: GlooPool
+    name: str, text: str, runs: Path, folder: Path, gloo_pool: GlooPool
 ) -> None:
-    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"], world_size=1)
+    shutil.copytree(runs / "1-5", folder / "run")
     file = folder / "run/checkpoints/step-00000005" / name
     loader = json.dumps(json.loads(file.read_text()).get("loader"))
     file.write_text(text.replace("LOADER", loader))
@@ -259,9 +272,9 @@ def test_json_of_another_shape_is_named(
     assert "The checkpoint is damaged: remove its folder" in message
 
 
-def test_a_byte_of_any_file_is_missed(folder: Path, gloo_pool: GlooPool) -> None:
+def test_a_byte_of_any_file_is_missed(runs: Path, folder: Path) -> None:
     """One digit of a step, of a chunk's offset, of the digest itself; one bit of a table."""
-    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"], world_size=1)
+    shutil.copytree(runs / "1-5", folder / "run")
     checkpoint = folder / "run/checkpoints/step-00000005"
     check_whole(checkpoint)
     draw = random.Random(0)
@@ -327,7 +340,7 @@ def run_on_a_full_disk(folder: str, overrides: list[str], rank: int) -> dict[str
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_checkpoint_without_room_is_an_error_or_left_out(
-    rank: int, folder: Path, gloo_pool: GlooPool
+    rank: int, runs: Path, folder: Path, gloo_pool: GlooPool
 ) -> None:
     gloo_pool.run(run, str(folder), [*SHORT, "train.steps=3"])
     checkpoints = folder / "run/checkpoints"
@@ -343,13 +356,12 @@ def test_a_checkpoint_without_room_is_an_error_or_left_out(
     assert isinstance(summary, dict)
     assert (summary["step"], summary["unsaved"]) == (10, [5, 10])
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000003"]
-    whole = gloo_pool.run(run, str(folder), [*SHORT, f"train.run={folder}/whole"])[0]
-    assert isinstance(whole, dict)
+    whole = json.loads((runs / "2-10/summary.json").read_text())
     assert summary["test"] == whole["test"]
 
 
-def test_a_torn_checkpoint_is_passed_over(folder: Path, gloo_pool: GlooPool) -> None:
-    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
+def test_a_torn_checkpoint_is_passed_over(runs: Path, folder: Path, gloo_pool: GlooPool) -> None:
+    shutil.copytree(runs / "2-5", folder / "run")
     checkpoints = folder / "run/checkpoints"
     (checkpoints / "step-00000010.part").mkdir()  # what a kill in the middle of saving leaves
     (summary, _) = gloo_pool.run(run, str(folder), SHORT, True)
@@ -361,9 +373,9 @@ def test_a_torn_checkpoint_is_passed_over(folder: Path, gloo_pool: GlooPool) -> 
     ]
 
 
-def test_a_checkpoint_holds_no_pickled_object(folder: Path, gloo_pool: GlooPool) -> None:
+def test_a_checkpoint_holds_no_pickled_object(runs: Path, folder: Path) -> None:
     """Tensors lie in torch's archive, whose pickle may name tensors' parts and nothing else."""
-    gloo_pool.run(run, str(folder), [*SHORT, "train.steps=5"])
+    shutil.copytree(runs / "2-5", folder / "run")
     checkpoint = folder / "run/checkpoints/step-00000005"
     names = {path.name for path in checkpoint.iterdir()}
     assert names == {

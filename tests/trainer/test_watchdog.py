@@ -10,7 +10,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -136,12 +140,48 @@ def starts(folder: str) -> None:
         dist.barrier()
 
 
-def test_a_rank_that_hangs_before_the_first_step_is_named(
-    gloo_pool: GlooPool, tmp_path: Path
-) -> None:
-    with pytest.raises(RanksFailed) as failed:
-        gloo_pool.run(starts, str(tmp_path))
-    said = failed.value.ranks[0]
+GETS_ON = 1.5 * LIMIT
+"""The limit of ranks that get on. Their steps are short: a busy machine would have to keep one
+waiting for nearly all of it."""
+
+RUNS = {
+    "before": (starts, {}),
+    "asleep": (steps, {"hangs": "asleep"}),
+    "stopped": (steps, {"hangs": "stopped"}),
+    "gets on": (steps, {"limit": GETS_ON, "number": 22, "nap": GETS_ON / 20}),
+}
+
+
+class Run(NamedTuple):
+    """What two ranks do, and where the stacks of them are put."""
+
+    folder: Path
+    seconds: Future[list[float]]
+
+    def error(self) -> RanksFailed:
+        """What became of them, as one hangs."""
+        error = self.seconds.exception()
+        assert isinstance(error, RanksFailed)
+        return error
+
+
+@pytest.fixture(scope="module")
+def runs(
+    gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Run]]:
+    """`RUNS`, side by side, each on ranks of its own: all that they do is wait."""
+    begun = {}
+    with ExitStack() as pools, ThreadPoolExecutor(len(RUNS)) as executor:
+        for name, (function, options) in RUNS.items():
+            pool = pools.enter_context(GlooPool(deadline=gloo_pool.deadline))
+            pool.run(os.getpid)  # its ranks are there
+            folder = tmp_path_factory.mktemp("stacks")
+            begun[name] = Run(folder, executor.submit(pool.run, function, str(folder), **options))
+        yield begun
+
+
+def test_a_rank_that_hangs_before_the_first_step_is_named(runs: Mapping[str, Run]) -> None:
+    said = runs["before"].error().ranks[0]
     hangs = next(
         number
         for number, line in enumerate(Path(__file__).read_text().splitlines(), start=1)
@@ -153,13 +193,11 @@ def test_a_rank_that_hangs_before_the_first_step_is_named(
     )
 
 
-def test_while_ranks_get_on_nothing_happens(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    # Short steps: a busy machine would have to keep one waiting for nearly all of the limit.
-    limit = 1.5 * LIMIT
-    took = max(gloo_pool.run(steps, str(tmp_path), limit=limit, number=22, nap=limit / 20))
-    assert took > limit  # marks count, not the whole
+def test_while_ranks_get_on_nothing_happens(runs: Mapping[str, Run]) -> None:
+    folder, seconds = runs["gets on"]
+    assert max(seconds.result()) > GETS_ON  # marks count, not the whole
     assert not threads_of_a_watch()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def threads_of_a_watch() -> list[threading.Thread]:
@@ -178,14 +216,12 @@ def threads_of_a_watch() -> list[threading.Thread]:
     ],
 )
 def test_a_rank_that_hangs_is_named_and_the_job_ends(
-    hangs: str, how: str, gloo_pool: GlooPool, tmp_path: Path
+    hangs: str, how: str, runs: Mapping[str, Run]
 ) -> None:
-    with pytest.raises(RanksFailed) as failed:
-        gloo_pool.run(steps, str(tmp_path), hangs)
-    said = failed.value.ranks[0]
+    said = runs[hangs].error().ranks[0]
     assert said.startswith("died (exit code 3)")
     assert "rank 1 hangs (process " in said
     assert re.search(how, said), said
     assert "The others wait for it:\n  rank 0 at step 3, in " in said
     for rank in (0, 1):
-        assert f"{__file__}" in (tmp_path / f"rank-{rank}.txt").read_text()
+        assert f"{__file__}" in (runs[hangs].folder / f"rank-{rank}.txt").read_text()

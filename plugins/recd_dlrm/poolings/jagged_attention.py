@@ -195,13 +195,17 @@ def _lay(
 ) -> tuple[I64, I64, I64, I64, I64, npt.NDArray[np.bool_]]:
     """The layout of a chunk: where its values come from, their rows and ages; its cells, places and
     mask."""
-    num_values = lengths.sum()
+    num_values = num_cells = 0
+    for length in lengths:
+        num_values += length
+    for block in range(len(shapes)):
+        num_cells += shapes[block, 0] * shapes[block, 1]
     source = np.empty(num_values, np.int64)
     rows = np.empty(num_values, np.int64)
     ages = np.empty(num_values, np.int64)
     places = np.empty(num_values, np.int64)
-    cells = np.empty((shapes[:, 0] * shapes[:, 1]).sum(), np.int64)
-    mask = np.ones(len(cells), np.bool_)
+    cells = np.empty(num_cells, np.int64)
+    mask = np.empty(num_cells, np.bool_)
     row = value = cell = 0
     for block in range(len(shapes)):
         for _ in range(shapes[block, 0]):
@@ -216,6 +220,7 @@ def _lay(
                 ages[value] = length - 1 - column
                 places[value] = cell
                 cells[cell] = value
+                mask[cell] = True
                 value += 1
                 cell += 1
             row += 1

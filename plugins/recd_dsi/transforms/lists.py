@@ -58,7 +58,10 @@ def _count(
 ) -> None:
     at = 0
     for row in range(len(lengths)):
-        left[row] = kept[at : at + lengths[row]].sum()
+        count = 0
+        for i in range(at, at + lengths[row]):
+            count += kept[i]
+        left[row] = count
         at += lengths[row]
 
 

@@ -113,7 +113,9 @@ def _and_all(
 ) -> None:
     """Lookup l is of the ids of key `keys[l]`. As in the router's kernel, no branch depends on
     an id. Of keys of one id a row, those of `left` alone are read: rows that may still be hot."""
-    left = np.arange(len(hot)).astype(np.uint32)
+    left = np.empty(len(hot), np.uint32)
+    for row in range(len(hot)):
+        left[row] = row
     first, num_left = U64(0), U64(len(hot))
     lookup = 0
     for key in range(len(lengths)):
@@ -133,9 +135,12 @@ def _and_all(
         first += count
         if num_left == 0:
             break
-    found = hot & np.uint8(1)
-    hot[:] = 0
-    for row in left[:num_left]:
+    found = np.zeros(len(hot), np.uint8)
+    place = U64(0)
+    while place < num_left:
+        found[left[place]] = hot[left[place]] & np.uint8(1)
+        place += U64(1)
+    for row in range(len(hot)):
         hot[row] = found[row]
 
 

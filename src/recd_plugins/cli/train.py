@@ -111,8 +111,11 @@ def _lead(
 
 def _be_a_rank(stack: Stack, resume: bool) -> None:
     from recd_plugins.launch.environment import die_with_parent
+    from recd_plugins.launch.fork_server import copy_as_fork_server
     from recd_plugins.notices import hide_other_warnings, notices_as_lines
 
+    if getattr(stack.registry.one("reader").config, "workers", 0):
+        copy_as_fork_server()  # before there is a second thread
     die_with_parent()
     hide_other_warnings()  # a rank's output is for people
     notices_as_lines()

@@ -47,9 +47,27 @@ class PlainLoader(yaml.SafeLoader):
     """Reads values that nobody takes for others: a date is a text, and so is `1:30`, which YAML 1.1
     has be ninety, and `010`, which it has be eight; `1e-3` is the number that it looks like."""
 
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self._name = name
+        self._depth = 0
+
     yaml_implicit_resolvers = {  # noqa: RUF012  # declared by the base class, as it is there
         "<": yaml.SafeLoader.yaml_implicit_resolvers["<"]  # `<<` merges mappings
     }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """A value and all that is in it, unless that is too deep."""
+        if self._depth == DEEPEST and self.check_event(yaml.CollectionStartEvent):
+            line = self.peek_event().start_mark.line + 1
+            raise RegistryError(
+                f"{self._name}:{line}: values are nested more than {DEEPEST} deep; nothing here "
+                "asks for as much."
+            )
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 for _name, (_form, _first) in FORMS.items():
@@ -81,10 +99,12 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
     """The values of a document, and the lines of those in mappings and lists, by their paths
     (`train.batch_size`, `preprocess[0].modulo`); `name` opens error messages."""
     try:
-        _check_depth(text, name)
-        node = yaml.compose(text, Loader=PlainLoader)
-        lines = {} if node is None else dict(_bounded(_walk(node, "", name), name))
-        return yaml.load(text, Loader=PlainLoader), lines  # plain values alone are left
+        loader = PlainLoader(text, name)
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        lines = dict(_bounded(_walk(node, "", name), name))
+        return loader.construct_document(node), lines  # plain values alone are left
     except RegistryError:  # a ValueError too
         raise
     except yaml.MarkedYAMLError as error:
@@ -96,21 +116,6 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
         ) from None
     except (yaml.YAMLError, ValueError) as error:
         raise RegistryError(f"{name}: not valid YAML: {error}.") from None
-
-
-def _check_depth(text: str, name: str) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=PlainLoader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEEPEST:
-            place = f":{event.start_mark.line + 1}" if event.start_mark else ""
-            raise RegistryError(
-                f"{name}{place}: values are nested more than {DEEPEST} deep; nothing here asks for "
-                "as much."
-            )
 
 
 def _bounded(lines: Iterator[tuple[str, int]], name: str) -> Iterator[tuple[str, int]]:

@@ -146,9 +146,10 @@ def _sort(
     ends = np.zeros(num_cells + 1, np.int64)
     for cell in cells:
         ends[cell + 1] += 1
+    free = np.empty(num_cells, np.int64)
     for cell in range(num_cells):
         ends[cell + 1] += ends[cell]
-    free = ends[:num_cells].copy()
+        free[cell] = ends[cell]
     order = np.empty(len(cells), np.int64)
     for i in range(len(cells)):
         order[free[cells[i]]] = i

@@ -28,10 +28,14 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from recd_plugins.launch.environment import HOST, die_with_parent, rank_environment
 from recd_plugins.launch.fork_server import fork_server
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
 
 __all__ = ["Group", "Place", "Ranks", "RanksFailed"]
 
@@ -52,6 +56,11 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """The variable by which torch asks the driver how many devices there are without beginning to
 use one. fbgemm's CUDA build asks on import, and what is forked from a process that uses CUDA
 cannot use it."""
+
+ARRAYS = frozenset(
+    ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+)
+"""The types of numbers that torch and numpy both have."""
 
 Reference = dict[str, tuple[str, str]]
 """Module as pickled to (module to import, its file): where a rank finds what it is sent."""
@@ -316,7 +325,8 @@ class _Call:
 
 
 class _Pickler(pickle.Pickler):
-    """Notes which file each module comes from that it refers to."""
+    """Notes which file each module comes from that it refers to. Tensors go as arrays of numpy,
+    which takes a tenth of the time that torch's own way takes for small ones."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -335,7 +345,29 @@ class _Pickler(pickle.Pickler):
                 spec = getattr(module, "__spec__", None)
                 name = "__mp_main__" if value.__module__ == "__main__" else value.__module__
                 self.modules[value.__module__] = (spec.name if spec else name, file)
+        elif _is_array(value):
+            return _tensor_of, (value.numpy(),)
         return NotImplemented
+
+
+def _is_array(value: Any) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of which an array of numpy says all."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and type(value) is torch.Tensor
+        and value.is_cpu
+        and value.layout == torch.strided
+        and value.is_contiguous()
+        and not value.requires_grad
+        and str(value.dtype).removeprefix("torch.") in ARRAYS
+    )
+
+
+def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(array)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -413,7 +445,7 @@ def _serve(connection: Connection, printed: Path, place: Place) -> None:
 def _answer(call: _Call) -> bytes:
     """The result that the function returned, or its traceback, pickled."""
     try:
-        return pickle.dumps(("done", _run(call)))
+        return _pack(("done", _run(call)))[0]
     except BaseException as error:  # SystemExit too: the rank lives on
         return pickle.dumps(("raised", "raised\n" + "".join(traceback.format_exception(error))))
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
-from pathlib import Path
 from typing import Any
+
+from recd_plugins.launch.fork_server import for_cpu, threads
 
 __all__ = ["ForkedProgram", "RankServer", "rank_server"]
 
@@ -50,10 +51,10 @@ def rank_server(imports: Sequence[str]) -> Iterator[RankServer | None]:
     GPU's share of a rank's start is longer than that of imports, and what its libraries do when
     they are imported is their own affair. Where it cannot, `launch` starts interpreters.
     """
-    alone = "RANK" not in os.environ and _threads() == 1
+    alone = "RANK" not in os.environ and threads() == 1
     for module in imports:
         importlib.import_module(module)
-    if not (alone and _for_cpu()):
+    if not (alone and for_cpu()):
         yield None
         return
     server = RankServer()
@@ -135,18 +136,6 @@ class ForkedProgram:
         except EOFError:  # the server was killed, and its ranks end with it
             self._code = -signal.SIGKILL
         self._reports.close()
-
-
-def _threads() -> int | None:
-    """The threads of this process, those of libraries too; None where the system does not tell."""
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.exists() else None
-
-
-def _for_cpu() -> bool:
-    import torch
-
-    return torch.version.cuda is None and torch.version.hip is None
 
 
 def _serve(requests: Connection, launchers: Connection) -> None:

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def compiled(kernel: F) -> F:
     """numba's `njit`, which declares no types of its own."""
-    machine_code: F = njit(nogil=True)(kernel)
+    machine_code: F = njit(cache=True, nogil=True)(kernel)
     return machine_code
 
 

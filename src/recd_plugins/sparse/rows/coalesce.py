@@ -32,12 +32,13 @@ def coalesce(ids: Tensor) -> Coalesced:
     """The different ones of ids [N], int32 or int64."""
     if ids.is_cuda:
         return Coalesced(*torch.unique(ids, return_inverse=True))
-    unique, inverse_lookup = _coalesce(ids.contiguous().numpy())
-    return Coalesced(torch.from_numpy(unique), torch.from_numpy(inverse_lookup))
+    unique, inverse_lookup, count = _coalesce(ids.contiguous().numpy())
+    return Coalesced(torch.from_numpy(unique[:count].copy()), torch.from_numpy(inverse_lookup))
 
 
 @kernel
-def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], int]:
+    """As many different ids as the last says, and the place among them of each id."""
     # One hash table of a million ids misses the cache at each. So ids are first dealt out to parts
     # by the top bits of their hash, which moves them in streams; then each part has its own table.
     bits = 0
@@ -46,13 +47,16 @@ def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
     ends, dealt, places = _deal(ids, bits)
     unique = np.empty(len(ids), ids.dtype)
     inverse_lookup = np.empty(len(ids), np.int64)
-    largest = np.max(np.diff(ends))
+    largest = 0
+    for part in range(len(ends) - 1):
+        largest = max(largest, ends[part + 1] - ends[part])
     slots = np.empty(_capacity(largest), np.int32)
     count = 0
     for part in range(len(ends) - 1):
         size = _capacity(ends[part + 1] - ends[part])
         mask = np.uint64(size - 1)
-        slots[:size] = FREE
+        for free in range(size):
+            slots[free] = FREE
         for i in range(ends[part], ends[part + 1]):
             one = dealt[i]
             slot = ((np.uint64(one) * MIX) << np.uint64(bits)) >> np.uint64(32) & mask
@@ -68,7 +72,7 @@ def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
                     break
                 slot = (slot + np.uint64(1)) & mask
             inverse_lookup[places[i]] = known
-    return unique[:count].copy(), inverse_lookup
+    return unique, inverse_lookup, count
 
 
 @kernel
@@ -82,9 +86,10 @@ def _deal(
     shift = np.uint64(63 - bits)  # in two steps: no shift is by 64, which would be none
     for one in ids:
         ends[np.int64((np.uint64(one) * MIX) >> shift >> np.uint64(1)) + 1] += 1
+    following = np.empty(parts, np.int64)
     for part in range(parts):
         ends[part + 1] += ends[part]
-    following = ends[:parts].copy()
+        following[part] = ends[part]
     dealt, places = np.empty(len(ids), ids.dtype), np.empty(len(ids), np.int32)
     for place in range(len(ids)):
         its = np.int64((np.uint64(ids[place]) * MIX) >> shift >> np.uint64(1))

@@ -165,7 +165,10 @@ def _matches(values: Values, starts: I64, lengths: I64, begins: npt.NDArray[np.b
 @kernel
 def _lay(values: Values, starts: I64, lengths: I64, matches: I64) -> tuple[Values, I64]:
     """Every row ends where the shared values so far end; so may the next begin before that."""
-    shared = np.empty(lengths.sum() - matches.sum(), values.dtype)
+    numel = 0
+    for u in range(starts.size):
+        numel += lengths[u] - matches[u]
+    shared = np.empty(numel, values.dtype)
     rows = np.empty((starts.size, 2), np.int64)
     end = 0
     for u in range(starts.size):

@@ -139,7 +139,10 @@ def _refine_groups(
     slots, hashes = np.empty(size, np.int32), np.empty(num_rows, np.uint64)
     runs, ends = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
     # Of one group at a time: they are still in the cache when they are read.
-    offsets = np.empty((np.diff(bounds).max(), num_rows + 1), np.int64)
+    most = 0
+    for group in range(num_groups):
+        most = max(most, bounds[group + 1] - bounds[group])
+    offsets = np.empty((most, num_rows + 1), np.int64)
     for group in range(num_groups):
         codes[group] = 0
         found, table = (codes[group], firsts[group]), (slots, hashes, runs, ends)
