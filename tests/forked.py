@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from recd_plugins.compat.copied_server import copy_as_fork_server
 from recd_plugins.launch.environment import die_with_parent
-from recd_plugins.launch.fork_server import copy_as_fork_server
 from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS
 
 __all__ = ["TORCHRUN", "Done", "Forked", "run_module", "start_server"]

@@ -82,7 +82,8 @@ def test_a_child_leaves_its_parents_folder_alone() -> None:
 
 COPIES = """
 import os
-from recd_plugins.launch.fork_server import copy_as_fork_server, fork_server
+from recd_plugins.compat.copied_server import copy_as_fork_server
+from recd_plugins.launch.fork_server import fork_server
 os.environ["MARK"] = "before"
 print(copy_as_fork_server(), flush=True)
 os.environ["MARK"] = "after"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,8 +20,8 @@ from recd_plugins.trainer.measure.breakdown import (
 NODE = "autograd::engine::evaluate_function: "
 
 
-def span(name: str, start: float, end: float, **fields: object) -> Span:
-    return dataclasses.replace(Span(name=name, start=start, end=end), **fields)
+def span(name: str, start: float, end: float, **fields: Any) -> Span:
+    return Span(name, start, end, **fields)
 
 
 def parts(spans: list[Span]) -> dict[str, float]:

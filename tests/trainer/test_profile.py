@@ -14,8 +14,8 @@ from torch import nn
 
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.measure.breakdown import PARTS
-from recd_plugins.trainer.measure.step_profiler import StepProfiler, pooling_modules
+from recd_plugins.trainer.measure.breakdown import PARTS, STEP, breakdown
+from recd_plugins.trainer.measure.step_profiler import StepProfiler, pooling_modules, spans_of
 
 CPU = torch.device("cpu")
 
@@ -50,6 +50,23 @@ class Pooled(nn.Module):
 
 class LastPooling(nn.Linear):
     pass
+
+
+def test_what_is_recorded_on_the_cpu_is_what_torch_says_of_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(2):
+            with torch.profiler.record_function(STEP):
+                with torch.profiler.record_function("## pooling ##"):
+                    loss = model(torch.ones(3, 4)).sum()
+                loss.backward()
+    spans, none = spans_of(profiler, CPU)
+    torchs, _ = spans_of(profiler, torch.device("cuda"))  # of which it has no event
+    assert none == []
+    parts = breakdown(spans)
+    assert parts == pytest.approx(breakdown(torchs), rel=1e-6, abs=1e-9)
+    assert parts["pooling"] > 0
+    assert {span.name for span in torchs} <= {span.name for span in spans}
 
 
 def test_pooling_modules_are_found_by_name_or_class() -> None:

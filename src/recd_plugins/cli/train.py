@@ -110,8 +110,8 @@ def _lead(
 
 
 def _be_a_rank(stack: Stack, resume: bool) -> None:
+    from recd_plugins.compat.copied_server import copy_as_fork_server
     from recd_plugins.launch.environment import die_with_parent
-    from recd_plugins.launch.fork_server import copy_as_fork_server
     from recd_plugins.notices import hide_other_warnings, notices_as_lines
 
     if getattr(stack.registry.one("reader").config, "workers", 0):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.autograd.profiler_util import _filter_name
 from torch.distributed import ProcessGroup, Store, get_process_group_ranks
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StoredBytes
@@ -28,6 +29,7 @@ __all__ = [
     "own_store",
     "pytree",
     "ranks_of",
+    "recorded_events",
     "schema_of",
     "tensor_without_memory",
     "was_written_to",
@@ -70,6 +72,14 @@ def own_store() -> Store:
 def was_written_to(tensor: Tensor) -> bool:
     """Whether a tensor was changed in place since it was made."""
     return tensor._version > 0
+
+
+def recorded_events(profiler: Any) -> Iterator[Any]:
+    """The events that a `torch.profiler.profile` recorded, but for those of its own, which it has
+    no public name for as they are recorded."""
+    for event in profiler.profiler.kineto_results.events():
+        if not (_filter_name(event.name()) or event.is_hidden_event()):
+            yield event
 
 
 def ranks_of(group: Any) -> list[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 __all__ = [
     "PARTS",
@@ -59,8 +60,7 @@ _COLLECTIVE = re.compile(r"^(gloo|nccl)")
 _NODE = "autograd::engine::evaluate_function: "
 
 
-@dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """Something that a profiler saw, in seconds of its clock."""
 
     name: str
@@ -77,8 +77,7 @@ class Span:
     """Seconds of the device kernels that it launched itself, collectives' left out."""
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A moment in which a span was the innermost of its thread."""
 
     span: Span
@@ -203,14 +202,19 @@ def _pieces(spans: Iterable[Span]) -> Iterator[_Piece]:
 
 def _part(span: Span, outer: str, made: dict[tuple[int, int], str]) -> str:
     """The part that a span's name fits; a backward node's maker's; else the outer span's."""
-    if span.name == STEP:
-        return "other"
-    for pattern, part in _RULES:
-        if pattern.search(span.name):
-            return part
+    if fits := _part_of(span.name):
+        return fits
     if span.name.startswith(_NODE):
         return made.get((span.forward_thread, span.sequence)) or outer or "dense"
     return outer
+
+
+@lru_cache(maxsize=1 << 14)
+def _part_of(name: str) -> str:
+    """The part that a name fits by itself; else ""."""
+    if name == STEP:
+        return "other"
+    return next((part for pattern, part in _RULES if pattern.search(name)), "")
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

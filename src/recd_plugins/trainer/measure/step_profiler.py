@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torchrec.distributed.types import ShardedModule
 
+from recd_plugins.compat.pytorch import recorded_events
 from recd_plugins.trainer.measure.breakdown import (
     PARTS,
     STEP,
@@ -31,6 +31,7 @@ __all__ = [
     "StepProfiler",
     "of_ranks",
     "pooling_modules",
+    "spans_of",
     "timeline",
 ]
 
@@ -98,7 +99,7 @@ class StepProfiler:
             handle.remove()
         if trace is not None:
             self._profiler.export_chrome_trace(str(trace))
-        spans, device = _spans(self._profiler)
+        spans, device = spans_of(self._profiler, self._device)
         self._profiler = None
         parts = device_breakdown(spans, device) if device else breakdown(spans)
         self.timeline = of_ranks(timeline([*spans, *_in_flight(device)]), self._device)
@@ -151,11 +152,13 @@ def _ranged(module: nn.Module, name: str) -> list[Any]:
 
 def _in_flight(device: Iterable[Span]) -> Iterator[Span]:
     """The kernels of a device as they run beside the thread that launched them."""
-    return (dataclasses.replace(one, in_flight=True) for one in device)
+    return (one._replace(in_flight=True) for one in device)
 
 
-def _spans(profiler: profile) -> tuple[list[Span], list[Span]]:
-    """The spans that ran on this process's threads, and on its device."""
+def spans_of(profiler: profile, on: torch.device) -> tuple[list[Span], list[Span]]:
+    """The spans that ran on this process's threads, and on the device that it trains on."""
+    if on.type == "cpu":
+        return list(_spans_on_cpu(profiler)), []
     here: list[Span] = []
     device: list[Span] = []
     for event in profiler.events() or ():
@@ -172,6 +175,24 @@ def _spans(profiler: profile) -> tuple[list[Span], list[Span]]:
         )
         (here if event.device_type == DeviceType.CPU else device).append(span)
     return here, device
+
+
+def _spans_on_cpu(profiler: profile) -> Iterator[Span]:
+    """As kineto has them: torch's own events, which know the kernels that each launched, take
+    several times as long to make."""
+    events = list(recorded_events(profiler))
+    first = min((event.start_ns() for event in events), default=0)
+    for event in events:
+        thread = event.start_thread_id()
+        yield Span(
+            name=event.name(),
+            start=(event.start_ns() - first) * 1e-9,
+            end=(event.end_ns() - first) * 1e-9,
+            thread=thread,
+            in_flight=event.is_async() or thread != event.end_thread_id(),
+            sequence=event.sequence_nr(),
+            forward_thread=event.fwd_thread_id() or 0,
+        )
 
 
 RANKS = 8
