@@ -180,7 +180,7 @@ class _Work:
         replicas = float(cluster.local_ms(np.max(copied.local), np.max(copied.coalesced)))
         rest = parts["lookups"] - replicas
         computed = parts["dense"] + parts["pooling"]
-        other = parts["fixed"] + parts["expansion"]
+        other = parts["fixed"] + parts["expansion"] + parts["handling"]
         exchanged = parts.get("a2a_global", 0.0) + parts.get("a2a_cross", 0.0) - step.ids
         return cls(
             lookup=(rest + replicas) / 2,

@@ -13,6 +13,7 @@ from recd_plugins.api.embedding import (
     OfPooling,
     poolings_by_feature,
     seconds_of,
+    seconds_of_call,
     seconds_of_copies,
     seconds_of_lookups,
     seconds_of_pooling,
@@ -30,8 +31,9 @@ LOOKUPS = 1 << 15
 """Ids of all samples that are looked up to time lookups, about."""
 COPIED_FLOATS = 1 << 18
 """Floats that are copied to time copies, about: fewer would be mostly the call."""
-SMALL = 200
-"""Small operations that are timed at once."""
+A_PART_WAITS = 3
+"""Exchanges of a further part of a collection that wait for one another: of ids, of sums, and of
+their gradients."""
 POOLED_VALUES = 1 << 13
 """Values of all samples that are pooled to time a pooling, about."""
 LOOPBACK_GBPS = 2.0
@@ -101,7 +103,8 @@ def measured_prices(
         },
         copy=seconds_of_copies(rows, lookups[first]) / max(1, len(lookups[first]) * dim),
         byte=1 / (gbps * GB) if cluster.world_size > 1 else 0.0,
-        call=_call(device),
+        call=seconds_of_call(device),
+        waits=A_PART_WAITS * link.latency_ms / 1000 if cluster.world_size > 1 else 0.0,
         pooling=_poolings(model, [c for c in candidates if c in uses], uses, unique, lookups),
     )
 
@@ -143,17 +146,6 @@ def _conversion(
     weights = {name: ids[name] + 4 * features.stride() for name in candidates}
     every = max(1, sum(weights.values()))
     return {name: whole * weight / every for name, weight in weights.items()}
-
-
-def _call(device: torch.device) -> float:
-    """The seconds of index_select and addition by turns, on rows so few that they cost nothing."""
-    values, rows = torch.zeros(8, device=device), torch.arange(8, device=device)
-
-    def some() -> None:
-        for _ in range(SMALL // 2):
-            values.index_select(0, rows) + values
-
-    return seconds_of(some, device) / SMALL
 
 
 def _poolings(

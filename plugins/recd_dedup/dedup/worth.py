@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recd_dedup.dedup.sample import SampledBatches
-from recd_plugins.api.embedding import OfPooling
+from recd_plugins.api.embedding import A_PART, BESIDE, BY_GROUP, HANDLING, OfPooling
 
 __all__ = ["Bytes", "FeatureUse", "Nothing", "Seconds", "StepPrices", "Worth"]
 
@@ -132,22 +132,15 @@ class StepPrices:
     """To send a byte by an all-to-all; 0 on one rank."""
     call: float
     """The seconds of an operation on a small tensor, with the Python around it."""
+    waits: float = 0.0
+    """The seconds until the exchanges of a further part begin, whatever they send; 0 on one
+    rank."""
     pooling: Mapping[str, OfPooling]
     """To pool a batch's sequences, by feature; those of which a pooling is known."""
 
 
 MOVES = 2.0
 """How often a rank copies a row that it exchanges, beside the exchange, over one expansion."""
-BY_GROUP = 50
-"""Calls of a feature group, in reader, exchange and expansion."""
-HANDLING = 100
-"""Calls, forward and backward, of a feature on unique samples: stand-ins, slices, lookups."""
-BESIDE = 1500
-"""Calls of a step that looks up unique samples beside others."""
-A_PART = 2500
-"""Calls of a further part of a collection: its exchanges of ids and of sums, and its lookup.
-
-All four are so many calls as fit steps of `benchmarks.honesty.step_time` that save nothing."""
 
 
 class Seconds(Worth):
@@ -176,9 +169,11 @@ class Seconds(Worth):
         collection is then looked up in parts, each with exchanges of its own."""
         sums = [group for group in groups if self._are_sums(group)]
         kept, why = tuple(groups), []
-        for some, calls, what in ((sums, A_PART, "sums"), (kept, BESIDE, "anything")):
+        prices = self._prices
+        a_part, beside = A_PART * prices.call + prices.waits, BESIDE * prices.call
+        for some, costs, what in ((sums, a_part, "sums"), (kept, beside, "anything")):
             left = [group for group in some if group in kept]
-            gain, pays = sum(map(self.net, left)), self.sure * calls * self._prices.call
+            gain, pays = sum(map(self.net, left)), self.sure * costs
             if left and gain <= pays:
                 kept = tuple(group for group in kept if group not in left)
                 names = ", ".join(name for group in left for name in group)

@@ -24,10 +24,8 @@ from recd_plugins.registry import Registry
 
 __all__ = ["RegistryAdvice", "WhatIf", "additions_of", "advise"]
 
-UNSURE = 0.05
+UNSURE = 0.15
 """A gain below is near to what forecasts are off by: to be tried."""
-FEW_SAMPLES = 4096
-"""Counted samples below which rare rows are not known."""
 WIDE = 0.1
 """Width of the interval of a tier's share of lookups beyond which more batches are to be read."""
 FASTER = 2.0

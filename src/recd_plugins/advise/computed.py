@@ -24,6 +24,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from recd_plugins.embedding.adapt import OURS, poolings_by_feature
 from recd_plugins.embedding.timing import (
     seconds_of,
+    seconds_of_call,
     seconds_of_copies,
     seconds_of_kernels,
     seconds_of_pooling,
@@ -277,9 +278,12 @@ def computed(stack: Stack, ranks: int, ranks_here: int) -> Compute:
     device, model = torch.device(stack.device), stack.model()
     batches = list(_some(stack, ranks))
     found = measured_compute(model, batches, lambda batch: batch.features, device=device)
-    features = _with_unique(model, batches[-1].features, found, device)
-    found = dataclasses.replace(found, features=features)
-    return found if stack.device == "cuda" else found.slower(_sharing(ranks_here))
+    alone = dataclasses.replace(
+        found,
+        features=_with_unique(model, batches[-1].features, found, device),
+        call=seconds_of_call(device),
+    )
+    return alone if stack.device == "cuda" else _shared(alone, ranks_here)
 
 
 def _some(stack: Stack, ranks: int) -> Iterator[Any]:
@@ -333,9 +337,16 @@ def _copied(batch: int, device: torch.device) -> float:
     return seconds_of_copies(rows, lookup) / (batch * dim)
 
 
-def _sharing(ranks_here: int) -> float:
-    """The factor by which a rank that has its share of the processor's cores takes longer than all
-    of torch's threads."""
+def _shared(alone: Compute, ranks_here: int) -> Compute:
+    """The compute of a rank that has its share of the processor's cores: fewer threads than torch
+    has now run its kernels, and where ranks are more than cores, all that it does waits its turn;
+    what one thread does anyway (conversion, small calls) only that."""
     cores = os.cpu_count() or 1
     threads = max(1, cores // ranks_here)
-    return torch.get_num_threads() / threads * max(1.0, ranks_here * threads / cores)
+    crowded = max(1.0, ranks_here * threads / cores)
+    kernels = alone.slower(torch.get_num_threads() / threads * crowded)
+    features = {
+        name: dataclasses.replace(one, converted=crowded * alone.features[name].converted)
+        for name, one in kernels.features.items()
+    }
+    return dataclasses.replace(kernels, features=features, call=crowded * alone.call)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.additions import Values
 from recd_plugins.advise.computed import computed
 from recd_plugins.data.table import Progress, silent
+from recd_plugins.embedding.handling import calls_of_unique_samples
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.sample import Spread
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, priced, replica_factor
@@ -187,6 +188,7 @@ class Outlooks:
             ledger=ledger,
             compute=compute,
             unique=stack.unique_shares,
+            handled=calls_of_unique_samples(stack.groups, tables),
             workers=int(getattr(reader, "workers", 0) or 0),
         )
         return Outlook(

@@ -14,13 +14,17 @@ import yaml
 
 from recd_plugins.advise.demand import trained_in_turns
 from recd_plugins.advise.outlook import Outlook, Outlooks
-from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk
+from recd_plugins.advise.walk import AdviceGoal, Walk
 from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.command import Failure
 from recd_plugins.launch.server import RankServer
 from recd_plugins.registry import Registry
 
 __all__ = ["Tried", "candidates", "tried", "winner"]
+
+
+ALIKE = 0.02
+"""The share of a step by which two that were timed may differ and count as equally fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +87,14 @@ def tried(
 
 
 def winner(every: Sequence[Tried], goal: AdviceGoal, advised: tuple[str, ...]) -> Tried:
-    """The fastest, by what was measured; what was advised where that is as fast within `WORTH`, or
+    """The fastest, by what was measured; what was advised where that is as fast within `ALIKE`, or
     where time is not what is asked for and the baseline is no faster."""
     base = next(one for one in every if not one.additions)
     mine = next(one for one in every if one.additions == advised)
     best = min(every, key=lambda one: one.ms)
     if goal.objective == "memory":
-        return mine if mine.ms <= (1 + WORTH) * base.ms else base
-    return mine if mine.ms <= (1 + WORTH) * best.ms else best
+        return mine if mine.ms <= (1 + ALIKE) * base.ms else base
+    return mine if mine.ms <= (1 + ALIKE) * best.ms else best
 
 
 def _run(

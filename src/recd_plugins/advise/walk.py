@@ -2,8 +2,9 @@
 
 An addition is kept that makes what is asked for better by more than `WORTH`, within the budget. One
 that does not pay by itself waits for those that need it; at the end each that was kept is left out
-once, and stays out where nothing is lost by it. So nothing that is advised is slower than plain
-TorchRec's own best plan, by the forecasts.
+once, and stays out where nothing is lost by it; then each that was not kept takes the place of each
+that was, for two may save the same bytes, and the first that was met is not always the better. So
+nothing that is advised is slower than plain TorchRec's own best plan, by the forecasts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 from typing import Any, Literal
 
 from recd_plugins.additions import NotHere, Objective, Situation, Values
@@ -24,9 +26,9 @@ from recd_plugins.planning.topology import GB
 
 __all__ = ["WORTH", "AdviceGoal", "Walk", "Weighed", "in_order", "plain", "weigh", "with_plugin"]
 
-WORTH = 0.02
-"""The share of a step that an addition must save: less is within what forecasts are off by, and
-what is simpler is left."""
+WORTH = 0.05
+"""The share of a step that an addition must save: forecasts of two plans are off against each other
+by as much, and what is simpler is left."""
 ROUNDING = 1e-6
 FEATURES = 3
 """The number of features of which it gives reasons why they are not deduplicated."""
@@ -154,6 +156,8 @@ def weigh(
         on_the_way.meet(claim)
     met("each left out once")
     on_the_way.leave_out()
+    met("each in another's place")
+    on_the_way.take_places()
     return Walk(base=base, weighed=on_the_way.weighed, best=on_the_way.best, met=on_the_way.met)
 
 
@@ -187,9 +191,13 @@ class _OnTheWay:
             return
         waiting = list(self._waiting)
         tries: list[list[ClaimedAddition]] = [[*waiting, claim]]
-        needed = [one for one in waiting if one.addition.name in addition.needs]
-        if len(needed) < len(waiting):
-            tries.append([*needed, claim])
+        needed = {one.addition.name for one in waiting} & set(addition.needs)
+        for count in reversed(range(len(waiting))):
+            tries += [
+                [*some, claim]
+                for some in combinations(waiting, count)
+                if needed <= {one.addition.name for one in some}
+            ]
         found: list[tuple[list[ClaimedAddition], Outlook]] = []
         refused = ""
         for more in tries:
@@ -255,6 +263,37 @@ class _OnTheWay:
                     self._settle(other, "kept", f"it does as much as {name}")
             else:
                 self._note_loss(claim, lost)
+
+    def take_places(self) -> None:
+        """Keep one that was not, in the place of one that was, where that pays."""
+        for claim in [one.claim for one in self.weighed if one.verdict == "left out"]:
+            needs, name = claim.addition.needs, claim.addition.name
+            tries: list[tuple[Outlook, list[ClaimedAddition], list[ClaimedAddition]]] = []
+            for out in self._kept:
+                gone = [
+                    one
+                    for one in self._kept
+                    if one is out or out.addition.name in one.addition.needs
+                ]
+                rest = in_order([*(one for one in self._kept if one not in gone), claim])
+                if not set(needs) <= {one.addition.name for one in rest}:
+                    continue
+                try:
+                    outlook = self._having(rest)
+                except RecdError:
+                    continue
+                if not isinstance(outlook, NotHere) and self._goal.fits(outlook, self._base):
+                    tries.append((outlook, rest, gone))
+            if not tries:
+                continue
+            outlook, rest, gone = min(tries, key=lambda one: self._goal.score(one[0]))
+            gain = self._gain(outlook, self.best)
+            if gain > WORTH:
+                words = self._in_words(outlook, self.best)
+                self._kept, self.best = rest, outlook
+                for other in gone:
+                    self._settle(other, "left out", f"{name} in its place saves {gain:.1%}")
+                self._settle(claim, "kept", words)
 
     def _having(self, claims: Sequence[ClaimedAddition]) -> Outlook | NotHere:
         """The outlook of the baseline with these additions; or why the last cannot be."""

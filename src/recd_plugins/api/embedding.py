@@ -3,11 +3,13 @@
 from recd_plugins.compat.pytorch import flash_attention_on_cpu, flash_attention_on_cpu_backward
 from recd_plugins.embedding.adapt import poolings_by_feature
 from recd_plugins.embedding.expand import cells_of, expand_rows
+from recd_plugins.embedding.handling import A_PART, BESIDE, BY_GROUP, HANDLING
 from recd_plugins.embedding.pooling import PoolsUnique
 from recd_plugins.embedding.scored import weighed
 from recd_plugins.embedding.timing import (
     OfPooling,
     seconds_of,
+    seconds_of_call,
     seconds_of_copies,
     seconds_of_lookups,
     seconds_of_pooling,
@@ -15,6 +17,10 @@ from recd_plugins.embedding.timing import (
 from recd_plugins.tiers.mapped_tables import mapped
 
 __all__ = [
+    "A_PART",
+    "BESIDE",
+    "BY_GROUP",
+    "HANDLING",
     "OfPooling",
     "PoolsUnique",
     "cells_of",
@@ -24,6 +30,7 @@ __all__ = [
     "mapped",
     "poolings_by_feature",
     "seconds_of",
+    "seconds_of_call",
     "seconds_of_copies",
     "seconds_of_lookups",
     "seconds_of_pooling",

@@ -132,6 +132,9 @@ class TablePart:
     embeddings: Mapping[str, str]
     """The name of an embedding in the part alone, to its name in the collection."""
     why: str
+    share: float | None = None
+    """The rows that each of its features yields, over the samples of a batch, where all yield as
+    many: the largest group's unique samples, to which the others are padded."""
 
 
 def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
@@ -165,13 +168,13 @@ def bag_parts(
         for size_class in size_classes(unique, shares):
             share = max(shares[t.name] for t in size_class)
             why = f"unique samples, up to {share:.0%} of the batch"
-            parts.append(_part(size_class, tables, why))
+            parts.append(_part(size_class, tables, why, share))
     if plain:
         mixed = [key for t in plain for key in t.feature_names if key in group_of]
         why = "all samples"
         if mixed:
             why += f"; {', '.join(mixed)} share tables with features that are not deduplicated"
-        parts.append(_part(plain, tables, why))
+        parts.append(_part(plain, tables, why, 1.0))
     return tuple(parts)
 
 
@@ -212,6 +215,7 @@ def _part(
     chosen: Sequence[BaseEmbeddingConfig],
     every: Sequence[BaseEmbeddingConfig],
     why: str,
+    share: float | None = None,
 ) -> TablePart:
     # TorchRec names an embedding by its feature, and by its table too if the feature has several.
     names = dict(zip((t.name for t in every), get_embedding_names_by_table([*every]), strict=True))
@@ -225,6 +229,7 @@ def _part(
             for mine, whole in zip(names_alone, names[table.name], strict=True)
         },
         why=why,
+        share=share,
     )
 
 

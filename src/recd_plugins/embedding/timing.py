@@ -23,6 +23,7 @@ from recd_plugins.embedding.unexpanded import Unexpanded
 __all__ = [
     "OfPooling",
     "seconds_of",
+    "seconds_of_call",
     "seconds_of_copies",
     "seconds_of_kernels",
     "seconds_of_lookups",
@@ -34,6 +35,8 @@ FEWEST, MOST = 3, 9
 LONG_ENOUGH = 0.03
 """Seconds of all runs after which the fewest are enough."""
 TABLE_ROWS = 1 << 16
+SMALL = 200
+"""Small operations that are timed at once."""
 
 
 class OfPooling(NamedTuple):
@@ -55,6 +58,18 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
         _synchronized(call, device)
         taken.append(clock() - begun)
     return min(taken)
+
+
+def seconds_of_call(device: torch.device) -> float:
+    """Seconds of an operation on a small tensor, with the Python around it: of index_select and
+    addition by turns, on rows so few that they cost nothing."""
+    values, rows = torch.zeros(8, device=device), torch.arange(8, device=device)
+
+    def some() -> None:
+        for _ in range(SMALL // 2):
+            values.index_select(0, rows) + values
+
+    return seconds_of(some, device) / SMALL
 
 
 def seconds_of_kernels(call: Callable[[], object], device: torch.device) -> float:

@@ -15,6 +15,8 @@ from recd_plugins.planning.table_sizes import SequenceTable
 if TYPE_CHECKING:
     from torch import nn
 
+    from recd_plugins.embedding.dedup import TablePart
+
 __all__ = ["ModelTable", "model_tables"]
 
 
@@ -25,6 +27,8 @@ class ModelTable:
     name: str
     module: str
     """The path of its collection in the model."""
+    part: int = 0
+    """The part of the collection that looks it up: each part exchanges by itself."""
     pooled: bool
     """Whether its collection is an EmbeddingBagCollection."""
     num_rows: int
@@ -32,7 +36,8 @@ class ModelTable:
     element_bytes: int
     features: tuple[str, ...]
     bags: float = 0
-    """Bags of a sample; those of unique samples count as the share of samples that these are."""
+    """Bags of a sample; those of unique samples count as the share of samples that these are, the
+    rows that pad them included."""
 
     @property
     def counted(self) -> Counted:
@@ -50,7 +55,7 @@ class ModelTable:
             dim=self.dim,
             element_bytes=self.element_bytes,
             bags=self.bags,
-            collection=self.module,
+            collection=f"{self.module}/{self.part}",
             shards=shards,
         )
 
@@ -74,17 +79,26 @@ def model_tables(
             configs = module.embedding_bag_configs()
         else:
             continue
-        shares = getattr(module, "unique_shares", {})  # an adapted model's
+        # An adapted model's collections have parts, and shares of unique samples.
+        shares: Mapping[str, float] = getattr(module, "unique_shares", {})
+        parts: Sequence[TablePart] = getattr(module, "parts", ())
+        part_of = {name: number for number, one in enumerate(parts) for name in one.tables}
         for config in configs:
+            part = part_of.get(config.name, 0)
+            padded = parts[part].share if parts else None
             found[config.name] = ModelTable(
                 name=config.name,
                 module=path,
+                part=part,
                 pooled=isinstance(module, EmbeddingBagCollection),
                 num_rows=config.num_embeddings,
                 dim=config.embedding_dim,
                 element_bytes=data_type_to_dtype(config.data_type).itemsize,
                 features=tuple(config.feature_names),
-                bags=sum(shares.get(feature, 1.0) for feature in config.feature_names)
+                bags=sum(
+                    shares.get(feature, 1.0) if padded is None else padded
+                    for feature in config.feature_names
+                )
                 if isinstance(module, EmbeddingBagCollection)
                 else 0,
             )

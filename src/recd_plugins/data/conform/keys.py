@@ -81,11 +81,6 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     return _scaled(counts.view(np.int64), unit, spot)
 
 
-def key_missing(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """[N] which are null, or not a number."""
-    return missing(array)
-
-
 def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
     """The fault of a column of such a type as a session; and the cure."""
     if identifies(kind):

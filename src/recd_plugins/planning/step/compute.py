@@ -42,6 +42,8 @@ class Compute:
     """The compute by feature; those without an entry take nothing."""
     reading: float = 0.0
     """Seconds of a sample in the loader, without conversion."""
+    call: float = 0.0
+    """Seconds of an operation on a small tensor, with the Python around it."""
     dense_bytes: float = 0.0
     """Bytes of the dense parameters, whose gradients all ranks reduce."""
     activations: float = 0.0
@@ -54,6 +56,7 @@ class Compute:
 
     def __post_init__(self) -> None:
         seconds = {"fixed": self.fixed, "dense": self.dense, "reading": self.reading}
+        seconds["call"] = self.call
         for name, one in self.features.items():
             seconds |= {f"{name}: {part}": value for part, value in vars(one).items()}
         for name, value in seconds.items():
@@ -103,5 +106,6 @@ class Compute:
             fixed=times * self.fixed,
             dense=times * self.dense,
             reading=times * self.reading,
+            call=times * self.call,
             features=features,
         )

@@ -36,6 +36,8 @@ class StepForecast:
     compute: Compute
     unique: Mapping[str, float] = field(default_factory=dict)
     """The share of unique samples, by deduplicated feature."""
+    handled: int = 0
+    """Calls of a step that unique samples cost, whatever its batch."""
     workers: int = 0
     """Processes in which a rank's loader reads ahead; without, it reads within the step."""
 
@@ -57,8 +59,10 @@ class StepForecast:
     @cached_property
     def parts(self) -> dict[str, float]:
         """Milliseconds of each part by itself: those of `Compute.ms`; `lookups`, the ledger's own
-        work; each collective of the ledger's; and `dense_reduce`, the dense gradients'."""
+        work; `handling`, the calls of unique samples; each collective of the ledger's; and
+        `dense_reduce`, the dense gradients'."""
         found = self.compute.ms(self.batch_size, self.unique)
+        found["handling"] = 1000 * self.handled * self.compute.call
         ledger = self.ledger.ms_by_collective
         found["lookups"] = ledger["local"]
         found |= {name: ledger[name] for name in COLLECTIVES if ledger[name]}
