@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
@@ -43,6 +44,8 @@ __all__ = ["HISTORY", "EmulatedJob", "EmulatedSteps", "computed", "steps_of"]
 CPU = torch.device("cpu")
 HISTORY, ITEM = "history", "item"
 WARM_UP, HELD = 2, 4
+PROFILED = 3
+"""Steps after those that are timed, of which a profiler tells the collectives."""
 FUSED = OptimizerSettings(tables="rowwise_adagrad")
 
 
@@ -185,6 +188,11 @@ class EmulatedSteps:
     """The time of each step, from barrier to barrier."""
     node_bytes: float
     """What left this rank's node in the middle step."""
+    processor: float
+    """Seconds of the middle step that this rank's processor worked."""
+    collectives: Mapping[str, float]
+    """Seconds of a step from the call of a collective to its end, by gloo's name: of all its calls,
+    which run beside each other, and wait for the slowest rank."""
 
 
 def steps_of(job: EmulatedJob, tiers: TierPlan | None, rounds: int) -> EmulatedSteps:
@@ -193,18 +201,39 @@ def steps_of(job: EmulatedJob, tiers: TierPlan | None, rounds: int) -> EmulatedS
     dedup = job.samples_per_session > 1
     pipeline = _pipeline(job, tiers, dedup)
     stream = cycle([job.batch(draw, dedup=dedup) for _ in range(HELD)])
-    seconds, sent = [], []
+    seconds, sent, worked = [], [], []
     for number in range(WARM_UP + rounds):
         gc.collect()
         before = bytes_sent()  # before the barrier, behind which others begin
         dist.barrier()
-        begun = time.perf_counter()
+        begun, work = time.perf_counter(), time.process_time()
         pipeline.progress(stream)
+        work = time.process_time() - work
         dist.barrier()
         if number >= WARM_UP:
             seconds.append(time.perf_counter() - begun)
             sent.append(bytes_sent() - before)
-    return EmulatedSteps(seconds=seconds, node_bytes=statistics.median(sent))
+            worked.append(work)
+    return EmulatedSteps(
+        seconds=seconds,
+        node_bytes=statistics.median(sent),
+        processor=statistics.median(worked),
+        collectives=_collectives(pipeline, stream),
+    )
+
+
+def _collectives(pipeline: Any, stream: Iterator[Batch]) -> dict[str, float]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(PROFILED):
+            dist.barrier()
+            pipeline.progress(stream)
+    found: dict[str, float] = {}
+    for event in profiler.events():
+        name = event.name.removeprefix("gloo:")
+        if name != event.name and name != "barrier":
+            took = event.time_range.elapsed_us() * 1e-6 / PROFILED
+            found[name] = found.get(name, 0.0) + took
+    return found
 
 
 def _pipeline(job: EmulatedJob, tiers: TierPlan | None, dedup: bool) -> Any:

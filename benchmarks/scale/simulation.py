@@ -177,7 +177,8 @@ class _Work:
         copied = sum(
             (one.entries[tier].cost for one in ledger.tables.values() for tier in REPLICAS), Cost()
         )
-        replicas = float(cluster.local_ms(np.max(copied.local), np.max(copied.coalesced)))
+        work = (np.max(copied.local), np.max(copied.coalesced), 0.0, np.max(copied.summed))
+        replicas = float(cluster.local_ms(*work))
         rest = parts["lookups"] - replicas
         computed = parts["dense"] + parts["pooling"]
         other = parts["fixed"] + parts["expansion"] + parts["handling"]

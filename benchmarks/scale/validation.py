@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -110,11 +110,30 @@ class Validated:
     seconds: Sequence[float]
     node_bytes: float
     """What left all nodes in a step, by the links' counters: headers and all."""
+    processor: float
+    """Seconds of a step that the first rank's processor worked."""
+    collectives: Mapping[str, float]
+    """Seconds of the first rank's collectives, which run beside each other and wait for others."""
+    small: float
+    """Milliseconds of a row-wise step of next to no samples."""
 
     @property
     def bytes_error(self) -> float:
         """The forecast of what leaves nodes over the fact, less 1."""
         return self.step.bytes_by_link["between_nodes"] / self.node_bytes - 1
+
+    @property
+    def forecast(self) -> str:
+        """The parts of the forecast, and what of them hides."""
+        return f"{_in_ms(self.step.parts)}; hidden {_in_ms(self.step.hidden)}"
+
+    @property
+    def fact(self) -> str:
+        """What the first rank's processor worked, its collectives by gloo's names, and what a step
+        of next to no samples takes."""
+        each = {"processor": self.processor, **self.collectives}
+        taken = _in_ms({name: 1000 * seconds for name, seconds in each.items()})
+        return f"{taken}; of next to no samples {self.small:.1f}"
 
     @property
     def error(self) -> float:
@@ -148,7 +167,7 @@ class _Known:
     def validated(self, setting: ValidationSetting, rounds: int) -> Validated:
         job = setting.job
         compute = dataclasses.replace(self._compute(job), fixed=0.0)
-        cluster, fixed = self._amid_steps(setting, self._cluster(setting.mbit), compute)
+        cluster, fixed, small = self._amid_steps(setting, self._cluster(setting.mbit), compute)
         step = self._forecast(setting, cluster, dataclasses.replace(compute, fixed=fixed))
         sizes = setting.sizes(step.ledger.prices)
         tiers = tier_plan(job.tables(), sizes, cluster, job.hottest) if sizes else None
@@ -158,10 +177,13 @@ class _Known:
             step=step,
             seconds=ranks[0].seconds,
             node_bytes=sum(one.node_bytes for one in ranks[:: self._ranks.ranks_per_node]),
+            processor=ranks[0].processor,
+            collectives=ranks[0].collectives,
+            small=small,
         )
         print(
             f"{setting}: {step.ms:.1f} ms for {median(found.seconds):.1f}, bytes "
-            f"{found.bytes_error:+.1%}",
+            f"{found.bytes_error:+.1%}; forecast: {found.forecast}; fact: {found.fact}",
             file=sys.stderr,
             flush=True,
         )
@@ -180,8 +202,9 @@ class _Known:
 
     def _amid_steps(
         self, setting: ValidationSetting, cluster: Cluster, compute: Compute
-    ) -> tuple[Cluster, float]:
-        """What steps of next to no samples, row-wise, say of a cluster and of all steps on it.
+    ) -> tuple[Cluster, float, float]:
+        """What steps of next to no samples, row-wise, say of a cluster and of all steps on it: the
+        cluster, seconds of any step, and their milliseconds.
 
         What they take beyond the forecast are seconds of any step. Where they take less, calls do:
         a rank comes to most of them from another call, and not from work of its own.
@@ -194,8 +217,8 @@ class _Known:
         step = self._forecast(plain, cluster, compute)
         calling = step.ms - self._forecast(plain, _calls_take(cluster, 0.0), compute).ms
         if took >= step.ms or not calling:
-            return cluster, max(took - step.ms, 0.0) / 1000
-        return _calls_take(cluster, max(1 - (step.ms - took) / calling, 0.0)), 0.0
+            return cluster, max(took - step.ms, 0.0) / 1000, took
+        return _calls_take(cluster, max(1 - (step.ms - took) / calling, 0.0)), 0.0, took
 
     def _forecast(
         self, setting: ValidationSetting, cluster: Cluster, compute: Compute
@@ -217,6 +240,10 @@ def _calls_take(cluster: Cluster, share: float) -> Cluster:
     return dataclasses.replace(cluster, **links)
 
 
+def _in_ms(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{part} {ms:.1f}" for part, ms in parts.items() if ms >= 0.05) or "nothing"
+
+
 def figures(quick: bool, part: tuple[int, int] = (1, 1)) -> list[Figure]:
     """One figure for each setting, and two for all; `part` is one of so many parts."""
     if missing := available():
@@ -233,11 +260,9 @@ def figures(quick: bool, part: tuple[int, int] = (1, 1)) -> list[Figure]:
             value=100 * one.error,
             unit="% off",
             spread=spread(one.seconds),
-            note=f"{one.step.ms:.1f} ms for {median(list(one.seconds)):.1f}: "
-            + ", ".join(f"{part} {ms:.1f}" for part, ms in one.step.parts.items() if ms >= 0.05)
-            + "; hidden "
-            + ", ".join(f"{part} {ms:.1f}" for part, ms in one.step.hidden.items() if ms >= 0.05)
-            + f"; {one.node_bytes / 1e6:.2f} MB left the nodes, {100 * one.bytes_error:+.0f}%",
+            note=f"{one.step.ms:.1f} ms for {median(list(one.seconds)):.1f}: {one.forecast}; "
+            f"of the first rank: {one.fact}; {one.node_bytes / 1e6:.2f} MB left the nodes, "
+            f"{100 * one.bytes_error:+.0f}%",
         )
         for one in found
     ]

@@ -25,6 +25,7 @@ from recd_plugins.api.planning import (
     TierPlanner,
     model_tables,
     priced,
+    remembered,
     replica_factor,
 )
 
@@ -96,13 +97,14 @@ class FlexShardPlanner(TierPlanner):
         considered: Mapping[str, Sequence[Considered]] = {}
         own: Ledger | None = None
         if config.goal == "auto":
-            search = PlanSearch(
-                tables,
-                prices,
-                budget=(config.budget_gb or 0.0) * GB,
-                tiers=config.tiers,
-            )
-            ledger, considered, own = search.run(), search.considered(), search.own
+            budget = (config.budget_gb or 0.0) * GB
+
+            def searched() -> tuple[Ledger, Mapping[str, Sequence[Considered]], Ledger]:
+                search = PlanSearch(tables, prices, budget=budget, tiers=config.tiers)
+                return search.run(), search.considered(), search.own
+
+            asked = (PlanSearch, *tables.items(), prices, budget, config.tiers)
+            ledger, considered, own = remembered(asked, searched)
         else:
             ledger = choose(
                 tables,

@@ -24,8 +24,8 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
 from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.topology import Cluster
-from recd_plugins.planning.torchrec_planner import remembered_proposals
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
@@ -187,7 +187,7 @@ def test_proposals_that_are_remembered_are_those_that_torchrec_makes(folder: Pat
         return repr(stack.proposed), planner.explain()
 
     alone = [proposed(size) for size in (256, 4096)]
-    with remembered_proposals():
+    with remembering():
         assert [proposed(size) for size in (256, 4096, 256, 4096)] == [*alone, *alone]
 
 

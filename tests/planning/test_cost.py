@@ -159,12 +159,14 @@ def test_every_number_of_every_way_to_place_a_row() -> None:
             static_memory=K * R, rows_accessed=2, dynamic_memory=0 if pooled else 2 * R,
             a2a_intra=(alone + by_any) * R + 1 / 4, ar_cross=across / 4, between_nodes=4 * across,
             local=((6 if pooled else 16) + 4 * by_any) * R,
+            summed=(4 * alone + 12 * by_any / 4) * R,
         )  # fmt: skip
         assert total(ours.per_node(ONE, R, "none", pooled)) == numbers(
             static_memory=K * R / 4, ids_sent=alone, rows_accessed=alone,
             dynamic_memory=(2 * alone + (0 if pooled else 2)) * R, a2a_intra=alone * sent,
             ar_cross=across / 4, between_nodes=4 * across,
             local=(4 * alone + (6 if pooled else 16) + by_any) * R, coalesced=2,
+            summed=(4 * alone + 12 * by_any / 4) * R,
         )  # fmt: skip
     assert total(ours.per_node(ONE, R)) == total(ours.per_node(ONE, R, "rank", 0))
     assert total(ours.column_wise(ONE, R)) == numbers(
@@ -180,6 +182,20 @@ def test_every_number_of_every_way_to_place_a_row() -> None:
         static_memory=K * R / 4, ids_sent=2, rows_accessed=2, dynamic_memory=4 * R,
         a2a_intra=2 * sent, ar_cross=R / 4, between_nodes=4 * R, local=9 * R,
     )  # fmt: skip
+
+
+def test_gradients_of_replicas_are_summed_chunk_by_chunk() -> None:
+    """Two nodes of a rank: each gathers the rows that the other touched, in 7 + 2 * 3 passes."""
+    pair = Cluster.of(Topology(ranks_per_node=1), 2)
+    alone, by_any = appears(B), appears(2 * B)
+    for reduce, gathers in (("sparse", 1), ("touched", 1), ("union", 0), ("dense", None)):
+        ours = Prices(cluster=pair, batch_size=B, k=K, reduce=reduce)  # type: ignore[arg-type]
+        passes = 0 if gathers is None else 4 * alone + 12 * by_any + 13 * gathers * alone
+        for cost in (ours.replicated(ONE, R), ours.per_node(ONE, R)):
+            assert cost.total(ONE.counts).summed == pytest.approx(passes * R)
+    alike = RowDistribution.of([1], [1.0])  # which both touch, so that an all-reduce is as cheap
+    both = Prices(cluster=pair, batch_size=B, k=K).replicated(alike, R)
+    assert both.total(alike.counts).summed == (4 + 12 + 13) * R
 
 
 def test_nothing_is_exchanged_within_a_node_of_one_rank_or_between_nodes_of_which_there_is_one():
@@ -313,19 +329,22 @@ def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
     slow = Link(gbps=1, latency_ms=2)
     cluster = Cluster(
         n_nodes=2, ranks_per_node=2, a2a_global=slow, a2a_intra=slow, a2a_cross=slow,
-        ar_global=slow, ar_cross=slow, gather_gbps=2, unique_ns=100, update_ns=50, op_us=10,
+        ar_global=slow, ar_cross=slow, gather_gbps=2, chunk_gbps=4, unique_ns=100,
+        update_ns=50, op_us=10,
     )  # fmt: skip
     gb = 1 << 30
-    cost = Cost(a2a_global=gb, ar_global=gb / 2, local=gb, coalesced=1e6, updated=1e5)
+    cost = Cost(
+        a2a_global=gb, ar_global=gb / 2, local=gb, coalesced=1e6, updated=1e5, summed=gb / 5,
+    )  # fmt: skip
     assert milliseconds(cost, cluster, {"a2a_global": 4, "ar_global": 1}, operations=700) == {
         "a2a_global": 1008,
         "a2a_intra": 0,
         "a2a_cross": 0,
         "ar_global": 502,
         "ar_cross": 0,
-        "local": 605 + 7,
+        "local": 655 + 7,
     }
-    assert marginal_ms(cost, cluster) == 1000 + 500 + 605
+    assert marginal_ms(cost, cluster) == 1000 + 500 + 655
 
 
 def test_what_is_on_the_links_between_nodes_is_no_work_of_a_ranks_own() -> None:
@@ -362,6 +381,17 @@ def test_the_longer_of_what_runs_beside_the_rest_is_hidden(
         "a2a_global": 10, "a2a_cross": cross, "a2a_intra": 3, "ar_cross": 4, "local": 5,
     }  # fmt: skip
     assert overlapped(each, cluster, home, replicas) == pytest.approx(sum(each.values()) - hidden)
+
+
+def test_on_a_cpu_replicas_are_summed_before_or_after_what_backward_waits_for() -> None:
+    """Of what could hide, 3 ms of the replicas' own work and 3 of home's, the latter alone."""
+    topology = Topology(device="cpu", ranks_per_node=W, beside=0.5)
+    home, replicas = Lane(traffic=8, own=6), Lane(traffic=10, own=3)
+    each = {"a2a_global": 10, "a2a_cross": 0, "a2a_intra": 3, "ar_cross": 4, "local": 5}
+    on_cpu = overlapped(each, Cluster.of(topology, N * W), home, replicas)
+    assert on_cpu == pytest.approx(22 - 0.5 * 3)
+    on_gpu = Cluster.of(dataclasses.replace(topology, device="cuda"), N * W)
+    assert overlapped(each, on_gpu, home, replicas) == pytest.approx(22 - 0.5 * (3 + 3))
 
 
 def test_what_overlaps_is_paid_for_what_it_does_not_hide() -> None:

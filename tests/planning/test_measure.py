@@ -71,6 +71,8 @@ def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> Non
     assert found.inter_node_gbps == pytest.approx(found.a2a_global.gbps / 2)
     assert found.gather_gbps is not None
     assert found.gather_gbps > 1e-2
+    assert found.chunk_gbps is not None
+    assert found.chunk_gbps > 1e-2
     assert found.beside is not None
     assert 0 <= found.beside <= 1
     assert found.unique_ns is not None

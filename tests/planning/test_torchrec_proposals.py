@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.proposers import GreedyProposer
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -102,3 +104,19 @@ def test_a_hundred_tables_take_few_placements() -> None:
     placed = int(head.split("; ")[1].split()[0].replace(",", ""))
     assert compared > 1_000
     assert placed < 100
+
+
+def test_options_that_are_alike_are_estimated_as_each_by_itself() -> None:
+    tables, on = model(30, 10**6), torchrec_topology(NODES, 8, "cuda")
+    constraints = {
+        f"t{number}": ParameterConstraints(batch_sizes=[100 * (1 + number % 2)])
+        for number in range(0, 30, 3)
+    }
+    known = {"topology": on, "batch_size": BATCH_SIZE, "constraints": constraints}
+    found = OrderedEnumerator(**known).enumerate(module=tables, sharders=sharders())
+    every = EmbeddingEnumerator(**known).enumerate(module=tables, sharders=sharders())
+
+    def estimates(options: list[ShardingOption]) -> dict[Any, str]:
+        return {(o.name, o.sharding_type, o.compute_kernel): str(o.shards) for o in options}
+
+    assert estimates(found) == estimates(every)

@@ -18,8 +18,8 @@ from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, available
 from recd_plugins.launch.server import RankServer
+from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.topology import INTER_NODE_GBPS, INTRA_NODE_GBPS, Topology, stated
-from recd_plugins.planning.torchrec_planner import remembered_proposals
 from recd_plugins.registry import Registry
 
 __all__ = ["RegistryAdvice", "WhatIf", "additions_of", "advise"]
@@ -152,7 +152,7 @@ def advise(
     With `most_tried` the best so many are trained beside the baseline, on this machine: all ranks
     share it then, in the forecasts too.
     """
-    with remembered_proposals():
+    with remembering():
         return _advised(
             registry,
             goal,

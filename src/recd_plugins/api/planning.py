@@ -30,6 +30,7 @@ from recd_plugins.planning.planner_bases import (
     agreed,
     from_rank_0,
 )
+from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.row_wise_cost import home_load
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.sharders import default_sharders, fused_by_table, sharded_modules
@@ -103,6 +104,7 @@ __all__ = [
     "priced",
     "profile_batches",
     "profile_tracker",
+    "remembered",
     "replica_factor",
     "sharded_cost",
     "sharded_modules",

@@ -82,6 +82,9 @@ class Cost:
     """Bytes that leave a node, summed over nodes."""
     local: Any = 0.0
     """Bytes of rows that the rank reads and writes in its own memory."""
+    summed: Any = 0.0
+    """Bytes of chunks of rows that the rank reads and writes to sum the gradients of replicas, and
+    to step these."""
     coalesced: Any = 0.0
     """Ids that are compared to find equal ones."""
     updated: Any = 0.0
@@ -215,12 +218,16 @@ class Prices:
         local           (8 pB + 4 v) r, for rows are put in place among others and gradients
                         taken from among them; dense 4 (pB + 1) r; rows that are `pooled` (1)
                         are summed where they are: 3 pB for 8 pB, and no dynamic memory
+        summed          4 s r + (12 v + m) r / W, m = (7 + 3 N) n gathered sparsely; dense none
         ar_global       r where the reduce is dense, v = t = 1; else, node by node,
         a2a_intra       (s + v) r + 1/4: parts to the rank that sums them, and sums back
         ar_cross        t r / W + N / 16 W; none where all ranks are of one node
-        with s = appears(B), v = appears(B U), and t the same as v for a reduce over the union of
-        touched rows; gathered sparsely t = appears(B W) N / 2, which carries as much as an
-        all-reduce of so many. The bits of the rows that are touched make the small terms.
+        with s = appears(B), n = appears(B W), v = appears(B U), and t the same as v for a reduce
+        over the union of touched rows; gathered sparsely t = appears(B W) N / 2, which carries as
+        much as an all-reduce of so many. The bits of the rows that are touched make the small
+        terms. Passes over a chunk of rows: a sum begins as zeros [1] and adds rows [3]; rows for
+        other nodes are picked and put in place [7]; sums are scaled, and row-wise Adagrad steps by
+        them [10].
         """
         accesses = rows.p * self.batch_size
         n, w, _ = self._shape
@@ -244,6 +251,7 @@ class Prices:
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=((8 - 5 * pooled) * accesses + 4 * union) * width,
+            summed=self._summed(rows) * width,
         )
 
     def per_node(
@@ -258,6 +266,7 @@ class Prices:
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + N / 16 W (no bits where the reduce is dense)
         local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP; `pooled` as there
+        summed          as for DP
         with s = appears(B), or pB where ids are not coalesced; and t, v as for DP.
         """
         accesses = rows.p * self.batch_size
@@ -275,6 +284,7 @@ class Prices:
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=(4 * sent + (8 - 5 * pooled) * spread + 4 * self._union(rows) / w) * width,
+            summed=self._summed(rows) * width,
             coalesced=0.0 * accesses if plain else accesses,
         )
 
@@ -292,6 +302,19 @@ class Prices:
         if self.reduce == "dense":
             return 0.0 * rows.p + 1.0
         return appears(rows.presence, self.batch_size * self.cluster.world_size)
+
+    def _summed(self, rows: RowDistribution) -> Any:
+        """The passes over chunks in which gradients of a row are summed and it is stepped."""
+        if self.reduce == "dense":
+            return 0.0 * rows.p
+        n, w, _ = self._shape
+        own, union = appears(rows.presence, self.batch_size), self._union(rows)
+        touched = appears(rows.presence, self.batch_size * w)
+        gathered = 0.0 * touched
+        if n > 1 and self.reduce != "union":
+            cheaper = self.reduce == "sparse" or touched * n / 2 <= union
+            gathered = np.where(cheaper, (7 + 3 * n) * touched, 0.0)
+        return 4 * own + (12 * union + gathered) / w
 
     def _across(self, rows: RowDistribution, width: Any) -> Any:
         """t r: bytes of a row that an all-reduce across nodes carries, and of the bits before."""
@@ -325,13 +348,15 @@ def milliseconds(
     cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
 ) -> dict[str, float]:
     """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
-    own work: rows at the rate of random ones, ids that are made unique and rows that are updated
-    at theirs, and small operations. Where ranks differ all wait for the one that has the most."""
+    own work: rows at the rate of random ones, chunks, ids that are made unique and rows that are
+    updated at theirs, and small operations. Where ranks differ all wait for the one that has the
+    most."""
     found = {}
     for name in COLLECTIVES:
         link, called = getattr(cluster, name), calls.get(name, 0)
         found[name] = (called - 1) * link.latency_ms + float(link.ms(np.max(getattr(cost, name))))
-    own = float(cluster.local_ms(np.max(cost.local), np.max(cost.coalesced), np.max(cost.updated)))
+    most = (np.max(one) for one in (cost.local, cost.coalesced, cost.updated, cost.summed))
+    own = float(cluster.local_ms(*most))
     found["local"] = own + operations * cluster.op_us * 1e-3
     return found
 
@@ -360,12 +385,15 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
     Replicas are updated in backward, beside the exchange of gradients with home, the half of
     that traffic: each has some of its own work done while the other is on the links. Of
     what could be, a topology says which share is:
-        beside * (min(own of replicas, traffic of home / 2)
+        beside * (side_stream * min(own of replicas, traffic of home / 2)
                   + min(own of home / 2, traffic of replicas))
+    On a CPU there is no side stream: backward waits for the gradients from home, and sums those of
+    replicas before or after it.
     Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
     says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross).
     """
-    work = min(replicas.own, home.traffic / 2) + min(home.own / 2, replicas.traffic)
+    beside_home = min(replicas.own, home.traffic / 2) if cluster.side_stream else 0.0
+    work = beside_home + min(home.own / 2, replicas.traffic)
     links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in OVERLAPPING))
     return sum(each.values()) - max(cluster.beside * work, cluster.overlap * links)
 
@@ -373,7 +401,7 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
     """The difference that one row more or less makes: its bytes at each link's rate, no latencies;
     as long as what overlaps the global all-to-all is shorter."""
-    total = cluster.local_ms(cost.local, cost.coalesced, cost.updated)
+    total = cluster.local_ms(cost.local, cost.coalesced, cost.updated, cost.summed)
     for name in COLLECTIVES:
         share = 1 - cluster.overlap if name in OVERLAPPING else 1.0
         total = total + getattr(cost, name) * (share * 1000 / (getattr(cluster, name).gbps * GB))

@@ -94,11 +94,15 @@ class TableLedger:
         parts: dict[TierName, tuple[RowDistribution, Cost]] = {
             "replicated": (
                 replicated,
-                prices.replicated(replicated, width, pooled).total(replicated.counts),
+                prices.replicated(replicated, width, pooled).total(replicated.counts)
+                if sizes.replicated
+                else Cost(),
             ),
             "per_node": (
                 per_node,
-                prices.per_node(per_node, width, sizes.coalesce, pooled).total(per_node.counts),
+                prices.per_node(per_node, width, sizes.coalesce, pooled).total(per_node.counts)
+                if sizes.per_node
+                else Cost(),
             ),
             "home": (home, home_cost(table, sizes, prices, share)),
         }
@@ -124,7 +128,12 @@ class TableLedger:
 
     @cached_property
     def cost(self) -> Cost:
-        return Cost.of_all(entry.cost for entry in self.entries.values())
+        return self.copied + self.entries["home"].cost
+
+    @cached_property
+    def copied(self) -> Cost:
+        """The cost of its replicas."""
+        return Cost.of_all(self.entries[tier].cost for tier in REPLICAS)
 
     @property
     def is_torchrecs(self) -> bool:
@@ -176,7 +185,7 @@ class Ledger:
 
     @cached_property
     def cost(self) -> Cost:
-        return Cost.of_all(table.cost for table in self.tables.values())
+        return self._copied + self._home
 
     @property
     def memory(self) -> float:
@@ -265,15 +274,21 @@ class Ledger:
     @cached_property
     def ms(self) -> float:
         """Expected milliseconds of a step's exchange and lookups."""
-        cluster, entries = self.prices.cluster, [one.entries for one in self.tables.values()]
-        home = Cost.of_all(each["home"].cost for each in entries)
-        copied = Cost.of_all(each[tier].cost for each in entries for tier in REPLICAS)
+        cluster = self.prices.cluster
         return overlapped(
             self.ms_by_collective,
             cluster,
-            Lane.of(home, cluster, self.home_calls),
-            Lane.of(copied, cluster, self.replica_calls),
+            Lane.of(self._home, cluster, self.home_calls),
+            Lane.of(self._copied, cluster, self.replica_calls),
         )
+
+    @cached_property
+    def _home(self) -> Cost:
+        return Cost.of_all(one.entries["home"].cost for one in self.tables.values())
+
+    @cached_property
+    def _copied(self) -> Cost:
+        return Cost.of_all(one.copied for one in self.tables.values())
 
 
 def travelling_shares(

@@ -30,6 +30,9 @@ ROUNDS = 12
 IN_A_ROW = 16
 """Calls of a run with the smallest payload, or of a rank's own work: ranks leave a barrier one
 after the other, which would count as time of a single call."""
+OF_A_STEP = 2
+"""Calls of a run with a larger payload, as a step has: rows one way, and their gradients. Of the
+first call ranks leave at different times, and to the second they come so."""
 MOSTLY_BYTES = 16
 """A call measures bandwidth if it takes more than so many latencies."""
 BETWEEN = 1 << 14
@@ -122,7 +125,7 @@ def _measured(
     while True:
         buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=timer.device)
         exchange = partial(call, buffer, torch.empty_like(buffer), peers)
-        took = timer.after(work, exchange, IN_A_ROW if payload == SMALL else 1)
+        took = timer.after(work, exchange, IN_A_ROW if payload == SMALL else OF_A_STEP)
         seconds[buffer.nbytes] = took
         if payload >= largest or (payload > SMALL and took > LONG_ENOUGH):
             return fit_link(seconds)
@@ -130,8 +133,9 @@ def _measured(
 
 
 def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) -> float:
-    """Time an exchange and work of like length one after the other, then begun together: the
-    share that is saved of what could be. Less than all of it, for exchanges take processors."""
+    """Time work and an exchange of like length one after the other, then begun together: the share
+    that is saved of what could be. Less than all of it, for exchanges take processors. In both
+    ranks come to the exchange at different times, so that it takes as long."""
 
     def often() -> None:
         for _ in range(AT_LENGTH):
@@ -147,9 +151,14 @@ def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) 
         often()
         under_way.wait()
 
-    turns = timer.in_turns([often, partial(_all_to_all, buffer, other, world), both])
-    working, calling, overlapping = map(middle, turns)
-    return min(max((working + calling - overlapping) / min(working, calling), 0.0), 1.0)
+    def one_by_one() -> None:
+        often()
+        _all_to_all(buffer, other, world)
+
+    call = partial(_all_to_all, buffer, other, world)
+    turns = timer.in_turns([often, call, one_by_one, both])
+    working, calling, apart, together = map(middle, turns)
+    return min(max((apart - together) / min(working, calling), 0.0), 1.0)
 
 
 def _scattered(timer: Timer, link: Link, largest: int) -> float:
@@ -198,6 +207,8 @@ ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
 """A table of 64 MB, which no processor's cache holds."""
 UPDATED = 1 << 13
 """Rows whose gradients are applied: of fewer each takes less, for a cache holds what it takes."""
+CHUNK_PASSES = 12
+"""How often `_stepping` reads or writes its chunk."""
 OPERATIONS, OPERANDS = 40, 1 << 12
 """Operations in a row, and the ids that each is of."""
 
@@ -214,10 +225,10 @@ def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callab
 
 
 def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
-    """Rows gathered; ids made unique, each there four times; gradients of distinct rows applied, as
-    the kernel for the CPU does it that yields rows one by one; small operations, to which a rank
-    comes from the work `before` them, as it does in a step: over and over, with all that they need
-    at hand, they would take a tenth of the time.
+    """Rows gathered; a chunk of rows summed and stepped; ids made unique, each there four times;
+    gradients of distinct rows applied, as the kernel for the CPU does it that yields rows one by
+    one; small operations, to which a rank comes from the work `before` them, as it does in a step:
+    over and over, with all that they need at hand, they would take a tenth of the time.
 
     Often enough in a row that all ranks are at it together."""
     ids = _draw(timer.group, LOOKUPS, LOOKUPS // 4).to(timer.device)
@@ -229,9 +240,11 @@ def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
             lambda: torch.unique(ids, return_inverse=True),
         )
     )
+    stepped = timer.seconds(_stepping(timer.device), IN_A_ROW)
     small = timer.after(before, lambda: _small_operations(few), IN_A_ROW)
     found = {
         "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathered / GB,
+        "chunk_gbps": CHUNK_PASSES * UPDATED * ROW_BYTES / stepped / GB,
         "unique_ns": unique / LOOKUPS * 1e9,
         "op_us": small / OPERATIONS * 1e6,
     }
@@ -246,6 +259,21 @@ def _updating(device: torch.device) -> Callable[[], object]:
     rows = torch.randperm(TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:UPDATED]
     offsets, gradients = torch.arange(UPDATED + 1), torch.ones(UPDATED, ROW_BYTES // 4)
     return lambda: kernel(rows, offsets).backward(gradients)
+
+
+def _stepping(device: torch.device) -> Callable[[], object]:
+    """A chunk of gradients added to zeros [4 passes], of which row-wise Adagrad steps rows [8]. Its
+    memory is new in each run, as in a step."""
+    gradients = torch.ones(UPDATED, ROW_BYTES // 4, device=device)
+    rows, state = torch.zeros_like(gradients), torch.zeros(UPDATED, 1, device=device)
+    places = torch.arange(UPDATED, device=device)
+
+    def step() -> None:
+        sums = torch.zeros_like(gradients).index_add_(0, places, gradients)
+        state.add_(sums.square().mean(dim=1, keepdim=True))
+        rows.sub_(sums * (0.01 / (state.sqrt() + 1e-8)))
+
+    return step
 
 
 def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:

@@ -78,6 +78,9 @@ class Topology(Config):
     the two bandwidths allow."""
     gather_gbps: Annotated[float, Range(gt=0)] | None = None
     """Embedding rows that a rank reads or writes at random places, GB/s; by default not counted."""
+    chunk_gbps: Annotated[float, Range(gt=0)] | None = None
+    """Chunks of rows that operations read and write one after another, GB/s: so gradients of
+    replicas are summed, and their rows stepped; by default not counted."""
     unique_ns: Annotated[float, Range(ge=0)] | None = None
     """Nanoseconds to coalesce one id; by default not counted."""
     update_ns: Annotated[float, Range(ge=0)] | None = None
@@ -183,7 +186,7 @@ LATENCY_MS = 0.02
 """The latency of a collective that nobody measured."""
 BESIDE = 0.5
 """The share of what could be done beside an exchange, where nobody measured it."""
-DEVICE = ("gather_gbps", "unique_ns", "update_ns", "scattered", "op_us")
+DEVICE = ("gather_gbps", "chunk_gbps", "unique_ns", "update_ns", "scattered", "op_us")
 """What a topology says of a rank's own work, and of a backend's."""
 NO_LINK = Link(gbps=1e6)
 """The link of a collective over one rank: nothing moves."""
@@ -201,12 +204,15 @@ class Cluster:
     ar_global: Link = NO_LINK
     ar_cross: Link = NO_LINK
     gather_gbps: float = 1e6
+    chunk_gbps: float = 1e6
     unique_ns: float = 0.0
     update_ns: float = 0.0
     scattered: float = 1.0
     op_us: float = 0.0
     beside: float = BESIDE
     overlap: float = 0.0
+    side_stream: bool = True
+    """Whether replicas are updated beside what backward waits for: on a CPU they are not."""
 
     @property
     def world_size(self) -> int:
@@ -219,11 +225,11 @@ class Cluster:
         n, u = self.n_nodes, self.world_size
         return 2 * n * (u - 1) / u if n > 1 else 0.0
 
-    def local_ms(self, moved: Any, coalesced: Any, updated: Any = 0.0) -> Any:
-        """Milliseconds to read and write so many bytes of rows, to make so many ids unique, and to
-        apply the gradients of so many rows."""
-        own = coalesced * self.unique_ns + updated * self.update_ns
-        return moved / (self.gather_gbps * GB) * 1000 + own * 1e-6
+    def local_ms(self, moved: Any, coalesced: Any, updated: Any = 0.0, summed: Any = 0.0) -> Any:
+        """Milliseconds to read and write so many bytes of rows, to make so many ids unique, to
+        apply the gradients of so many rows, and to read and write so many bytes of chunks."""
+        seconds = moved / (self.gather_gbps * GB) + summed / (self.chunk_gbps * GB)
+        return 1000 * seconds + (coalesced * self.unique_ns + updated * self.update_ns) * 1e-6
 
     @classmethod
     def of(cls, topology: Topology, world_size: int) -> Cluster:
@@ -250,7 +256,7 @@ class Cluster:
         stated = (*links, *DEVICE, "beside", "overlap")
         links |= {name: value for name in stated if (value := getattr(topology, name)) is not None}
         links["a2a_cross"] = topology.a2a_cross or (links["a2a_global"] if n > 1 else NO_LINK)
-        return cls(n_nodes=n, ranks_per_node=w, **links)
+        return cls(n_nodes=n, ranks_per_node=w, side_stream=topology.device != "cpu", **links)
 
 
 def ranks_per_node(topology: Topology, world_size: int) -> int:

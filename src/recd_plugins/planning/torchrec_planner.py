@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,39 +12,24 @@ from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.naming.patterns import fitting
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
 from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, from_rank_0
+from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
-    from torchrec.distributed.planner.types import PlannerError
+    from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Proposer
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+    from recd_plugins.planning.torchrec_search import BestOptions
     from recd_plugins.slots import Context
 
 __all__ = [
     "TorchRecPlanner",
     "TorchRecPlannerConfig",
     "build_torchrec_planner",
-    "remembered_proposals",
 ]
-
-_remembered: ContextVar[dict[str, tuple[Any, str]] | None] = ContextVar(
-    "remembered proposals", default=None
-)
-
-
-@contextmanager
-def remembered_proposals() -> Iterator[None]:
-    """Inside, TorchRec's planner is asked once for models that are alike, by options that are: it
-    takes seconds for a hundred tables."""
-    token = _remembered.set({})
-    try:
-        yield
-    finally:
-        _remembered.reset(token)
-
 
 ROW_WISE = TableConstraint(sharding_types=("row_wise",), compute_kernels=("fused",))
 
@@ -127,21 +110,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks: a function of its arguments and the config alone."""
-        from torchrec.distributed.planner import EmbeddingShardingPlanner
-        from torchrec.distributed.planner.perf_models import NoopPerfModel
-        from torchrec.distributed.planner.storage_reservations import (
-            HeuristicalStorageReservation,
-        )
-        from torchrec.distributed.planner.types import PlannerError
-
         from recd_plugins.planning.torchrec_proposals import Proposals
         from recd_plugins.planning.torchrec_search import (
             BestOptions,
-            OrderedEnumerator,
-            for_adapted,
             make_row_wise,
             offers_row_wise,
-            quiet_planner,
             torchrec_topology,
         )
 
@@ -164,33 +137,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         chosen = (self._config, sorted(self._row_wise.items()), held, sorted(others))
         where = (on, topology, device, world_size, self._batch_size)
         seen = (sorted(constraints.items()), *_asked_of(model, sharders))
-        asked = repr((*chosen, *where, *seen))
-        remembered = _remembered.get()
-        if remembered is not None and asked in remembered:
-            kept, self._explanation = remembered[asked]
-            known: ShardingPlan = copy.deepcopy(kept)
-            return known
-        with quiet_planner():
-            planner = EmbeddingShardingPlanner(
-                topology=on,
-                batch_size=self._batch_size,
-                enumerator=OrderedEnumerator(
-                    topology=on, batch_size=self._batch_size, constraints=constraints
-                ),
-                proposer=proposals.proposers(),
-                # By its rating, a rank's time, proposals are left out.
-                performance_model=NoopPerfModel(topology=on),
-                storage_reservation=HeuristicalStorageReservation(percentage=self._config.reserve),
-                constraints=constraints,
-                stats=[best],
-                debug=False,
-            )
-            try:
-                plan: ShardingPlan = planner.plan(model, for_adapted(model, sharders))
-            except PlannerError as error:
-                raise self._refused(error, on, model) from error
-        self._explanation = best.text()
-        if others:
+
+        def planned() -> tuple[ShardingPlan, str]:
+            plan = self._searched(model, on, constraints, sharders, best, proposals.proposers())
+            if not others:
+                return plan, best.text()
             make_row_wise(
                 plan,
                 model,
@@ -200,9 +151,54 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 world_size=world_size,
                 ranks_per_node=topology.ranks_per_node or world_size,
             )
-            self._explanation += f"\nrow-wise in place of this: {', '.join(sorted(others))}"
-        if remembered is not None:
-            remembered[asked] = (copy.deepcopy(plan), self._explanation)
+            return plan, f"{best.text()}\nrow-wise in place of this: {', '.join(sorted(others))}"
+
+        # A search takes seconds for a hundred tables.
+        plan, self._explanation = remembered(repr((*chosen, *where, *seen)), planned)
+        return copy.deepcopy(plan)
+
+    def _searched(
+        self,
+        model: nn.Module,
+        on: Any,
+        constraints: Mapping[str, ParameterConstraints],
+        sharders: Sequence[ModuleSharder[nn.Module]],
+        best: BestOptions,
+        proposers: list[Proposer],
+    ) -> ShardingPlan:
+        """The best plan of TorchRec's planner."""
+        from torchrec.distributed.planner import EmbeddingShardingPlanner
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
+        from torchrec.distributed.planner.storage_reservations import (
+            HeuristicalStorageReservation,
+        )
+        from torchrec.distributed.planner.types import PlannerError
+
+        from recd_plugins.planning.torchrec_search import (
+            OrderedEnumerator,
+            for_adapted,
+            quiet_planner,
+        )
+
+        with quiet_planner():
+            planner = EmbeddingShardingPlanner(
+                topology=on,
+                batch_size=self._batch_size,
+                enumerator=OrderedEnumerator(
+                    topology=on, batch_size=self._batch_size, constraints=constraints
+                ),
+                proposer=proposers,
+                # By its rating, a rank's time, proposals are left out.
+                performance_model=NoopPerfModel(topology=on),
+                storage_reservation=HeuristicalStorageReservation(percentage=self._config.reserve),
+                constraints=dict(constraints),
+                stats=[best],
+                debug=False,
+            )
+            try:
+                plan: ShardingPlan = planner.plan(model, for_adapted(model, sharders))
+            except PlannerError as error:
+                raise self._refused(error, on, model) from error
         return plan
 
     def explain(self) -> str:

@@ -7,12 +7,17 @@ This module imports TorchRec's planner, which takes seconds: import it where a p
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    EmbeddingStorageEstimator,
+)
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingType
 
@@ -36,17 +41,72 @@ __all__ = [
 ]
 
 KINDS = [kind.value for kind in ShardingType]
+NAMES = ("name", "_tensor", "_module", "feature_names", "dependency")
+"""What tables that are alike differ by, of a sharding option."""
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator in one order: its own is a set's, which breaks ties at random."""
+    """TorchRec's enumerator in one order: its own is a set's, which breaks ties at random.
+
+    Options that are alike but for their table's name are estimated once: a hundred tables have few
+    shapes, and TorchRec takes milliseconds for an option.
+    """
+
+    def __init__(self, topology: Any, batch_size: int, constraints: Any = None) -> None:
+        self._options: list[ShardingOption] = []
+        of = {"topology": topology, "constraints": constraints}
+        estimators = [_OncePerSize(**of), EmbeddingStorageEstimator(**of)]
+        super().__init__(
+            topology=topology,
+            batch_size=batch_size,
+            constraints=constraints,
+            estimator=estimators,
+        )
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        alike: dict[str, list[ShardingOption]] = {}
+        for option in sharding_options:
+            alike.setdefault(self._estimated_by(option), []).append(option)
+        super().populate_estimates([options[0] for options in alike.values()])
+        # TorchRec copies the list for a second call, of which there is none: it takes seconds.
+        self._options = sharding_options[:]
+        sharding_options.clear()
+        for first, *others in alike.values():
+            for option in others:
+                option.is_weighted = first.is_weighted
+                for shard, estimated in zip(option.shards, first.shards, strict=True):
+                    shard.perf, shard.storage = estimated.perf, estimated.storage
+
+    def _estimated_by(self, option: ShardingOption) -> str:
+        """All that an estimate may depend on."""
+        own = {name: value for name, value in vars(option).items() if name not in NAMES}
+        held = (self._constraints or {}).get(option.name)
+        if held is not None:
+            held = dataclasses.replace(held, feature_names=None)
+        return repr((own, tuple(option.tensor.shape), option.tensor.dtype, held))
 
     def enumerate(self, **what: Any) -> list[ShardingOption]:
-        options: list[ShardingOption] = super().enumerate(**what)
+        super().enumerate(**what)
         return sorted(
-            options,
+            self._options,
             key=lambda o: (o.path, o.name, KINDS.index(o.sharding_type), o.compute_kernel),
         )
+
+
+class _OncePerSize(EmbeddingPerfEstimator):
+    """TorchRec's estimates, whose shards of one size take one time."""
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        every = [option.shards for option in sharding_options]
+        for option in sharding_options:
+            if len({tuple(shard.size) for shard in option.shards}) == 1:
+                option.shards = option.shards[:1]
+        super().estimate(sharding_options, sharder_data_map)
+        for option, shards in zip(sharding_options, every, strict=True):
+            if len(option.shards) < len(shards):
+                for shard in shards:
+                    shard.perf = option.shards[0].perf
+            option.shards = shards
 
 
 def offers_row_wise(

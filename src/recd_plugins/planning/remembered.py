@@ -1,0 +1,36 @@
+"""What planners found once, for a while: a search of seconds is asked for again and again where
+registries are weighed that differ in other things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+__all__ = ["remembered", "remembering"]
+
+T = TypeVar("T")
+
+_found: ContextVar[dict[Hashable, Any] | None] = ContextVar("what was found", default=None)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Inside, `remembered` makes each thing once."""
+    token = _found.set({})
+    try:
+        yield
+    finally:
+        _found.reset(token)
+
+
+def remembered(key: Hashable, make: Callable[[], T]) -> T:
+    """What `make` returned for this key, inside `remembering`; else what it returns now. The key
+    has all that it depends on, and who asks; nobody may change what is returned."""
+    found = _found.get()
+    if found is None:
+        return make()
+    if key not in found:
+        found[key] = make()
+    return cast("T", found[key])
