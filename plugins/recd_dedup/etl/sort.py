@@ -155,8 +155,8 @@ def _merge(paths: list[Path], schema: Schema, piece_bytes: int) -> Iterator[pa.T
             lasts = [run.last for run in runs]
             least = min(lasts)
             leader = lasts.index(least)
-            pieces = [
-                run.cut(run.keys.before(*least, or_at=index <= leader))
-                for index, run in enumerate(runs)
+            counts = [
+                run.keys.before(*least, or_at=index <= leader) for index, run in enumerate(runs)
             ]
-            yield from _sorted([piece for piece in pieces if piece.num_rows], schema, piece_bytes)
+            pieces = [run.cut(count) for run, count in zip(runs, counts, strict=True) if count]
+            yield from _sorted(pieces, schema, piece_bytes)
