@@ -25,6 +25,7 @@ from recd_dedup.etl.downsample import (
     build_downsample_samples,
     build_downsample_sessions,
 )
+from recd_dedup.log.growing_log import GrowingLogConfig, build_growing_log
 from recd_dedup.log.kafka import KafkaConfig, build_kafka
 from recd_dedup.log.logged_dataset import LoggedConfig, build_logged
 from recd_dedup.log.shards import ZstdShardsConfig, build_zstd_shards
@@ -94,6 +95,14 @@ def recd_dataset() -> list[DatasetRecord[Any]]:
             config=LoggedConfig,
             build=build_logged,
             uses=("log",),
+        ),
+        DatasetRecord(
+            name="growing_log",
+            summary="What services still write to the log slot, joined period by period.",
+            config=GrowingLogConfig,
+            build=build_growing_log,
+            uses=("log",),
+            grows=True,
         ),
     ]
 

@@ -25,7 +25,7 @@ from typing import (
 
 from recd_plugins.config import Config
 from recd_plugins.data.dataset import Dataset, Split, Tables
-from recd_plugins.data.messages import LogRoute
+from recd_plugins.data.messages import Cuts, LogRoute, Placed
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table
@@ -64,6 +64,7 @@ __all__ = [
     "Etl",
     "EtlRecord",
     "Explains",
+    "GrowingLog",
     "Loader",
     "LogRecord",
     "LogStore",
@@ -115,6 +116,26 @@ class LogStore(Protocol):
 
     def fingerprint(self) -> str:
         """Changes with what can be read, so that a stale table is never reused."""
+
+
+@runtime_checkable
+class GrowingLog(LogStore, Protocol):
+    """A `LogStore` that can be read while others write it, by places that stay.
+
+    What it says of the past never changes: however often and whoever asks, the same messages lie
+    between two places.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name by which this log differs from others: its place, its topic."""
+
+    def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
+        """The places about two times, in ms; `begins` are such `before` an earlier time."""
+
+    def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
+        """The messages of a shard from the first such places to the last, always in the same
+        order; none are handed over together that a place in between parts."""
 
 
 class Etl(Protocol):
@@ -516,10 +537,13 @@ class LogRecord(Record[C, LogStore]):
     slot = "log"
 
 
+@dataclass(frozen=True, kw_only=True)
 class DatasetRecord(Record[C, Dataset]):
     """A source of rows under a schema, in a train and a test split."""
 
     slot = "dataset"
+    grows: bool = False
+    """Whether it builds a `GrowingDataset`, whose rows come in periods."""
 
 
 class EtlRecord(Record[C, Etl]):

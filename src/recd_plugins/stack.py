@@ -48,7 +48,7 @@ from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
-from recd_plugins.registry.prepare import absolute, prepared, there
+from recd_plugins.registry.prepare import Periods, absolute, prepared, there
 from recd_plugins.registry.usage import Usage
 from recd_plugins.slots import (
     Callback,
@@ -100,6 +100,8 @@ class Stack:
         self.dense_bytes = 0
         """The bytes of parameters to train that are in no planned table: what an all-reduce of
         their gradients takes."""
+        self.waiting: Callable[[str], None] = lambda what: None
+        """Hears, several times a second, what batches are waited for."""
         self.ordered = False
         """Whether the batches of the train split come in an order of the planner's."""
         self._usage = Usage(registry)
@@ -120,7 +122,11 @@ class Stack:
         """
         self._usage.asked("dataset", "etl", "log")
         if self._tables is None:
-            self._tables = prepared(self.registry, self._contexts.of, progress)
+            periods = self.periods
+            if periods is not None:
+                self._tables = periods.first(progress)[1]
+            else:
+                self._tables = prepared(self.registry, self._contexts.of, progress)
         return self._tables
 
     @property
@@ -170,11 +176,21 @@ class Stack:
         self.check()
         return TransformProgram.of(self.registry, self._features.there)
 
-    def loader(self, rank: int, world_size: int, split: Split = "train") -> Loader:
+    def loader(
+        self,
+        rank: int,
+        world_size: int,
+        split: Split = "train",
+        at: Mapping[str, Any] | None = None,
+    ) -> Loader:
         """The batches of a rank: iterable, with `state_dict` and `load_state_dict`.
 
-        Those of the train split may come in an order of the planner's.
+        Those of the train split may come in an order of the planner's. Of a dataset that grows,
+        each epoch is a period, and the test split is that of the period in which the train
+        loader's state `at` is.
         """
+        if self.periods is not None and (split == "train" or at is not None):
+            return self._of_periods(self.periods, rank, world_size, split, at)
         loader = self.read(rank, world_size, split)
         if split == "train" and isinstance(planner := self.planner(), OrdersBatches):
             self._usage.asked("order")
@@ -217,10 +233,12 @@ class Stack:
         """The batches of a rank in the reader's own order: what planners count."""
         self._usage.asked("reader", "preprocess", "dedup")
         self.check()
-        tables = self._features.tables
+        return self._loader(self._features.tables, rank, world_size, split)
+
+    def _loader(self, tables: Tables, rank: int, world_size: int, split: Split) -> Loader:
         context = dataclasses.replace(self._contexts.of("reader"), delivery=self.delivery)
         reader: Reader = self.registry.one("reader").build(context)
-        return reader.loader(
+        loader: Loader = reader.loader(
             tables[split],
             rank=rank,
             world_size=world_size,
@@ -228,6 +246,61 @@ class Stack:
             split=split,
             transform=self._features.transform,
         )
+        return loader
+
+    @cached_property
+    def periods(self) -> Periods | None:
+        """The periods of a dataset that grows; none of any other."""
+        return Periods.of(self.registry, self._contexts.of, self._waits_for)
+
+    def _waits_for(self, what: str) -> None:
+        self.waiting(f"waiting for {what}")
+
+    def _of_periods(
+        self,
+        periods: Periods,
+        rank: int,
+        world_size: int,
+        split: Split,
+        at: Mapping[str, Any] | None,
+    ) -> Loader:
+        from recd_plugins.data.period_loader import OpenPeriod, PeriodLoader, last_period
+
+        self._usage.asked("reader", "preprocess", "dedup", "order")
+        self.check()
+
+        def opened(number: int) -> OpenPeriod | None:
+            period = periods.wait(number, speaks=rank == 0)
+            if period is None:
+                return None
+            tables = self._features.read_of(periods.tables(period))
+            lacks = split == "train" and not tables.train.num_rows
+            loader = None if lacks else self._loader(tables, rank, world_size, split)
+            return OpenPeriod(loader, period.fingerprint())
+
+        if at is not None:
+            found = opened(last_period(at))
+            assert found is not None  # it was trained
+            assert found.loader is not None
+            return found.loader
+
+        def verify(number: int) -> None:
+            period = periods.wait(number)
+            if period is not None and rank == 0:
+                period.verify()
+
+        loader = PeriodLoader(opened, verify)
+        planner = self.planner()
+        ordered = loader
+        if isinstance(planner, OrdersBatches):
+            ordered = planner.order(loader, rank, world_size)
+        if ordered is not loader:
+            raise CapabilityError(
+                f"{self._planning.where}: {type(planner).__name__} puts the batches of an epoch "
+                "into an order of its own, and a dataset that grows has no such epochs. Switch "
+                "that off (`cache.hot_batches: false`)."
+            )
+        return loader
 
     def delivery(self) -> Delivery:
         """The delivery: another process needs it to make the same batches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -9,11 +10,15 @@ import numpy as np
 import pytest
 from raw_messages import everything, messages_of, numbered, rows_of
 
+from recd_dedup.log.codec import MessageCodec
+from recd_dedup.log.growing_log import GrowingLogConfig, LogPeriod, build_growing_log
 from recd_dedup.log.join import JoinConfig, join_log
 from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
-from recd_dedup.log.replay import Replay
+from recd_dedup.log.replay import Replay, ReplayConfig
 from recd_dedup.log.shards import session_shards
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+from recd_plugins.data.dataset import SPLITS
+from recd_plugins.data.growing import NotClosed
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.slots import Context
 
@@ -160,3 +165,82 @@ def test_messages_of_others(servers):
 
 def ids(row):
     return np.array(row[:1])
+
+
+def carry_on(log: KafkaLog, config: SessionsConfig, time: int) -> None:
+    """An event of no request in each partition, by which it comes to this time."""
+    sessions = np.arange(100)
+    _, firsts = np.unique(session_shards(sessions, SHARDS), return_index=True)
+    assert len(firsts) == SHARDS
+    of = np.full(SHARDS, -1)
+    log.append(MessageCodec(config.schema).events(of, sessions[firsts], of + time))
+    log.flush()
+
+
+def test_periods_close_by_the_offsets_of_partitions(servers, tmp_path):
+    config = SessionsConfig(samples=800, concurrent_sessions=50)
+    rows = next(Sessions(config).chunks("train")).sort_by("timestamp")
+    times = rows["timestamp"].to_numpy()
+    join = JoinConfig(window_ms=60_000, disorder_ms=5_000)
+    growing = GrowingLogConfig(
+        schema=config.schema,
+        join=join,
+        origin=int(times[0]),
+        period_ms=int(np.ptp(times)) // 4,
+        until=int(times[0]) + 3 * (int(np.ptp(times)) // 4),
+    )
+    messages = [*Replay(config.schema, ReplayConfig(delay_ms=60_000)).messages([rows])]
+    half = messages[0].num_rows // 2
+    with opened(servers, "periods") as log:
+        eager = build_growing_log(growing, Context(folder=tmp_path, neighbours={"log": log}))
+        log.append(messages[0].slice(0, half))
+        log.flush()
+        with pytest.raises(NotClosed, match=r"partition 0 .*closes at"):
+            eager.period(2)
+        for rest in (messages[0].slice(half), *messages[1:]):
+            log.append(rest)
+        carry_on(log, config, int(times[-1]) + 600_000)
+        numbers = range(3)
+        found = [eager.period(number) for number in numbers]
+        assert eager.period(3) is None
+        folder = tmp_path / "late"
+        late = build_growing_log(growing, Context(folder=folder, neighbours={"log": log}))
+        for period, again in zip(found, map(late.period, numbers), strict=True):
+            assert period.fingerprint() == again.fingerprint()
+            period.verify()
+    seen = [
+        time
+        for period in found
+        for split in SPLITS
+        for chunk in period.chunks(split)
+        for time in chunk["timestamp"].to_pylist()
+    ]
+    assert sorted(seen) == times[times < growing.until].tolist()
+
+
+def test_a_partition_that_holds_other_messages_is_refused(servers, tmp_path):
+    """As where a topic was deleted and made again."""
+    config = SessionsConfig(samples=400, concurrent_sessions=50)
+    growing = None
+    for topic in ("before", "after"):
+        made = dataclasses.replace(config, seed=len(topic))
+        rows = next(Sessions(made).chunks("train")).sort_by("timestamp")
+        with opened(servers, topic) as log:
+            for messages in Replay(config.schema).messages([rows]):
+                log.append(messages)
+            carry_on(log, config, int(rows["timestamp"].to_numpy()[-1]) + 600_000)
+        if growing is None:
+            times = rows["timestamp"].to_numpy()
+            growing = GrowingLogConfig(
+                schema=config.schema,
+                join=JoinConfig(window_ms=1_000, disorder_ms=0),
+                origin=int(times[0]),
+                period_ms=int(np.ptp(times)) // 4,
+            )
+            first = build_growing_log(growing, Context(folder=tmp_path, neighbours={"log": log}))
+            period = first.period(0)
+            assert period is not None
+            period.verify()
+            manifest = period.manifest
+    with pytest.raises(DataError, match="messages lie there now, with digest"):
+        LogPeriod(growing, log, manifest).verify()

@@ -26,7 +26,7 @@ from recd_dedup.hashing import I64
 from recd_plugins.api import DataError
 from recd_plugins.api.data import IDS, MESSAGES, Schema
 
-__all__ = ["DecodedMessages", "Events", "MessageCodec", "Requests"]
+__all__ = ["DecodedMessages", "Events", "MessageCodec", "MessageHeads", "Requests", "flat"]
 
 Bytes = NDArray[np.uint8]
 
@@ -51,6 +51,13 @@ class Events(NamedTuple):
 
     ids: I64
     timestamps: I64
+
+
+class MessageHeads(NamedTuple):
+    """N messages: the ids of their requests [N], and whether each is an event [N]."""
+
+    ids: I64
+    events: NDArray[np.bool_]
 
 
 class DecodedMessages(NamedTuple):
@@ -126,15 +133,15 @@ class MessageCodec:
         starts = np.arange(ids.size + 1) * HEAD.itemsize
         return _messages(pa.array(session_ids), pa.array(timestamps), starts, _heads(EVENT, 0, ids))
 
-    def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
-        """The inferences and the events among messages, each in their order."""
+    def heads(self, messages: pa.RecordBatch) -> MessageHeads:
+        """Which messages are events, and the requests that they are of, without features."""
         lengths = pc.binary_length(messages["message"]).to_numpy()
         if (lengths < HEAD.itemsize).any():
             raise DataError(
                 f"a log message of {lengths.min()} bytes is neither inference nor event."
             )
         heads = pc.binary_slice(messages["message"], 0, HEAD.itemsize)
-        head = _flat(heads).view(HEAD)
+        head = flat(heads).view(HEAD)
         inference, event = head["kind"] == INFERENCE, head["kind"] == EVENT
         strange = (head["version"] != VERSION) | ~(inference | event)
         if strange.any():
@@ -148,11 +155,15 @@ class MessageCodec:
                 "a log message was written with other features than "
                 f"{[*self.schema.dense, *self.schema.sparse_names]}. Read it with its own schema."
             )
+        return MessageHeads(head["request_id"].astype(np.int64), event)
+
+    def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
+        """The inferences and the events among messages, each in their order."""
+        ids, event = self.heads(messages)
         times = messages["timestamp"].to_numpy()
-        found = messages.filter(pa.array(inference)) if event.any() else messages
+        found = messages.filter(pa.array(~event)) if event.any() else messages
         return DecodedMessages(
-            Requests(head["request_id"][inference].astype(np.int64), self._rows(found)),
-            Events(head["request_id"][event].astype(np.int64), times[event]),
+            Requests(ids[~event], self._rows(found)), Events(ids[event], times[event])
         )
 
     def _rows(self, messages: pa.RecordBatch) -> pa.Table:
@@ -160,7 +171,7 @@ class MessageCodec:
         sizes = pc.binary_length(messages["message"]).to_numpy().astype(np.int64)
         if n and (sizes.min() < self._fixed or (sizes % 8).any()):
             raise DataError(f"an inference of {sizes.min()} bytes is cut short.")
-        words = _flat(messages["message"]).view("<i8")
+        words = flat(messages["message"]).view("<i8")
         starts = np.concatenate(([0], sizes.cumsum() // 8))
         fixed = words[_ranges(starts[:-1], np.full(n, self._fixed // 8))].view(np.uint8)
         fixed = fixed.reshape(n, self._fixed)
@@ -213,7 +224,7 @@ def _messages(
     )
 
 
-def _flat(messages: pa.Array) -> Bytes:
+def flat(messages: pa.Array) -> Bytes:
     """The bytes of binary values, end to end."""
     _, offsets, data = messages.buffers()
     if not len(messages) or data is None:

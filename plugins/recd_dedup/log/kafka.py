@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 
 from recd_dedup.log.shards import check_messages, session_shards
 from recd_plugins.api import CapabilityError, Config, Context, DataError, Range
-from recd_plugins.api.data import MESSAGES, LogRoute
+from recd_plugins.api.data import MESSAGES, Cuts, LogRoute, Placed
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -48,6 +49,30 @@ class KafkaConfig(Config):
     """More options of librdkafka: security and the like."""
 
 
+class _Scan:
+    """A partition on the way to two times."""
+
+    def __init__(self, begin: int, first: int, second: int) -> None:
+        self.place = begin
+        self.before: int | None = None
+        self.past: int | None = None
+        self.latest: int | None = None
+        self._first, self._second = first, second
+
+    def take(self, found: Sequence[Message]) -> None:
+        for message in found:
+            time = message.timestamp()[1]
+            self.latest = time if self.latest is None else max(self.latest, time)
+            if self.before is None and time >= self._first:
+                self.before = message.offset()
+            if self.past is None and time >= self._second:
+                self.past = message.offset()
+        self.place = found[-1].offset() + 1
+
+    def __str__(self) -> str:
+        return "has no messages" if self.latest is None else f"is at {self.latest}"
+
+
 class KafkaLog:
     """Opened for writing and reading."""
 
@@ -58,6 +83,9 @@ class KafkaLog:
         self._common = {"bootstrap.servers": config.servers, **config.client}
         self._made: Producer | None = None
         self._failed: list[KafkaError] = []
+        self._scanned: tuple[int, int] | None = None
+        self._scans: dict[int, _Scan] = {}
+        """How far the partitions are known, by the two times that were asked for last."""
 
     @property
     def shards(self) -> int:
@@ -114,9 +142,54 @@ class KafkaLog:
                     "deleted (the topic's retention). Read sooner, keep longer, or set "
                     "`may_lack: true`."
                 )
-            where.offset = low
-            consumer.assign([where])
-            yield from self._read(consumer, shard, low, high)
+            for found in self._fetched(consumer, shard, low, high):
+                yield self._batch(found)
+        finally:
+            consumer.close()
+
+    @property
+    def name(self) -> str:
+        """The topic."""
+        return self.config.topic
+
+    def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
+        """By the times of messages: a part is a partition, a place the offset of a message.
+
+        Each partition is read on from where the last call came to, up to the second time.
+        """
+        from confluent_kafka import TopicPartition
+
+        if self._scanned != (first, second):
+            self._scanned, self._scans = (first, second), {}
+        consumer = self._consumer()
+        try:
+            for shard in range(self.shards):
+                begin = begins.get(str(shard), 0)
+                scan = self._scans.setdefault(shard, _Scan(begin, first, second))
+                _, high = self._watermarks(consumer, TopicPartition(self.config.topic, shard))
+                if scan.past is None and scan.place < high:
+                    for found in self._fetched(consumer, shard, scan.place, high):
+                        scan.take(found)
+        finally:
+            consumer.close()
+        scans = sorted(self._scans.items())
+        latest = [scan.latest for _, scan in scans if scan.latest is not None]
+        return Cuts(
+            before={str(shard): scan.before for shard, scan in scans if scan.before is not None},
+            past={str(shard): scan.past for shard, scan in scans if scan.past is not None},
+            behind=tuple(f"partition {n} {scan}" for n, scan in scans if scan.past is None),
+            latest=max(latest, default=None),
+            ended=False,
+        )
+
+    def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
+        """The messages of a partition, in its order."""
+        bounds = [one.get(str(shard), 0) for one in places]
+        consumer = self._consumer()
+        try:
+            for begin, end in pairwise(bounds):
+                for found in self._fetched(consumer, shard, begin, end):
+                    yield Placed(str(shard), found[0].offset(), self._batch(found))
         finally:
             consumer.close()
 
@@ -136,9 +209,13 @@ class KafkaLog:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _read(
+    def _fetched(
         self, consumer: Consumer, shard: int, low: int, high: int
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[list[Message]]:
+        """The messages from offset `low` up to `high`, some at a time."""
+        from confluent_kafka import TopicPartition
+
+        consumer.assign([TopicPartition(self.config.topic, shard, low)])
         deadline = time.monotonic() + self.config.timeout_s
         while low < high:
             found = consumer.consume(min(high - low, 4096), timeout=0.1)
@@ -152,7 +229,7 @@ class KafkaLog:
             elif time.monotonic() > deadline:
                 raise self._error(f"partition {shard} is silent at message {low:,} of {high:,}")
             if kept:
-                yield self._batch(kept)
+                yield kept
 
     def _batch(self, found: list[Message]) -> pa.RecordBatch:
         from confluent_kafka import TIMESTAMP_CREATE_TIME

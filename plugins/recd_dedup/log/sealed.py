@@ -55,15 +55,26 @@ class SealedFiles:
     def of(self, shard: str, damaged: Damaged) -> dict[Location, Sealed]:
         """The sealed files of a shard's folder; `DataError` where one is gone or cut short."""
         found = {}
-        lists: list[Location] = [*(self._folder / "sealed").glob("*.json")]
-        for file in sorted(lists, key=str):
-            if file.name not in self._lists:
-                self._lists[file.name] = _listed(file, damaged)
-            for name, sealed in self._lists[file.name].items():
+        for listed in self._read(damaged).values():
+            for name, sealed in listed.items():
                 path = self._folder / name
                 if path.parent.name == shard and _is_as_sealed(path, sealed, damaged):
                     found[path] = sealed
         return found
+
+    def writers(self, damaged: Damaged) -> dict[str, dict[str, int]]:
+        """The writers that have closed: the bytes of their files, as they were then, by name."""
+        return {
+            file.removesuffix(".json"): {name: sealed.bytes for name, sealed in listed.items()}
+            for file, listed in self._read(damaged).items()
+        }
+
+    def _read(self, damaged: Damaged) -> dict[str, dict[str, Sealed]]:
+        lists: list[Location] = [*(self._folder / "sealed").glob("*.json")]
+        for file in sorted(lists, key=str):
+            if file.name not in self._lists:
+                self._lists[file.name] = _listed(file, damaged)
+        return self._lists
 
 
 def write_sealed(folder: Path, writer: str, files: Mapping[Path, Sealed], *, sync: bool) -> None:

@@ -51,6 +51,7 @@ __all__ = [
     "fitting",
     "frame_bytes",
     "frames",
+    "frames_between",
     "read_block",
     "read_payload",
 ]
@@ -146,6 +147,40 @@ def frames(file: Location, shard: int, damaged: Damaged = "raise") -> Iterator[F
                     f"{file}, byte {offset:,}: its writer closed it before, but something was "
                     "added. Cut it there, or take it out of the log."
                 )
+
+
+def frames_between(
+    file: Location, shard: int, begin: int, end: int | None, damaged: Damaged = "raise"
+) -> Iterator[Frame]:
+    """The blocks between two places where frames begin or end; with no `end`, up to the seal or a
+    torn tail. What was once there and cannot be read is damage."""
+    offset = max(begin, FILE_BYTES)
+    with file.open("rb") as opened:
+        if opened.read(FILE_BYTES) != file_head(shard):
+            raise DataError(f"{file}: is no log file of shard {shard}. Take it out of the log.")
+        while end is None or offset < end:
+            frame = _parsed(file, offset, _at(opened, offset, FRAME_BYTES))
+            if frame is None or frame.end > _size(opened):
+                after = None if frame else _after_damage(file, offset, damaged)
+                if after is None:
+                    if end is not None:
+                        _cut_short(file, offset, end, damaged)
+                    return
+                offset = after
+                continue
+            if frame.messages:
+                yield frame
+            offset = frame.end
+
+
+def _cut_short(file: Location, offset: int, end: int, damaged: Damaged) -> None:
+    what = f"{file}: was whole up to byte {end:,} before, and is now up to byte {offset:,}"
+    if damaged == "raise":
+        raise DataError(
+            f"{what}. Take the file from a copy, or read with `damaged: skip` to go without what "
+            "is lost."
+        )
+    LOG.warning("%s", what)
 
 
 def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
@@ -260,6 +295,11 @@ class ShardFile:
         if fsync != "never":
             sync_folder(path.parent)
             sync_folder(path.parent.parent)
+
+    @property
+    def end(self) -> int:
+        """Its bytes so far."""
+        return self._end
 
     def append(self, frame: bytes) -> None:
         """Write a frame; where that fails, the file is as it was before."""

@@ -5,7 +5,8 @@ Writers share no file, so any number of processes may write at once, and one tha
 hurts nobody: the next one begins files of its own. A reader merges the files of a shard by
 the time of their blocks, and sees whole blocks only. What is in the log is the folder's to say
 (`shard-00007/<writer>.log`), and what must be there is in its writers' lists of sealed files
-(`sealed.py`); its manifest holds only what must never change under the messages that are there.
+(`sealed.py`); how far each writer was at its flushes is in its marks (`marks.py`). Its manifest
+holds only what must never change under the messages that are there.
 
 A log is written on a disk, for its files grow; copied to a store, it is read there.
 """
@@ -18,7 +19,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args
@@ -26,9 +27,12 @@ from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import zstandard
 
 from recd_dedup.hashing import I64, bucket_of, mix
+from recd_dedup.log.cuts import WriterCuts
+from recd_dedup.log.marks import WriterMarks
 from recd_dedup.log.sealed import SealedFiles, Unsealed, write_sealed
 from recd_dedup.log.shard_file import (
     FILE_BYTES,
@@ -40,10 +44,11 @@ from recd_dedup.log.shard_file import (
     ShardFile,
     fitting,
     frames,
+    frames_between,
     read_block,
 )
 from recd_plugins.api import Config, Context, DataError, Range
-from recd_plugins.api.data import MESSAGES, Location, LogRoute
+from recd_plugins.api.data import MESSAGES, Cuts, Location, LogRoute, Placed
 
 __all__ = [
     "Manifest",
@@ -190,6 +195,7 @@ class ZstdShards:
         self._manifest = Manifest(shards=config.shards, route=config.route)
         self._manifest.check(folder)
         self._sealed = SealedFiles(folder)
+        self._cuts: WriterCuts | None = None
         self.unsealed: dict[Location, Unsealed] = {}
         """The parts that were read so far of files that their writers have not sealed."""
         self._start_writing()
@@ -212,6 +218,7 @@ class ZstdShards:
                 "its writers have closed."
             )
         self._leave_to_parent()
+        self._begin_marks(messages)
         for shard, part in routed(messages, self.route, self.shards):
             self._append(shard, part)
 
@@ -220,10 +227,12 @@ class ZstdShards:
         self._write_all()
         for file in self._files.values():
             file.flush()
+        self._mark()
 
     def close(self) -> None:
         """Flush and seal this writer's files; it may append again, to new ones."""
         self._write_all()
+        ends = self._ends()
         sealed: dict[Path, Sealed] = {}
         try:
             while self._files:
@@ -231,8 +240,10 @@ class ZstdShards:
                 sealed[file.path] = file.close()
         finally:
             if sealed and isinstance(self.folder, Path):
+                self._mark(ends)
                 sync = self.config.fsync != "never"
                 write_sealed(self.folder, self._writer, sealed, sync=sync)
+            self._end_marks()
         self._start_writing()
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
@@ -285,6 +296,34 @@ class ZstdShards:
             LOG.warning("%s: %s", file, left)
         self.unsealed[file] = left
 
+    @property
+    def name(self) -> str:
+        """The place of the log."""
+        return str(self.folder.resolve() if isinstance(self.folder, Path) else self.folder)
+
+    def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
+        """By the marks of the writers: a part is a file, a place a byte of it."""
+        if self._cuts is None:
+            self._cuts = WriterCuts(self.folder, self._sealed, self.config.damaged)
+        return self._cuts.at(first, second)
+
+    def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
+        """Whole blocks, by which all places are cut; those of several files come by their first
+        timestamps."""
+        begins, ends = places[0], places[-1]
+        damaged, folder = self.config.damaged, _folder_of(self.folder, shard)
+        files = [
+            frames_between(self.folder / name, shard, begins.get(name, 0), end, damaged)
+            for name, end in sorted(ends.items())
+            if (self.folder / name).parent == folder
+        ]
+        for frame in heapq.merge(*files, key=lambda frame: frame.first):
+            messages = read_block(frame, damaged)
+            if messages is not None:
+                yield Placed(f"{folder.name}/{frame.file.name}", frame.offset, messages)
+            elif damaged == "raise":
+                raise DataError(f"{frame}: was whole before, and is not now. Take it from a copy.")
+
     def fingerprint(self) -> str:
         files = [file for shard in range(self.shards) for file in shard_files(self.folder, shard)]
         stats = [(file.parent.name, file.name, file.stat().st_size) for file in files]
@@ -302,6 +341,37 @@ class ZstdShards:
         self._compressor = zstandard.ZstdCompressor(level=self.config.level)
         self._blocks: dict[int, LogBlock] = {}
         self._files: dict[int, ShardFile] = {}
+        self._marks: WriterMarks | None = None
+        self._marked: dict[int, int] = {}
+        """The ends of files that the latest mark has."""
+        self._latest = 0
+
+    def _begin_marks(self, messages: pa.RecordBatch) -> None:
+        """Let readers know of this writer before anything of it waits in memory."""
+        if not messages.num_rows:
+            return
+        latest = pc.max(messages["timestamp"]).as_py()
+        if self._marks is None:
+            assert isinstance(self.folder, Path)  # as `append` saw
+            self._marks = WriterMarks(self.folder, self._writer)
+            self._latest = latest
+        self._latest = max(self._latest, latest)
+
+    def _ends(self) -> dict[int, int]:
+        return {shard: file.end for shard, file in self._files.items()}
+
+    def _mark(self, ends: dict[int, int] | None = None) -> None:
+        """A mark, if files have grown since the one before."""
+        ends = self._ends() if ends is None else ends
+        grown = {shard: end for shard, end in ends.items() if self._marked.get(shard) != end}
+        if self._marks is not None and grown:
+            self._marks.add(self._latest, grown)
+            self._marked = ends
+
+    def _end_marks(self) -> None:
+        if self._marks is not None:
+            self._marks.close()
+            self._marks = None
 
     def _append(self, shard: int, messages: pa.RecordBatch) -> None:
         block = self._blocks.setdefault(shard, LogBlock())
@@ -317,6 +387,7 @@ class ZstdShards:
     def _leave_to_parent(self) -> None:
         """Forget, after a fork, what waits and the files: they are the parent's to write."""
         if self._process != os.getpid():
+            self._end_marks()  # the parent's lock stays, for its own descriptor is open
             self._start_writing()
 
     def _write_all(self) -> None:

@@ -165,12 +165,13 @@ class Worker(flight.FlightServerBase):
         found = self._jobs.get(job.digest)
         if found is None:
             ours = (self._opened.delivery.digest, self._digests[job.split])
-            if (job.delivery, job.table) != ours:
+            table = self._opened.table(job.split, job.table) if job.delivery == ours[0] else None
+            if table is None:
                 raise Refused(
                     f"the worker at {self.address} makes batches of registry {ours[0]} and table "
                     f"{ours[1]}, but was asked for registry {job.delivery} and table {job.table}."
                 )
-            found = _OpenJob(job, self._opened.tables[job.split], self._transform)
+            found = _OpenJob(job, table, self._transform)
             with self._jobs_lock:
                 if len(self._jobs) >= STREAMS:
                     self._jobs.pop(next(iter(self._jobs)))

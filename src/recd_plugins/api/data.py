@@ -5,8 +5,9 @@ from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.growing import GrowingDataset, NotClosed, Period
 from recd_plugins.data.importing.schema_file import load_schema
-from recd_plugins.data.messages import MESSAGES, LogRoute
+from recd_plugins.data.messages import MESSAGES, Cuts, LogRoute, Placed
 from recd_plugins.data.schema import IDS, Fill, Label, Schema, SparseFeature, Vector
 from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
 from recd_plugins.data.table import (
@@ -24,16 +25,21 @@ __all__ = [
     "IDS",
     "MESSAGES",
     "SPLITS",
+    "Cuts",
     "Dataset",
     "DenseColumn",
     "Draw",
     "Fill",
     "ForeignFeature",
     "ForeignSchema",
+    "GrowingDataset",
     "KeyCounts",
     "Label",
     "Location",
     "LogRoute",
+    "NotClosed",
+    "Period",
+    "Placed",
     "Progress",
     "Schema",
     "SparseFeature",

@@ -11,13 +11,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.data.dataset import Tables
-from recd_plugins.data.table import silent
+from recd_plugins.data.dataset import Split, Tables
+from recd_plugins.data.local_reader import table_digest
+from recd_plugins.data.table import Table, silent
 from recd_plugins.errors import RegistryError, nearest
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.feature_steps import FeatureSteps
-from recd_plugins.registry.prepare import prepared
+from recd_plugins.registry.prepare import Periods, prepared
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -134,11 +135,31 @@ class OpenDelivery:
         self.delivery = delivery
         self._registry = registry
         self._contexts = Contexts(registry=registry, device="cpu", sharders=list)
+        self._found = 0
+        """The period that was asked for last: the next one is looked for from there."""
 
     @property
     def tables(self) -> Tables:
-        """The dataset, through every `etl` step, with the columns that are read."""
+        """The dataset, through every `etl` step, with the columns that are read; of one that grows,
+        its first period with rows."""
         return self._steps.tables
+
+    def table(self, split: Split, digest: str) -> Table | None:
+        """The table of a split with this digest: the dataset's, or that of a period of it."""
+        if self._periods is None:
+            table = self.tables[split]
+            return table if table_digest(table) == digest else None
+        for begin in sorted({self._found, 0}, reverse=True):
+            for number, tables in self._periods.closed(begin):
+                table = self._steps.read_of(tables)[split]
+                if table_digest(table) == digest:
+                    self._found = number
+                    return table
+        return None
+
+    @cached_property
+    def _periods(self) -> Periods | None:
+        return Periods.of(self._registry, self._contexts.of)
 
     @cached_property
     def transform(self) -> Callable[[Batch], Batch] | None:

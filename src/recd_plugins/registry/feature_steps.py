@@ -178,7 +178,11 @@ class FeatureSteps:
     @cached_property
     def tables(self) -> Tables:
         """The tables with the columns that are read."""
-        whole, columns = self._prepare(), self.columns
+        return self.read_of(self._prepare())
+
+    def read_of(self, whole: Tables) -> Tables:
+        """Tables with the columns that are read."""
+        columns = self.columns
         if columns is None:
             return whole
         return Tables(train=whole.train.having(columns), test=whole.test.having(columns))

@@ -1,4 +1,6 @@
-"""The dataset as tables on disk: written once under a name that says how, then reused."""
+"""The dataset as tables on disk: written once under a name that says how, then reused.
+
+A dataset that grows has tables for each period."""
 
 from __future__ import annotations
 
@@ -6,16 +8,25 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Tables
+from recd_plugins.data.growing import GrowingDataset, NotClosed, Period, Waiting, closed_period
 from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.registry.choices import Choice, Registry
-from recd_plugins.slots import Context, Etl
+from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["absolute", "prepared", "there"]
+__all__ = ["Periods", "absolute", "prepared", "there"]
+
+SAY_EVERY = 30.0
+"""Seconds after which a rank that waits for a period says so, and says it again."""
 
 
 def prepared(registry: Registry, context: Callable[[str], Context], progress: Progress) -> Tables:
@@ -23,8 +34,18 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
 
     Any number of processes may call it at a time: one works, the others wait.
     """
+    periods = Periods.of(registry, context)
+    if periods is not None:
+        return periods.first(progress)[1]
+    dataset: Dataset = registry.one("dataset").build(context("dataset"))
+    return _written(registry, context, dataset, progress)
+
+
+def _written(
+    registry: Registry, context: Callable[[str], Context], dataset: Dataset, progress: Progress
+) -> Tables:
+    """The tables of a dataset, or of a period of one, through every `etl` step."""
     choice = registry.one("dataset")
-    dataset: Dataset = choice.build(context("dataset"))
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
             return dataset.prepare(registry.folder, progress)
@@ -42,11 +63,103 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
     return tables
 
 
+class Periods:
+    """The periods of a dataset that grows, each as tables."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        context: Callable[[str], Context],
+        dataset: GrowingDataset,
+        waiting: Waiting = lambda what: None,
+    ) -> None:
+        """`waiting` hears, several times a second, what period is waited for, and why."""
+        self.dataset = dataset
+        self._registry, self._context, self._waiting = registry, context, waiting
+
+    @classmethod
+    def of(
+        cls,
+        registry: Registry,
+        context: Callable[[str], Context],
+        waiting: Waiting = lambda what: None,
+    ) -> Periods | None:
+        """Those of a registry; none where its dataset does not grow."""
+        if not registry.has_dataset or not _grows(choice := registry.one("dataset")):
+            return None
+        return cls(registry, context, choice.build(context("dataset")), waiting)
+
+    def wait(self, number: int, *, speaks: bool = False) -> Period | None:
+        """A period, once it is closed; none where the data end before it. One that `speaks` says
+        so as a notice, now and then."""
+        due = time.monotonic() + SAY_EVERY
+
+        def waiting(what: str) -> None:
+            nonlocal due
+            self._waiting(what)
+            if speaks and time.monotonic() > due:
+                due = time.monotonic() + SAY_EVERY
+                warnings.warn(f"waiting for {what}", NoticeWarning, stacklevel=2)
+
+        return closed_period(self.dataset, number, waiting)
+
+    def tables(self, period: Period, progress: Progress = silent) -> Tables:
+        """The tables of a period."""
+        return _written(self._registry, self._context, period, progress)
+
+    def first(self, progress: Progress = silent) -> tuple[int, Tables]:
+        """The first period with rows to train, which stands for the dataset."""
+        number = 0
+        while True:
+            progress(f"waiting for period {number}", 0, None)
+            period = self.wait(number)
+            if period is None:
+                raise DataError(
+                    f"the data end before period {number}, and no row of them is to be trained. "
+                    "See `dataset.origin` and what the log holds."
+                )
+            tables = self.tables(period, progress)
+            if tables.train.num_rows:
+                return number, tables
+            number += 1
+
+    def closed(self, number: int) -> Iterator[tuple[int, Tables]]:
+        """The periods from this one on that are closed, and whose tables are there; nothing is
+        waited for."""
+        with contextlib.suppress(NotClosed):
+            while (period := self.dataset.period(number)) is not None:
+                if _are_written(self._folders(period)[-1:]):
+                    yield number, self.tables(period)
+                number += 1
+
+    def counts(self, number: int) -> Mapping[str, int]:
+        """The numbers of what came in a period, by name."""
+        period = self.wait(number)
+        return {} if period is None else period.counts(self._folders(period)[0])
+
+    def remove_before(self, number: int) -> None:
+        """Remove the tables that lie more than `keep` periods behind this one, but for those of
+        the first period with rows."""
+        first, _ = self.first()
+        for old in range(number - self.dataset.keep - 1, first, -1):
+            period = self.wait(old)
+            folders = [] if period is None else self._folders(period)
+            if not any(folder.exists() for folder in folders):
+                return  # those before it are gone, too
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self, period: Period) -> list[Path]:
+        return _folders(self._registry, self._registry.one("dataset"), period)
+
+
 def there(registry: Registry, context: Callable[[str], Context], path: Location) -> Tables | None:
     """The same tables, if one of them lies at this absolute path and nothing has to be written for
     them. Nothing is opened for a path that can be none of theirs."""
     choice = registry.one("dataset")
     if not (_is_named(choice, path) or _is_within(path, registry.folder)):
+        return None
+    if _grows(choice):
         return None
     dataset: Dataset = choice.build(context("dataset"))
     if dataset.in_place and not registry.chosen("etl"):
@@ -55,6 +168,10 @@ def there(registry: Registry, context: Callable[[str], Context], path: Location)
     if not _are_written([last]):
         return None
     return Tables(train=Table.open(last / "train"), test=Table.open(last / "test"))
+
+
+def _grows(choice: Choice) -> bool:
+    return isinstance(choice.record, DatasetRecord) and choice.record.grows
 
 
 def absolute(path: Location) -> Location:

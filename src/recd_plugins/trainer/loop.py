@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from recd_plugins.data.period_loader import last_period
 from recd_plugins.errors import RecdError
 from recd_plugins.registry import Choice
 from recd_plugins.registry.settings import TrainSettings
@@ -134,6 +135,8 @@ class Loop:
         self._losses = FiniteLosses(job.device)
         self._inputs = FiniteInputs(lacking=bool(stack.schema.without_target))
         self._start = start
+        self._period = last_period(positions.state) if start and stack.periods else None
+        """The period of the latest batch, where data grow."""
         self._watchdog = watchdog
 
     def _retiering(self, start: int) -> Retiering:
@@ -245,10 +248,13 @@ class Loop:
     def _steps(self, stop: StopSignal) -> tuple[int, str]:
         """Train to the end or the stop; the step last saved, and why a callback ended the run."""
         settings, training, saved = self._settings, self._training, self._training.step
-        while training.step < settings.steps and not stop.agreed(
-            bool(training.stopping), self._losses.found
+        while (
+            training.step < settings.steps
+            and not self._positions.over
+            and not stop.agreed(bool(training.stopping), self._losses.found)
         ):
-            self._step()
+            if not self._step():
+                break
             step = training.step
             if step % settings.log_every == 0 or step == settings.steps:
                 self._report_metrics()
@@ -259,15 +265,21 @@ class Loop:
                 saved = step
         if stop.diverged:
             raise self._divergence()
+        if self._positions.over:
+            return saved, "the data have ended"
         asked = training.stopping or "a callback of another rank asked for it"
         return saved, asked if stop.by_callback else ""
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Train a step; whether there was a batch for it."""
         training, number = self._training, self._training.step
         self._watchdog.mark(f"step {number + 1}", starting=number == self._start)
         with self._profile.step(number):
             self._call("before_step")
-            outputs = self._job.pipeline.progress(self._batches)
+            try:
+                outputs = self._job.pipeline.progress(self._batches)
+            except StopIteration:
+                return False
         self._positions.trained()
         # Whoever keeps them must keep no graph: tiers would wait for its backward.
         training.outputs = tuple(output.detach() for output in outputs)
@@ -279,6 +291,19 @@ class Loop:
         self._window.add(*training.outputs)
         if self._profile.ends(number):
             self._report_profile()
+        self._report_period()
+        return True
+
+    def _report_period(self) -> None:
+        """What came in the period of the latest batch, once it is trained on."""
+        periods = self._stack.periods
+        if periods is None or self._period == (period := last_period(self._positions.state)):
+            return
+        self._period = period
+        counts = periods.counts(period)
+        self._report.values("period", self._training.step, {"period": period, **counts})
+        listed = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+        self._report.say(f"period {period} from step {self._training.step} on: {listed}")
 
     def _read(self, batch: Batch) -> Batch:
         batch = self._callbacks.on_batch(self._training, batch, "train")
@@ -295,6 +320,8 @@ class Loop:
         self._report.sync()
         try:
             self._checkpoints.save(self._job, step, self._positions.state, states, so_far)
+            if self._stack.periods is not None and dist.get_rank() == 0:
+                self._stack.periods.remove_before(last_period(self._positions.state))
         except NotFiniteError as error:
             raise self._divergence(str(error)) from error
         except DiskFullError as error:
@@ -356,7 +383,8 @@ class Loop:
         """Metrics on the test split, unless it is empty; the batches in flight wait meanwhile."""
         model, pipeline, device = self._job.model, self._job.pipeline, self._job.device
         training = self._training
-        loader = self._stack.loader(training.rank, training.world_size, "test")
+        at = self._positions.state if self._stack.periods else None
+        loader = self._stack.loader(training.rank, training.world_size, "test", at)
         limit = self._settings.eval_batches or len(loader)
         if not len(loader):
             self._report.say("the test split is empty: nothing to evaluate")

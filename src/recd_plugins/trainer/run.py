@@ -95,6 +95,7 @@ def _begun(
 ) -> dict[str, Any]:
     settings = stack.registry.train
     callbacks = stack.callbacks()
+    stack.waiting = watchdog.mark
     watchdog.mark("the data", starting=True)
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
         watchdog.mark("the tables", starting=True)
@@ -132,6 +133,7 @@ def _resumed(
         settings = stack.registry.train
     checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
+    stack.waiting = watchdog.mark
     watchdog.mark("the data", starting=True)
     check_pins(settings.run, stack.prepare())
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:

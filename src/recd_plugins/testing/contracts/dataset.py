@@ -8,9 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Split
+from recd_plugins.data.growing import GrowingDataset
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import check_columns
 from recd_plugins.errors import DataError
+from recd_plugins.slots import DatasetRecord
 from recd_plugins.testing.contracts.subject import Subject
 
 __all__ = ["check_dataset"]
@@ -25,6 +27,12 @@ def check_dataset(subject: Subject) -> None:
         isinstance(dataset, Dataset),
         f"build must return a recd_plugins.data.dataset.Dataset, but returned {dataset!r}",
         "Inherit from it, and fill `schema` and `chunks`.",
+    )
+    grows = isinstance(subject.record, DatasetRecord) and subject.record.grows
+    subject.hold(
+        grows == isinstance(dataset, GrowingDataset),
+        f"its record says grows={grows}, but build returned {dataset!r}",
+        "Say `grows=True` for a GrowingDataset, and for no other.",
     )
     schema = dataset.schema
     subject.hold(

@@ -154,7 +154,8 @@ def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: 
     """Whether a position of the local reader is the same for so many ranks."""
     reader = registry.get("reader")
     streams: int = (reader.get("streams") or 0) if isinstance(reader, Mapping) else 0
-    made_for = position.get("made_for", {"workers": 1})
+    held = position.get("within") or position  # the reader's own, where data grow
+    made_for = held.get("made_for", {"workers": 1})
     return streams > 0 and streams % ranks == 0 and not made_for["workers"]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from recd_plugins.data.period_loader import PeriodLoader
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Loader
 
@@ -19,7 +20,8 @@ __all__ = ["Positions", "closing"]
 
 
 class Positions:
-    """An endless iterator over a loader's epochs that remembers its state per batch.
+    """An iterator over a loader's epochs, as long as they have batches, that remembers its state
+    per batch.
 
     TrainPipelineSparseDist holds up to three batches that are read and not yet trained; a
     checkpoint must name the position after the last one trained.
@@ -27,13 +29,15 @@ class Positions:
 
     def __init__(self, loader: Loader, steps: int) -> None:
         """Yield at most `steps` batches: what the pipeline may read in all."""
-        if len(loader) == 0:
+        if not isinstance(loader, PeriodLoader) and len(loader) == 0:
             raise DataError(
                 "the train split has fewer rows than one step takes (batch_size times ranks): "
                 "lower train.batch_size or give it more data."
             )
         self._loader = loader
         self._left = steps
+        self._empty = 0
+        """Epochs without a batch, one after the other: data that grow may end."""
         self._batches = self._endless()
         self._ahead: deque[dict[str, Any]] = deque()
         self.state: dict[str, Any] = loader.state_dict()
@@ -46,9 +50,17 @@ class Positions:
         """Seconds of each part of reading so far; none where the loader does not say it."""
         return getattr(self._loader, "read_seconds", {})
 
+    @property
+    def over(self) -> bool:
+        """Whether the data have ended, and all batches of them are trained."""
+        return self._empty > 1 and not self._ahead
+
     def _endless(self) -> Iterator[Batch]:
-        while True:
-            yield from self._loader
+        while self._empty < 2:  # a loader that was resumed may stand at the end of an epoch
+            self._empty += 1
+            for batch in self._loader:
+                self._empty = 0
+                yield batch
 
     def __iter__(self) -> Positions:
         return self

@@ -1,0 +1,58 @@
+"""Training on a log while a service, here a thread, writes it: period by period, to its end."""
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.models.dlrm import DLRM
+
+import recd_plugins as rp
+from recd_dedup.log.replay import Replay
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
+from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+
+made = SessionsConfig(samples=int([*sys.argv, "20000"][1]))
+rows = next(Sessions(made).chunks("train")).sort_by("timestamp")
+begin, end = rows["timestamp"][0].as_py(), rows["timestamp"][-1].as_py()
+dataset = {"use": "growing_log", "schema": json.loads(made.schema.to_json()), "origin": begin}
+dataset |= {"period_ms": (end - begin) // 6 + 1, "ends_when_sealed": True}
+dataset |= {"join": {"window_ms": 300_000, "disorder_ms": 1_000}}
+
+
+def serve(folder):
+    with ZstdShards(ZstdShardsConfig(shards=4), Path(folder)) as log:
+        chunks = (rows.slice(n, 500) for n in range(0, len(rows), 500))
+        for messages in Replay(made.schema).messages(chunks):
+            log.append(messages)
+            log.flush()
+            time.sleep(0.1)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    registry = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": folder, "dataset": dataset}
+    registry |= {"log": {"use": "zstd_shards", "shards": 4}, "etl": ["cluster_by_session"]}
+    registry |= {"reader": {"tail": "pad"}, "train": {"batch_size": 128, "device": "cpu"}}
+    size, tables, samples = {"embedding_dim": 16}, [], 0
+    for one in made.schema.sparse:
+        size |= {"num_embeddings": one.num_ids, "feature_names": [one.name]}
+        tables.append(EmbeddingBagConfig(name=one.name, **size))
+    model = DLRM(EmbeddingBagCollection(tables=tables), len(made.schema.dense), [16], [16, 1])
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
+    (service := threading.Thread(target=serve, args=(f"{folder}/log",))).start()
+    loader = rp.load(registry).loader(rank=0, world_size=1)
+    while len(loader):  # 0 once the data have ended
+        for batch in loader:
+            logits = model(batch.dense, batch.features).squeeze(1)
+            loss = binary_cross_entropy_with_logits(logits, batch.labels, batch.weights)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            samples += int((batch.weights > 0).sum())
+        print(f"period {loader.epoch - 1}: loss {loss:.4f}; still written: {service.is_alive()}")
+    print(f"{samples} samples trained")

@@ -1,0 +1,97 @@
+"""How far the writers of a log's folder had come by two times, from their marks alone."""
+
+from __future__ import annotations
+
+from recd_dedup.log.marks import FOLDER, Marks, lives
+from recd_dedup.log.sealed import SealedFiles
+from recd_dedup.log.shard_file import FILE_BYTES, Damaged, frames_between
+from recd_plugins.api.data import Cuts, Location
+
+__all__ = ["WriterCuts"]
+
+
+class WriterCuts:
+    """Looks at a log's folder again and again.
+
+    A writer's files are final once it has closed, or was killed: no lock is on its marks then. What
+    it wrote after its last mark counts too.
+    """
+
+    def __init__(self, folder: Location, sealed: SealedFiles, damaged: Damaged) -> None:
+        self._folder, self._sealed, self._damaged = folder, sealed, damaged
+        self._marks: dict[str, Marks] = {}
+        self._left: dict[str, tuple[dict[str, int], int | None]] = {}
+        """The ends of the files that killed writers left, and the latest time in them."""
+        found: list[Location] = [*folder.glob("shard-*/*.log")]
+        self._unmarked = {file.stem for file in found}
+        """Writers of before there were marks, but for those that turn out to have some."""
+
+    def at(self, first: int, second: int) -> Cuts:
+        """The places before all that is of the first time or later, and past the second."""
+        before: dict[str, int] = {}
+        past: dict[str, int] = {}
+        behind: list[str] = []
+        closed: list[int] = []
+        left: list[int] = []
+        living = False
+        sealed = self._sealed.writers(self._damaged)
+        marked: list[Location] = [*(self._folder / FOLDER).glob("*.log")]
+        for file in marked:
+            self._marks.setdefault(file.stem, Marks(file))
+        for writer in sorted({*self._marks, *sealed, *self._unmarked}):
+            marks = self._marks.get(writer)
+            # Whether it lives comes first: what it added until it died is then read.
+            final = writer in sealed or marks is None or not lives(marks.file)
+            living |= not final
+            times = closed if writer in sealed else left
+            if marks is not None:
+                marks.read_on()
+                before |= self._named(writer, marks.ends(marks.count_before(first)))
+                times += marks.times[-1:]
+                if (count := marks.count_before(second)) < len(marks.times):
+                    past |= self._named(writer, marks.ends(count + 1))
+                    continue
+            if final:
+                ends, time = sealed.get(writer), None
+                if ends is None or marks is None:
+                    whole, time = self._whole(writer, marks)
+                    ends = ends or whole
+                past |= ends
+                times += [] if time is None else [time]
+            else:
+                at = f"at {marks.times[-1]}" if marks and marks.times else "yet to flush"
+                behind.append(f"writer {writer} is {at}")
+        latest = max(closed + left, default=None)
+        return Cuts(
+            before=before,
+            past=past,
+            behind=tuple(behind),
+            latest=latest,
+            # The place of one that was killed is taken by another, unless others came further.
+            ended=bool(sealed) and not living and max(closed, default=latest) == latest,
+        )
+
+    def _whole(self, writer: str, marks: Marks | None) -> tuple[dict[str, int], int | None]:
+        """The ends of a writer's files as far as they are whole, and the latest start of a block
+        after its marks."""
+        if writer not in self._left:
+            marked = {} if marks is None else self._named(writer, marks.ends(len(marks.times)))
+            ends, latest = dict(marked), []
+            files: list[Location] = [*self._folder.glob(f"shard-*/{writer}.log")]
+            for file in files:
+                shard, name = int(file.parent.name[len("shard-") :]), _name(file)
+                if file.stat().st_size < FILE_BYTES:
+                    continue  # it ended before it wrote anything
+                begin = marked.get(name, 0)
+                for frame in frames_between(file, shard, begin, None, self._damaged):
+                    ends[name] = frame.end
+                    latest.append(frame.first)
+            self._left[writer] = ends, max(latest, default=None)
+        return self._left[writer]
+
+    def _named(self, writer: str, ends: dict[int, int]) -> dict[str, int]:
+        return {f"shard-{shard:05}/{writer}.log": end for shard, end in ends.items()}
+
+
+def _name(file: Location) -> str:
+    return f"{file.parent.name}/{file.name}"

@@ -1,0 +1,121 @@
+"""A writer's marks: how far its files reached at each flush, and the latest time by then.
+
+    marks/<writer>.log   one line a flush: the CRC-32 of the rest in hex, a space, and
+                         {"time": the latest timestamp so far, "ends": {shard: bytes}}
+
+A mark names the files that grew since the one before. So a writer's flushes have one order, though
+its messages lie in many files, and a log shard that no message came to does not seem to be late.
+The writer holds a lock on its marks while it lives: by that a reader tells one that is silent from
+one that was killed. No mark is forced to the disk: a crash that takes it has taken the writer, too,
+and then all counts that is whole in its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from pathlib import Path
+from zlib import crc32
+
+from recd_plugins.api import DataError
+from recd_plugins.api.data import Location
+
+__all__ = ["FOLDER", "Marks", "WriterMarks", "lives"]
+
+FOLDER = "marks"
+
+
+class WriterMarks:
+    """The marks that one writer appends; its lock ends with it, however it ends."""
+
+    def __init__(self, folder: Path, writer: str) -> None:
+        """`folder` is the log's."""
+        self._end = 0
+        marks = folder / FOLDER
+        marks.mkdir(parents=True, exist_ok=True)
+        # Nobody sees the file before it is locked.
+        draft = marks / f".{writer}"
+        self._file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(marks / f"{writer}.log")
+
+    def add(self, time: int, ends: Mapping[int, int]) -> None:
+        """A mark; where the disk is full, the file is as it was before."""
+        text = json.dumps({"time": time, "ends": ends})
+        data = f"{crc32(text.encode()):08x} {text}\n".encode()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(self._file, self._end)
+                os.lseek(self._file, self._end, os.SEEK_SET)
+            raise
+        self._end += len(data)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def lives(file: Location) -> bool:
+    """Whether the writer of these marks may still add to them; that of a copy does not."""
+    if not isinstance(file, Path):
+        return False
+    with file.open("rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+class Marks:
+    """A writer's marks, read on as they grow."""
+
+    def __init__(self, file: Location) -> None:
+        self.file = file
+        self.times: list[int] = []
+        """The latest timestamp at each mark."""
+        self._offset = 0
+        self._ends: dict[int, tuple[list[int], list[int]]] = {}
+        """By log shard: the marks at which its file had grown, and its bytes then."""
+
+    def read_on(self) -> None:
+        """Take in what was added; a line that is being written is left for later."""
+        with self.file.open("rb") as opened:
+            opened.seek(self._offset)
+            data = opened.read()
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            self._take(line)
+            self._offset += len(line)
+
+    def count_before(self, time: int) -> int:
+        """The number of marks by which no message of this time, or a later one, had come."""
+        return bisect_left(self.times, time)
+
+    def ends(self, count: int) -> dict[int, int]:
+        """The bytes of each log shard's file by so many marks."""
+        found = {}
+        for shard, (marks, ends) in self._ends.items():
+            if at := bisect_right(marks, count - 1):
+                found[shard] = ends[at - 1]
+        return found
+
+    def _take(self, line: bytes) -> None:
+        checksum, _, text = line.rstrip(b"\n").partition(b" ")
+        if checksum != f"{crc32(text):08x}".encode():
+            raise DataError(
+                f"{self.file}, byte {self._offset:,}: this mark is damaged. Take the file from a "
+                "copy."
+            )
+        mark = json.loads(text)
+        for name, end in mark["ends"].items():
+            marks, ends = self._ends.setdefault(int(name), ([], []))
+            marks.append(len(self.times))
+            ends.append(end)
+        self.times.append(max([mark["time"], *self.times[-1:]]))

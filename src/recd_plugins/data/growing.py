@@ -1,0 +1,86 @@
+"""A dataset without end: a table for each epoch, of the rows of a period."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.errors import DataError
+
+__all__ = ["GrowingDataset", "NotClosed", "Period", "Waiting", "closed_period"]
+
+Waiting = Callable[[str], None]
+"""Is called again and again while a period is waited for, with what it waits for."""
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at what is waited for."""
+
+
+class NotClosed(DataError):
+    """Rows of a period may still come; the message says from whom."""
+
+
+class Period(Dataset):
+    """The rows of an interval of time, which no later look changes."""
+
+    @abstractmethod
+    def verify(self) -> None:
+        """`DataError` where the source does not have any more what the period was made of."""
+
+    def counts(self, folder: Path) -> Mapping[str, int]:
+        """The numbers of what came, by name, once the period was prepared in this folder."""
+        return {}
+
+
+class GrowingDataset(Dataset):
+    """Epoch e is the table of period e; authors fill `schema` and `period`.
+
+    The first period with rows stands for the dataset where one table is asked for: planners count
+    it, commands measure it.
+    """
+
+    patience: float = 600.0
+    """Seconds for which a period that is not closed is waited for while nothing changes."""
+    keep: int = 8
+    """Periods behind the one in training whose tables stay."""
+
+    @abstractmethod
+    def period(self, number: int) -> Period | None:
+        """The rows of a period; none where the data end before it, `NotClosed` where more of them
+        may come.
+
+        Any number of processes may ask at any time, and all are given the same.
+        """
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        """The rows of the first period."""
+        period = closed_period(self, 0)
+        if period is not None:
+            yield from period.chunks(split)
+
+
+def closed_period(
+    dataset: GrowingDataset, number: int, waiting: Waiting = lambda what: None
+) -> Period | None:
+    """The period, once it is closed; none where the data end before it. `DataError` where nothing
+    has changed for as long as the dataset has patience."""
+    found, since = "", time.monotonic()
+    while True:
+        try:
+            return dataset.period(number)
+        except NotClosed as error:
+            if str(error) != found:
+                found, since = str(error), time.monotonic()
+            elif time.monotonic() - since > dataset.patience:
+                raise DataError(
+                    f"period {number} is waited for, and nothing has come for "
+                    f"{dataset.patience:g} s (dataset.patience): {error}. See whether the writers "
+                    "run, or say where the data end."
+                ) from None
+        waiting(f"period {number}: {found}")
+        time.sleep(LOOK_EVERY)

@@ -1,0 +1,136 @@
+"""One period after another: a rank's batches of a dataset that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recd_plugins.errors import DataError
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.slots import Loader
+
+__all__ = ["OpenPeriod", "PeriodLoader", "last_period"]
+
+
+class OpenPeriod(NamedTuple):
+    """A period that is read: its loader, and the digest of what it was made of."""
+
+    loader: Loader | None
+    """None where it has no rows to train."""
+    digest: str
+
+
+def last_period(state: Mapping[str, Any]) -> int:
+    """The period of the batch before the position that a loader's state names."""
+    return max(0, int(state["epoch"]) - (not state["batches"]))
+
+
+class PeriodLoader:
+    """The batches of one rank; a `slots.Loader` whose epochs are periods.
+
+    The reader has a loader for each period, and reads the first epoch of it. A period without a
+    batch is passed over. Iterating yields the rest of a period; nothing where the data have ended.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[int], OpenPeriod | None],
+        verify: Callable[[int], None],
+    ) -> None:
+        """`opened` waits for a period; it gives none where the data end before it. `verify` raises
+        where a period is no more what it was."""
+        self._opened, self._verify = opened, verify
+        self._epoch = self._batch = 0
+        self._digest: str | None = None
+        self._within: dict[str, Any] | None = None
+        """The reader's state within the period; nothing at its start."""
+        self._current: tuple[int, str, Loader] | None = None
+
+    def __len__(self) -> int:
+        """The batches of the period in which the position is, once it is closed; 0 at the end."""
+        found = self._open()
+        return 0 if found is None else len(found)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._read()
+
+    @property
+    def epoch(self) -> int:
+        """The number of the period in which the position is."""
+        return self._epoch
+
+    @property
+    def read_seconds(self) -> Mapping[str, float]:
+        """Seconds of each part of reading, of the period that is read."""
+        return {} if self._current is None else getattr(self._current[2], "read_seconds", {})
+
+    def close(self) -> None:
+        """End what reads the period under way."""
+        if self._current is not None:
+            close = getattr(self._current[2], "close", None)
+            if close is not None:
+                close()
+            self._current = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The period and the batch, the digest of the period, and the reader's own state."""
+        return {
+            "epoch": self._epoch,
+            "batches": self._batch,
+            "period": self._digest,
+            "within": self._within,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; `DataError` where the period has other rows than it had."""
+        if set(state) != {"epoch", "batches", "period", "within"}:
+            raise DataError(
+                "the reader's state is of a dataset that does not grow: start a new run."
+            )
+        self.close()
+        self._epoch, self._batch = state["epoch"], state["batches"]
+        self._digest, self._within = state["period"], state["within"]
+        if self._digest is not None:
+            self._verify(self._epoch)
+            self._open()
+
+    def _read(self) -> Generator[Batch, None, None]:
+        loader = self._open()
+        if loader is None:
+            return
+        assert self._current is not None  # it is open
+        digest, length = self._current[1], len(loader)
+        for batch in loader:
+            self._batch += 1
+            if self._batch < length:
+                self._digest, self._within = digest, loader.state_dict()
+            else:
+                self._epoch, self._batch = self._epoch + 1, 0
+                self._digest = self._within = None
+            yield batch
+            if not self._batch:
+                return
+
+    def _open(self) -> Loader | None:
+        """The loader of the period in which the position is, or of the next one with a batch."""
+        if self._current is not None and self._current[0] == self._epoch:
+            return self._current[2]
+        while True:
+            self.close()
+            found = self._opened(self._epoch)
+            if found is None:
+                return None
+            if self._digest not in (None, found.digest):
+                raise DataError(
+                    f"period {self._epoch} is not what it was when the checkpoint was made: its "
+                    f"digest was {self._digest}, and is {found.digest}. Resume with the log and "
+                    "the folder of that run, or start a new run."
+                )
+            if found.loader is not None and len(found.loader):
+                if self._within is not None:
+                    found.loader.load_state_dict(self._within)
+                self._current = self._epoch, found.digest, found.loader
+                return found.loader
+            self._epoch += 1
