@@ -180,6 +180,7 @@ class Long(nn.Module):
         return values.new_zeros(len(lengths), 32).index_add(0, rows, values)
 
 
+@pytest.mark.slow
 def test_prices_are_measured_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(0)
     lists = torch.randint(0, 10_000, (64, 8), generator=draw).repeat_interleave(8, 0)

@@ -9,11 +9,14 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+import pytest
+
 import recd_plugins
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_wheel_and_sdist_have_what_is_used(tmp_path: Path) -> None:
     """`make package` installs the wheel and tries it."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]

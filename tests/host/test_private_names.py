@@ -14,6 +14,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = ("torch", "torchrec", "fbgemm_gpu")
+LOOKED_AT = (
+    *(
+        ast.Import,
+        ast.ImportFrom,
+        ast.Attribute,
+        ast.Call,
+        ast.Assign,
+        ast.AnnAssign,
+        ast.AugAssign,
+    ),
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+)
+"""The nodes that have or take names, a fourth of all."""
 
 ALLOWED = {
     # Python's own way to keep names of a NamedTuple's apart from its fields; os._exit is public.
@@ -44,7 +57,7 @@ def is_private(name: str) -> bool:
 
 def find(source: str, module: str, file: str = "") -> list[Found]:
     """In a module of ours; it is imported where a class of its own may have foreign bases."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, LOOKED_AT)]
     seen = {*_imported(nodes), *_reached(nodes), *_inherited(nodes, module)}
     return [Found(file, line, name, how) for line, name, how in sorted(seen)]
 

@@ -95,6 +95,7 @@ print(process.exitcode, os.getpid(), copy_as_fork_server())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or torch.version.cuda is not None,
     reason="processes are copied on Linux, where torch is built for the CPU",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
 from recd_plugins.planning.access.counting import RowCounter, RowSketch, counters
-from recd_plugins.planning.access.distribution import RowDistribution, drift
+from recd_plugins.planning.access.distribution import RowDistribution, drift, named_twice
 from recd_plugins.planning.access.parametric import (
     exponential,
     half_normal,
@@ -349,3 +349,11 @@ def test_a_billion_rows_of_a_hundred_tables_are_counted_in_four_gigabytes() -> N
     ]
     # 16 bytes of a counter, and 8 of each lookup that waits to be counted.
     assert sum(24 * sketch.capacity for sketch in sketches) < 2 * 2**30
+
+
+@pytest.mark.parametrize("far", [0, 2**62])
+def test_a_row_that_is_named_twice_is_found(far: int) -> None:
+    rows = np.append(np.random.default_rng(0).permutation(1000), far or 1000)
+    assert not named_twice(rows)
+    assert named_twice(np.append(rows, 7))
+    assert not named_twice(rows[:0])

@@ -115,6 +115,7 @@ def recd(*arguments, code=0):
     return done.output
 
 
+@pytest.mark.slow
 def test_files_of_a_store_become_a_table_of_a_store(store, tmp_path, monkeypatch):
     """The same as on disk: schema, vocabulary, check, import, registry."""
     made = {}
@@ -149,6 +150,7 @@ def test_files_of_a_store_become_a_table_of_a_store(store, tmp_path, monkeypatch
     assert not (tmp_path / "table.part").exists()
 
 
+@pytest.mark.slow
 def test_an_import_that_ends_while_it_is_copied_goes_on(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clicks.csv").write_text(CLICKS)

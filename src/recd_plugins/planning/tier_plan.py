@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.access.distribution import RowDistribution, named_twice
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
 __all__ = [
@@ -117,8 +117,7 @@ class TablePlan:
         rows = np.concatenate([self.replicated, self.per_node])
         if rows.size and rows.min() < 0:
             raise DataError(f"{where}: row {rows.min()} is negative.")
-        ordered = np.sort(rows)  # np.unique hashes, which takes a second for a few million rows
-        if (ordered[1:] == ordered[:-1]).any():
+        if named_twice(rows):
             raise DataError(f"{where}: a row is named twice; each belongs to one tier.")
 
     def __eq__(self, other: object) -> bool:

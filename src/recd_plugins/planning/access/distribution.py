@@ -10,10 +10,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from recd_plugins.errors import DataError
 
-__all__ = ["Drift", "Floats", "Integers", "RowDistribution", "appears", "drift", "falling"]
+__all__ = [
+    "Drift",
+    "Floats",
+    "Integers",
+    "RowDistribution",
+    "appears",
+    "drift",
+    "falling",
+    "named_twice",
+]
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+MARKED = 64
+"""Rows of which each has a mark, at most, for each row that is named."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -275,3 +287,15 @@ def _share(distribution: RowDistribution, ids: Integers) -> float:
     run = np.searchsorted(np.cumsum(distribution.counts), rank[ids], side="right")
     p = np.where(rank[ids] < 0, distribution.p[-1], distribution.p[run])
     return float(p.sum()) / max(distribution.lookups, np.finfo(float).tiny)
+
+
+def named_twice(rows: Integers) -> bool:
+    """Whether one of these rows, of which none is negative, is there twice."""
+    if not rows.size:
+        return False
+    if (highest := int(rows.max())) < MARKED * rows.size:
+        marks = np.zeros(highest + 1, np.bool_)
+        marks[rows] = True
+        return int(np.count_nonzero(marks)) < rows.size
+    ordered = np.sort(rows)  # np.unique hashes, which takes ten times as long
+    return bool((ordered[1:] == ordered[:-1]).any())
