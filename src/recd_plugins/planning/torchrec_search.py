@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 KINDS = [kind.value for kind in ShardingType]
-NAMES = ("name", "_tensor", "_module", "feature_names", "dependency")
+NAMES = ("name", "feature_names", "dependency")
 """What tables that are alike differ by, of a sharding option."""
 
 
@@ -54,6 +55,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
 
     def __init__(self, topology: Any, batch_size: int, constraints: Any = None) -> None:
         self._options: list[ShardingOption] = []
+        self._held = constraints or {}
         of = {"topology": topology, "constraints": constraints}
         estimators = [_OncePerSize(**of), EmbeddingStorageEstimator(**of)]
         super().__init__(
@@ -79,8 +81,13 @@ class OrderedEnumerator(EmbeddingEnumerator):
 
     def _estimated_by(self, option: ShardingOption) -> str:
         """All that an estimate may depend on."""
-        own = {name: value for name, value in vars(option).items() if name not in NAMES}
-        held = (self._constraints or {}).get(option.name)
+        own = {
+            name: value
+            for name, value in vars(option).items()
+            # A table and its module, by its path, are other objects, though alike.
+            if name not in NAMES and not isinstance(value, Tensor | tuple)
+        }
+        held = self._held.get(option.name)
         if held is not None:
             held = dataclasses.replace(held, feature_names=None)
         return repr((own, tuple(option.tensor.shape), option.tensor.dtype, held))
