@@ -148,33 +148,36 @@ def _is_pinned(batch: Any) -> Iterator[bool]:
 
 
 class _Features:
-    """KJTs of the same keys, whose ids lie one KJT after another. Of keys with one id a row, which
-    most are, nothing is kept by row."""
+    """KJTs of the same keys, their ids laid out key by key, so that those of a key lie in the order
+    of the samples. Of keys with one id a row, which most are, nothing is kept by row."""
 
     def __init__(self, kjts: Sequence[KeyedJaggedTensor]) -> None:
         self._keys: list[str] = kjts[0].keys()
-        self._values = np.concatenate([kjt.values().numpy() for kjt in kjts])
-        weights = [kjt.weights_or_none() for kjt in kjts]
-        given = [each.numpy() for each in weights if each is not None]
-        self._weights = np.concatenate(given) if given else None
         lengths = [kjt.lengths().numpy().reshape(len(self._keys), kjt.stride()) for kjt in kjts]
         counts = np.empty((len(kjts), len(self._keys)), np.int64)
         self._one_id = np.ones(len(self._keys), np.bool_)
         """[K]: which keys have one id in each row."""
         for part, count in zip(lengths, counts, strict=True):
             _count(part, count, self._one_id)
-        ends = counts.ravel().cumsum().reshape(counts.shape)
-        self._starts = np.ascontiguousarray((ends - counts).T)
-        """[K, W]: where the ids of each key begin, of each KJT."""
-        sizes = [part.shape[1] for part in lengths]
-        self._part = np.repeat(np.arange(len(sizes)), sizes)
-        """[N]: which KJT each row is of, and the row that it is there."""
-        self._row = np.concatenate([np.arange(size) for size in sizes])
+
+        def by_key(numbers: Sequence[Tensor]) -> Numbers:
+            given = np.concatenate([part.numpy() for part in numbers])
+            laid = np.empty_like(given)
+            _lay_by_key(given, counts, laid)
+            return laid
+
+        self._values = by_key([kjt.values() for kjt in kjts])
+        weights = [kjt.weights_or_none() for kjt in kjts]
+        given = [each for each in weights if each is not None]
+        self._weights = by_key(given) if given else None
+        numels = counts.sum(axis=0)
+        self._starts = numels.cumsum() - numels
+        """[K]: where the ids of each key begin."""
         self._lengths = np.concatenate([part[~self._one_id] for part in lengths], axis=1)
         """[G, N]: of the other keys."""
-        self._firsts = np.empty(self._lengths.shape, np.int64)
+        before = self._lengths.cumsum(axis=1, dtype=np.int64) - self._lengths
+        self._firsts = self._starts[~self._one_id, None] + before
         """[G, N]: where the ids of each row of these begin."""
-        _find_rows(self._lengths, self._starts[~self._one_id], self._part, self._firsts)
 
     def take(self, rows: I64) -> KeyedJaggedTensor:
         lengths = np.ones((len(self._keys), len(rows)), self._lengths.dtype)
@@ -182,12 +185,11 @@ class _Features:
         counts = np.full(len(self._keys), len(rows))
         counts[~self._one_id] = lengths[~self._one_id].sum(axis=1)
         offsets = [0, *counts.cumsum().tolist()]
-        places = self._part[rows], self._row[rows]
         firsts = self._firsts[:, rows]
 
         def copied(values: Numbers) -> Tensor:
             out = np.empty(offsets[-1], values.dtype)
-            _copy(values, self._one_id, self._starts, *places, firsts, lengths, out)
+            _copy(values, self._one_id, self._starts, rows, firsts, lengths, out)
             return torch.from_numpy(out)
 
         return KeyedJaggedTensor(
@@ -214,16 +216,20 @@ def _count(lengths: Numbers, counts: I64, one_id: Bools) -> None:
 
 
 @kernel
-def _find_rows(lengths: Numbers, starts: I64, parts: I64, out: I64) -> None:
-    """The places where the ids of each row begin: at `starts` [G, W] in the first row of a part."""
-    for key in range(len(lengths)):
-        at, last = 0, -1
-        for row in range(len(parts)):
-            if parts[row] != last:
-                last = parts[row]
-                at = starts[key, last]
-            out[key, row] = at
-            at += lengths[key, row]
+def _lay_by_key(values: Numbers, counts: I64, out: Numbers) -> None:
+    """Values that lie part by part, and in each key by key, in `counts` [W, K]: key by key."""
+    starts = np.empty(counts.shape[1], np.int64)
+    at = 0
+    for key in range(counts.shape[1]):
+        starts[key] = at
+        at += counts[:, key].sum()
+    at = 0
+    for part in range(counts.shape[0]):
+        for key in range(counts.shape[1]):
+            count, start = counts[part, key], starts[key]
+            out[start : start + count] = values[at : at + count]
+            starts[key] += count
+            at += count
 
 
 @kernel
@@ -231,21 +237,19 @@ def _copy(
     values: Numbers,
     one_id: Bools,
     starts: I64,
-    parts: I64,
     rows: I64,
     firsts: I64,
     lengths: Numbers,
     out: Numbers,
 ) -> None:
-    """Write each key's ids of B rows: of row `rows[b]` of part `parts[b]`, where it has one, or
+    """Write each key's ids of B rows: those of `rows` [B] where it has one in each, else
     `lengths[key, b]` from `firsts` on, whose rows are those of the other keys."""
     at, other = U64(0), 0
     for key in range(len(one_id)):
         if one_id[key]:
+            start = U64(starts[key])
             for place in range(len(rows)):
-                out[at + U64(place)] = values[
-                    U64(starts[key, U64(parts[place])]) + U64(rows[place])
-                ]
+                out[at + U64(place)] = values[start + U64(rows[place])]
             at += U64(len(rows))
         else:
             for place in range(len(rows)):
