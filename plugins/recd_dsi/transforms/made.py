@@ -53,8 +53,15 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, features: KeyedJaggedTensor, name: str) -> Rows:
-        found = features[name]
-        return cls(found.values().long(), found.lengths().long(), found.weights_or_none())
+        # Slices: `features[name]` finds every row's offset besides.
+        place, stride = features.keys().index(name), features.stride()
+        first, last = features.offset_per_key()[place : place + 2]
+        weights = features.weights_or_none()
+        return cls(
+            features.values()[first:last].long(),
+            features.lengths()[place * stride : (place + 1) * stride].long(),
+            None if weights is None else weights[first:last],
+        )
 
     def words(self) -> tuple[I64, I64]:
         """Ids and lengths, for compiled loops."""

@@ -59,13 +59,14 @@ def with_feature(
         held = weights.new_ones(ids.numel())
     elif held is not None and weights is None:
         weights = held.new_ones(values.numel())
-    own = features.lengths()
+    own, known = features.lengths(), features.length_per_key_or_none()
     return type(features)(
         keys=[*features.keys(), name],
         values=_joined(ids, values.to(ids.dtype) if not ids.numel() else values),
         weights=None if held is None or weights is None else _joined(held, weights),
         lengths=_joined(own, lengths.to(own.dtype)),
         stride=features.stride(),
+        length_per_key=None if known is None else [*known, values.numel()],
     )
 
 

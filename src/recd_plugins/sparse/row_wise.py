@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -85,19 +85,17 @@ class RowWise:
         if len(chosen) == len(keys):
             return self._run(features)
         runs = [(taken, len(list(run))) for taken, run in groupby(keys, lambda key: key in chosen)]
-        parts = features.split([count for _, count in runs])  # views
-        taken = [part for part, (chose, _) in zip(parts, runs, strict=True) if chose]
-        result = self._run(taken[0] if len(taken) == 1 else KeyedJaggedTensor.concat(taken))
+        parts = _cut(features, [count for _, count in runs])
+        given = [part for part, (taken, _) in zip(parts, runs, strict=True) if taken]
+        others = [part for part, (taken, _) in zip(parts, runs, strict=True) if not taken]
+        result = self._run(_joined(given, features.stride()))
         if result.keys() == list(chosen):
-            pieces = iter(result.split([count for chose, count in runs if chose]))
-            parts = [
-                next(pieces) if chose else part
-                for part, (chose, _) in zip(parts, runs, strict=True)
-            ]
+            pieces = iter(_cut(result, [count for taken, count in runs if taken]))
+            left = iter(others)
+            parts = [next(pieces if taken else left) for taken, _ in runs]
         else:
-            parts = [part for part, (chose, _) in zip(parts, runs, strict=True) if not chose]
-            parts.append(result)
-        return _concat(parts)
+            parts = [*others, *_cut(result, [len(result.keys())])]
+        return _joined(parts, features.stride())
 
     def _on_ikjt(
         self, features: InverseKeyedJaggedTensor, chosen: Collection[str]
@@ -109,16 +107,19 @@ class RowWise:
             kept = made.lengths() is taken.lengths()
             return some.put(made if kept else some.without_padding(made))
         parts = []
-        for part in features.kjt.split([len(group) for group in features.groups]):
-            ours = [key for key in part.keys() if key in chosen]  # noqa: SIM118  # no mapping
-            parts.append(self._on_kjt(part, ours) if ours else part)
-        kjt = _concat(parts)
+        for part in _cut(features.kjt, [len(group) for group in features.groups]):
+            ours = [key for key in part.keys if key in chosen]
+            if ours:
+                made = self._on_kjt(_joined([part], features.kjt.stride()), ours)
+                (part,) = _cut(made, [len(made.keys())])
+            parts.append(part)
+        kjt = _joined(parts, features.kjt.stride())
         if len(set(kjt.keys())) < len(kjt.keys()):
             raise PluginError(
                 f"preprocess: {self.name} makes the same key of two feature groups: {kjt.keys()}. "
                 "Name all that it takes in one group of dedup.groups."
             )
-        groups = tuple(tuple(part.keys()) for part in parts)
+        groups = tuple(tuple(part.keys) for part in parts)
         result = dataclasses.replace(features, kjt=kjt, groups=groups)
         every = SomeKeys(result, kjt.keys())
         return every.put(every.without_padding(kjt))
@@ -163,14 +164,52 @@ class RowWise:
         return self._known[keys]
 
 
-def _concat(parts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-    """The features of all parts; where some have weights, the ids of the others weigh 1."""
-    if len({part.weights_or_none() is None for part in parts}) == 1:
-        return KeyedJaggedTensor.concat(list(parts))
-    return _keyed(
-        [key for part in parts for key in part.keys()],  # noqa: SIM118  # no mapping
-        [WeightedJagged.of(part) for part in parts],
-        parts[0].stride(),
+class _Part(NamedTuple):
+    """Keys of a KJT that lie side by side, as views: a KJT of them takes longer to make."""
+
+    keys: list[str]
+    rows: WeightedJagged
+    numels: list[int]
+    """The ids of each key."""
+    strides: list[list[int]] | None
+    """The rows of each key and rank, where keys differ in them (VBE)."""
+
+
+def _cut(features: KeyedJaggedTensor, counts: Sequence[int]) -> list[_Part]:
+    """So many keys, then so many more: all of them."""
+    keys, numels, every = features.keys(), features.length_per_key(), WeightedJagged.of(features)
+    ragged = features.variable_stride_per_key()
+    strides = features.stride_per_key_per_rank() if ragged else None
+    rows = features.stride_per_key()
+    parts, id_, row, key = [], 0, 0, 0
+    for count in counts:
+        some = slice(key, key + count)
+        ids, lengths = sum(numels[some]), sum(rows[some])
+        of_some = WeightedJagged(
+            every.values[id_ : id_ + ids],
+            every.lengths[row : row + lengths],
+            None if every.weights is None else every.weights[id_ : id_ + ids],
+        )
+        by_rank = None if strides is None else strides[some]
+        parts.append(_Part(keys[some], of_some, numels[some], by_rank))
+        id_, row, key = id_ + ids, row + lengths, key + count
+    return parts
+
+
+def _joined(parts: Sequence[_Part], stride: int) -> KeyedJaggedTensor:
+    """The keys of all parts; where some have weights, the ids of the others weigh 1."""
+    rows = parts[0].rows
+    if len(parts) > 1:
+        rows = WeightedJagged.joined([part.rows for part in parts])
+    strides = [one for part in parts for one in part.strides or ()]
+    return KeyedJaggedTensor(
+        keys=[key for part in parts for key in part.keys],
+        values=rows.values,
+        lengths=rows.lengths,
+        weights=rows.weights,
+        stride=None if strides else stride,
+        stride_per_key_per_rank=strides or None,
+        length_per_key=[numel for part in parts for numel in part.numels],
     )
 
 
