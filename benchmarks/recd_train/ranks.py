@@ -31,7 +31,7 @@ __all__ = ["WARM_UP", "TrainSteps", "resident_memory", "take_turns"]
 CPU = torch.device("cpu")
 WARM_UP = 2
 PROFILED = 3
-"""Steps of a side that are profiled, if it is."""
+"""Steps of a side that are profiled, if it is: at most, and no more than there are rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,9 @@ def take_turns(
                 trainings[name].step(counts=number >= warm_up)
             names.reverse()
     return {
-        name: training.finish(counted, weighed, sent, profiled=name in profiled)
+        name: training.finish(
+            counted, weighed, sent, profiled=min(PROFILED, rounds) if name in profiled else 0
+        )
         for name, training in trainings.items()
     }
 
@@ -178,7 +180,7 @@ class _Training:
         weighed: int,
         sent: Callable[[], int] | None = None,
         *,
-        profiled: bool = False,
+        profiled: int = 0,
     ) -> TrainSteps:
         dist.barrier()
         before = sent() if sent is not None else 0
@@ -207,13 +209,13 @@ class _Training:
             memory=[tensor_memory(self._progress) for _ in range(weighed)],
             hot=sum(batch.hot for batch in self._held) / max(len(self._held), 1),
             sent=(after - before) / max(counted, 1),
-            parts=self._profiled() if profiled else {},
+            parts=self._profiled(profiled) if profiled else {},
         )
 
-    def _profiled(self) -> dict[str, float]:
-        """All ranks profile the same steps."""
+    def _profiled(self, steps: int) -> dict[str, float]:
+        """All ranks profile the same steps, so many."""
         profiler = StepProfiler(
-            self._job.model, self._device, start=0, stop=PROFILED + 4, after=1, steps=PROFILED
+            self._job.model, self._device, start=0, stop=steps + 4, after=1, steps=steps
         )
         number = 1  # it warms up in this one
         while True:
