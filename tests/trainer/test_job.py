@@ -11,6 +11,7 @@ import pytest
 from forked import TORCHRUN, run_module
 from jobs import (
     below,
+    children,
     gone,
     metrics,
     printed,
@@ -103,8 +104,14 @@ def test_a_killed_run_resumes_bit_for_bit_under_torchrun(folder: Path, uninterru
     options = ("train.run=runs/killed", "reader.workers=1")
     job = start(folder, *options, "train.steps=100000")
     wait_for_step(folder, "runs/killed", 15, job)
-    # Two ranks, and a reader's worker for each, which is another one in each epoch.
-    started = until(lambda: below(job.pid), lambda pids: len(pids) >= 4)
+    # A reader's worker for each of two ranks, which is another one in each epoch.
+    until(
+        lambda: [
+            [one for server in children(rank) for one in children(server)] for rank in ranks_of(job)
+        ],
+        lambda workers: len(workers) == 2 and all(workers),
+    )
+    started = below(job.pid)
     job.send_signal(signal.SIGKILL)
     assert gone(started)  # nobody trains or reads on without a launcher
     printed(job.done(), code=-signal.SIGKILL)
