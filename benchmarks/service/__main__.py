@@ -37,7 +37,7 @@ def measure(
         figures = []
         if count is None:
             figures += one_worker(folder, rounds, **sizes)
-            figures.append(wire(folder, **sizes))
+            figures += wire(folder, **sizes)
             figures.append(second_job(folder, rounds, **sizes))
             figures.append(stall(folder, few, **small))
             figures.append(coordinator_load(10.0 if quick else 60.0))

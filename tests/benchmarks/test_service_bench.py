@@ -32,11 +32,10 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
     assert {one.target for one in by_worker} == {None}
     assert all(one.value > 0 and one.baseline == 1 for one in rates)
     assert all(one.limit is not None and one.limit.value > 0 for one in rates)
-    bytes_ = wire(folder, **SIZES)
-    assert bytes_.share is not None
-    assert 0.5 < bytes_.share <= 1
-    assert bytes_.target is not None
-    assert 1 < bytes_.value < bytes_.target / 0.9 + 1
+    whole, sequences = wire(folder, **SIZES)
+    assert whole.target == sequences.target
+    assert whole.share is not None
+    assert 0.5 < whole.share <= 1 < whole.value < sequences.value
     again = second_job(folder, 1, **SIZES)
     assert again.target == 5
     assert again.value > 0

@@ -1,16 +1,23 @@
-"""Rung 1: a batch as head and body, and what is said of one that is damaged."""
+"""Rung 1: batches as heads and bodies, and what is said of those that are damaged."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.wired_batch import WIRED_SCHEMA, batch_from_record, batch_to_record
+from recd_plugins.data.wired_batch import (
+    WIRED_SCHEMA,
+    batch_to_record,
+    batches_from_record,
+    body_of,
+    without_bodies,
+)
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.batches import from_lists
@@ -19,76 +26,168 @@ from recd_plugins.testing.resume import assert_same_batch
 LISTS = {"a": [[1, 2], [3], [1, 2]], "b": [[], [4], []], "c": [[5], [5], [6]]}
 
 
-def batch() -> Batch:
-    ikjt = InverseKeyedJaggedTensor.from_kjt(from_lists(LISTS), [["a", "b"], ["c"]])
-    ikjt = InverseKeyedJaggedTensor.from_bytes(ikjt.to_bytes())  # of 32-bit lengths, as batches are
+def batch(item: int = 9) -> Batch:
     return Batch(
         dense=torch.arange(6.0).view(3, 2),
-        features=from_lists({"item": [[7], [8], [9]]}),
-        labels=torch.tensor([0.0, 1.0, 1.0]),
+        features=from_lists({"item": [[7], [8], [item]]}),
+        labels=torch.tensor([0.0, 1.0, float("nan")]).nan_to_num(0.5),
         weights=torch.ones(3),
-        dedup=ikjt,
+        dedup=InverseKeyedJaggedTensor.from_kjt(from_lists(LISTS), [["a", "b"], ["c"]]),
     )
 
 
-def sent(record: pa.RecordBatch, head: Any) -> pa.RecordBatch:
+def sent(record: pa.RecordBatch, head: Any = None, body: bytes | None = None) -> pa.RecordBatch:
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
-    column = pa.array([text], pa.large_binary())
-    return pa.RecordBatch.from_arrays([column, record.column(1)], schema=WIRED_SCHEMA)
+    column = record.column(0) if head is None else pa.array([text], pa.large_binary())
+    other = record.column(1) if body is None else pa.array([body], pa.large_binary())
+    return pa.RecordBatch.from_arrays([column, other], schema=WIRED_SCHEMA)
 
 
-def test_a_batch_is_the_same_at_any_address() -> None:
+def head_of(record: pa.RecordBatch) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(record.column(0)[0].as_py())
+    return found
+
+
+def only(record: pa.RecordBatch, body: torch.Tensor | None = None) -> Batch:
+    ((found, size),) = batches_from_record(record, None if body is None else [body])
+    assert size > 0
+    return found
+
+
+def test_batches_are_the_same_at_any_address() -> None:
     ours, record = batch(), batch_to_record(batch())
-    assert_same_batch(batch_from_record(record), ours)
+    assert_same_batch(only(record), ours)
     assert batch_to_record(batch()).equals(record)
-    size = len(record.column(1)[0].as_buffer())
+    whole = body_of(record).to_pybytes()
     for first in range(9):
-        body = torch.zeros(size + 16, dtype=torch.uint8)[first : first + size]
-        body.copy_(torch.from_dlpack(pa.array(list(record.column(1)[0].as_py()), pa.uint8())))
-        found = batch_from_record(record, body)
+        body = torch.zeros(len(whole) + 16, dtype=torch.uint8)[first : first + len(whole)]
+        body.copy_(torch.frombuffer(bytearray(whole), dtype=torch.uint8))
+        found = only(record, body)
         assert_same_batch(found, ours)
         found.dense[0, 0] = 9.0  # its own, to be written to
+        found.weights[0] = 9.0
 
 
-TENSORS = {
-    "dense": ["<f4", [1 << 62, 2], 0],
-    "labels": ["<f4", [-1], 0],
-    "weights": ["O", [3], 0],
-    "features.values": ["<i8", [3], 1 << 40],
-    "features.lengths": ["<i8", [3], 0],
-    "dedup.values": ["<f4", [5], 0],
-    "dedup.lengths": ["|u1", [3], 0],
-    "dedup.unique_counts": ["<i8", [2, 2], 0],
-    "dedup.codes": ["|u1", [3], 0],
-}
+def test_many_batches_go_in_one_record() -> None:
+    ours = [batch(item) for item in (9, 300, 1 << 40, 7)]
+    records = [batch_to_record(one) for one in ours]
+    bodies = [torch.frombuffer(bytearray(body_of(one)), dtype=torch.uint8) for one in records]
+    together = batches_from_record(pa.concat_batches(records))
+    apart = batches_from_record(without_bodies(records), bodies)
+    for one, (left, size), (right, _) in zip(ours, together, apart, strict=True):
+        assert_same_batch(left, one)
+        assert_same_batch(right, one)
+        assert size >= left.features.size_in_bytes() + left.dedup.kjt.size_in_bytes()
+    with pytest.raises(DataError, match="damaged batch"):
+        batches_from_record(without_bodies(records), bodies[1:])
 
 
-@pytest.mark.parametrize("name", TENSORS)
-def test_sizes_are_checked_before_they_are_used(name: str) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [5],
+        [0, 255],
+        [0, 256],
+        [-1, 127],
+        [-1, 128],
+        [1 << 16, 0],
+        [-(1 << 31), (1 << 31) - 1],
+        [1 << 32, 1],
+        [-(1 << 63), (1 << 63) - 1],
+        [-7] * 5,
+    ],
+)
+def test_ids_are_the_same_to_the_bit_in_fewer_bytes(values: list[int]) -> None:
+    ours = batch()
+    ours.features = from_lists({"item": [values * 20, [], []]})
+    ours.dense = torch.tensor([[-0.0, 0.0]] * 3)
+    ours.labels = torch.tensor([float("nan"), -0.0, 0.0])
+    found = only(batch_to_record(ours))
+    assert found.features.values().tolist() == values * 20
+    assert found.features.values().dtype == ours.features.values().dtype
+    for name in ("dense", "labels"):
+        bits = [getattr(one, name).numpy().view(np.int32).tolist() for one in (found, ours)]
+        assert bits[0] == bits[1]
+
+
+def with_sides(record: pa.RecordBatch, name: str, sides: list[int]) -> bytes:
+    """The body, in which a tensor says that it has these sides."""
+    body, at = bytearray(body_of(record)), 0
+    for one, _, _, dimensions in head_of(record)["tensors"]:
+        if one == name:
+            body[at : at + 8 * dimensions] = np.array(sides, np.int64).tobytes()
+        at += 8 * dimensions
+    return bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "sides"),
+    [
+        ("dense", [1 << 62, 2]),
+        ("labels", [-1]),
+        ("weights", [1 << 40]),
+        ("features.values", [2]),
+        ("features.lengths", [3, 1]),
+        ("dedup.lengths", [1, 3]),
+        ("dedup.unique_counts", [1]),
+        ("dedup.codes", [2]),
+    ],
+)
+def test_sizes_are_checked_before_they_are_used(name: str, sides: list[int]) -> None:
     record = batch_to_record(batch())
-    head = json.loads(record.column(0)[0].as_py())
-    head["tensors"][name] = TENSORS[name]
+    assert name in [one for one, *_ in head_of(record)["tensors"]]
     with pytest.raises(DataError, match=r"damaged|InverseKeyedJaggedTensor"):
-        batch_from_record(sent(record, head))
+        only(sent(record, body=with_sides(record, name, sides)))
 
 
-def test_no_lookup_reaches_beyond_its_rows() -> None:
+@pytest.mark.parametrize(
+    ("name", "wide", "narrow"),
+    [
+        ("weights", "O", "O"),
+        ("features.lengths", "<f4", None),
+        ("dedup.values", "<f4", "|u1"),
+        ("dedup.codes", "<f8", "<f8"),
+        ("labels", "<f4", "no type"),
+    ],
+)
+def test_types_are_checked(name: str, wide: str, narrow: str | None) -> None:
     record = batch_to_record(batch())
-    head = json.loads(record.column(0)[0].as_py())
-    for name in ("dedup.codes", "dedup.lengths", "features.lengths"):
-        body = torch.tensor(list(record.column(1)[0].as_py()), dtype=torch.uint8)
-        body[head["tensors"][name][2]] = 200
-        with pytest.raises(DataError, match=r"outside of|add up|lengths of"):
-            batch_from_record(record, body)
+    head = head_of(record)
+    (one,) = (one for one in head["tensors"] if one[0] == name)
+    one[1:3] = wide, narrow
+    with pytest.raises(DataError, match="damaged"):
+        only(sent(record, head))
+
+
+def test_no_lookup_or_length_reaches_beyond_its_rows() -> None:
+    record = batch_to_record(batch())
+    whole, kept = body_of(record).to_pybytes(), batch()
+    found = 0
+    for at in range(len(whole)):
+        body = bytearray(whole)
+        body[at] = 200
+        try:
+            other = only(sent(record, body=bytes(body)))
+        except DataError:
+            found += 1
+            continue
+        for kjt, ours in ((other.features, kept.features), (other.dedup.kjt, kept.dedup.kjt)):
+            assert int(kjt.lengths().sum()) == kjt.values().numel() == ours.values().numel()
+            assert int(kjt.lengths().min()) >= 0
+        lookup, counts = other.dedup.inverse_lookup, torch.tensor(other.dedup.unique_counts)
+        assert bool((lookup.min() >= 0) & (lookup < counts[:, None]).all())
+    assert found > 100  # all sides, lengths, counts, lookups
 
 
 def test_what_is_no_batch_is_said_to_be_none() -> None:
     record = batch_to_record(batch())
     for text in (b"", b"{", b"[]", b"{}", b'{"tensors": 1}'):
         with pytest.raises(DataError, match="damaged batch"):
-            batch_from_record(sent(record, text))
+            only(sent(record, text))
     for other in (pa.record_batch({"a": [1]}), pa.RecordBatch.from_pylist([], WIRED_SCHEMA)):
         with pytest.raises(DataError, match="so it is no batch"):
-            batch_from_record(other)
-    with pytest.raises(DataError, match="damaged"):
-        batch_from_record(record, torch.zeros(8, dtype=torch.uint8))
+            batches_from_record(other)
+    for size in (0, 8, 64):
+        with pytest.raises(DataError, match="damaged"):
+            only(record, torch.zeros(size, dtype=torch.uint8))

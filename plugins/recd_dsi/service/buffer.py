@@ -17,7 +17,7 @@ import pyarrow as pa
 
 __all__ = ["Buffer", "DiskCache", "Key"]
 
-FORM = "head and body"
+FORM = "head and narrow body"
 """How a record has its batch; records of another form are others' files."""
 CHECKSUM = 4
 """Bytes of a CRC-32."""
@@ -86,12 +86,13 @@ class Buffer:
     def put(self, key: Key, record: pa.RecordBatch, *, wanted: bool) -> None:
         """Keep a batch; what was asked for longest ago goes, to the folder if there is one."""
         gone: list[tuple[Key, pa.RecordBatch]] = []
+        size = record.nbytes
         with self._lock:
             if key in self._wanted or key in self._given:
                 return
             (self._wanted if wanted else self._given)[key] = record
-            self.bytes += record.nbytes
-            self.wanted_bytes += record.nbytes if wanted else 0
+            self.bytes += size
+            self.wanted_bytes += size if wanted else 0
             while self.bytes > self._most and (other := self._least(key)) is not None:
                 kept = self._given if other in self._given else self._wanted
                 out = kept.pop(other)

@@ -132,16 +132,14 @@ def worker(
 ) -> None:
     """Make the batches of a registry for whoever asks."""
     with reported(debug):
-        import torch
-
         from recd_dsi.service.calls import credentials_of
         from recd_dsi.service.coordinator import join as join_coordinator
-        from recd_dsi.service.worker import Worker, WorkerOptions
+        from recd_dsi.service.worker import Worker, WorkerOptions, settle
         from recd_plugins import load
         from recd_plugins.api.reading import die_with_parent
 
         die_with_parent()
-        torch.set_num_threads(1)
+        settle()
         credentials = credentials_of(token_file, certificate, key)
         options = WorkerOptions(
             host=host, port=port, buffer_bytes=buffer_mib << 20, disk=cache, credentials=credentials

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import MOST_RANGES, BatchJob, Request, Turns
 from recd_dsi.service.shared_memory import NotShared, SharedReader
 from recd_plugins.api import PluginError, RecdError
-from recd_plugins.api.batch import Batch, batch_from_record
+from recd_plugins.api.batch import Batch, batches_from_record
 
 __all__ = ["Fetching", "FetchingOptions", "NobodyAnswers"]
 
@@ -218,15 +218,12 @@ class Fetching:
             request = self._request(run, remote)
             answers = remote.caller.get(request.to_bytes(), self._options.deadline * len(run))
             with contextlib.closing(answers):
-                for record, place in answers:
-                    body = None if place is None else memory.body(place)
-                    batch = batch_from_record(record, body)
-                    if self._options.pin_memory:
-                        batch = batch.pin_memory()
+                for record, places in answers:
+                    bodies = None if places is None else memory.bodies(places)
+                    found = batches_from_record(record, bodies)[: run.stop - position]
                     remote.worked()
-                    size = record.nbytes + (0 if body is None else body.numel())
-                    self._deliver(range(position, run.stop), batch, size, remote)
-                    position += 1
+                    self._deliver(range(position, run.stop), found, remote)
+                    position += len(found)
                     if self._closed or position == run.stop:
                         return
             remote.failed()  # it ended before it had answered
@@ -325,22 +322,24 @@ class Fetching:
             ahead=tuple(ahead[:MOST_RANGES]),
         )
 
-    def _deliver(self, run: range, batch: Batch, size: int, remote: Remote) -> None:
-        """The first of a run is there, the others are waited for from now on."""
-        position = run.start
+    def _deliver(self, run: range, found: Sequence[tuple[Batch, int]], remote: Remote) -> None:
+        """The first ones of a run are there, the others are waited for from now on."""
+        if self._options.pin_memory:
+            found = [(batch.pin_memory(), size) for batch, size in found]
         with self._lock:
-            self._recent.append(size)
-            self._asked.pop(position, None)
-            self._again.discard(position)
+            for position, (batch, size) in zip(run, found, strict=False):
+                self._recent.append(size)
+                self._asked.pop(position, None)
+                self._again.discard(position)
+                if position >= self._next and position not in self._ready and not self._closed:
+                    self._ready[position] = batch
+                    self._bytes[position] = size
             now = time.monotonic()
-            for later in run[1:]:
+            for later in run[len(found) :]:
                 asked = self._asked.get(later, {})
                 if remote.address in asked:
                     asked[remote.address] = now
-            if position >= self._next and position not in self._ready and not self._closed:
-                self._ready[position] = batch
-                self._bytes[position] = size
-            if position == self._next:
+            if self._next in run[: len(found)]:
                 self._arrived.notify()
 
     def _failed(self, run: range, remote: Remote, error: RecdError | None) -> None:

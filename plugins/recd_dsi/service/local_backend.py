@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from recd_dsi.service.worker import Worker, WorkerOptions
+from recd_dsi.service.worker import Worker, WorkerOptions, settle
 from recd_plugins.api import CapabilityError, RecdError
 from recd_plugins.api.reading import Delivery, die_with_parent, fork_server
 
@@ -181,12 +181,10 @@ class _WorkerProcess:
 
 def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
     """The program that a worker's process runs."""
-    import torch
-
     from recd_dsi.service.coordinator import join
 
     die_with_parent()
-    torch.set_num_threads(1)
+    settle()
     try:
         worker = Worker(Delivery.from_text(text), options)
     except RecdError as error:

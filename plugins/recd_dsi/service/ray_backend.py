@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from recd_dsi.service.calls import HOST, Credentials
 from recd_dsi.service.coordinator import join
-from recd_dsi.service.worker import Worker, WorkerOptions
+from recd_dsi.service.worker import Worker, WorkerOptions, settle
 from recd_plugins.api import CapabilityError, RecdError
 from recd_plugins.api.reading import Delivery
 
@@ -168,9 +168,8 @@ class WorkerActor:
 
     def _served(self) -> dict[str, str]:
         import ray
-        import torch
 
-        torch.set_num_threads(1)
+        settle()
         try:
             options = options_of(self._options)
             host = host_of(ray.util.get_node_ip_address(), self._trainer, options.credentials)
@@ -237,6 +236,7 @@ def joined(address: str | None) -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
+
     except ImportError:
         raise CapabilityError(
             "reader.backend: ray needs the package 'ray', which is not installed. Install it with "

@@ -17,6 +17,7 @@ import contextlib
 import os
 import secrets
 import struct
+from collections.abc import Iterable
 from threading import Lock
 
 import pyarrow as pa
@@ -72,6 +73,11 @@ class SharedRing:
                 return None
             return PLACE.pack(self._lot, os.getpid(), self._fd, at, body.size, self._room)
 
+    def put_all(self, bodies: Iterable[pa.Buffer]) -> bytes | None:
+        """The places of all of them, one behind the other; None where there is no room for one."""
+        places = [self.put(body) for body in bodies]
+        return None if None in places else b"".join(filter(None, places))
+
     def close(self) -> None:
         """Hand over nothing any more."""
         with self._lock:
@@ -108,6 +114,11 @@ class SharedReader:
         _read(self._fd, body.numpy().data, FIRST + at % room)
         self._hold(lot, at, room)
         return body
+
+    def bodies(self, places: bytes) -> list[Tensor]:
+        """The bodies of `SharedRing.put_all`."""
+        size = PLACE.size
+        return [self.body(places[at : at + size]) for at in range(0, len(places), size)]
 
     def close(self) -> None:
         """Read nothing any more."""

@@ -6,6 +6,8 @@ until the buffer is full. A worker knows nothing of what it gave to whom: its en
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
 import time
@@ -20,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
+import torch
 
 from recd_dsi.service.buffer import Buffer, DiskCache, Key
 from recd_dsi.service.calls import (
@@ -40,12 +43,12 @@ from recd_plugins.api.batch import (
     Batch,
     RankBatches,
     batch_to_record,
-    head_and_body,
-    without_body,
+    body_of,
+    without_bodies,
 )
 from recd_plugins.api.reading import Delivery, Shares, table_digest
 
-__all__ = ["TRIES", "Worker", "WorkerOptions"]
+__all__ = ["TRIES", "Worker", "WorkerOptions", "settle"]
 
 WAIT = 600.0
 """Seconds that a call waits for its batch at most; callers have deadlines of their own."""
@@ -55,6 +58,12 @@ STREAMS = 1024
 """Clients whose announcements are remembered."""
 TRIES = 3
 """How often a stripe is read until it counts as damaged."""
+TOGETHER, TOGETHER_BYTES = 16, 1 << 20
+"""Batches that go in one message at most, and how large they may be together, if they are more than
+one."""
+LINGER = 0.02
+"""Seconds that batches wait for those behind them, as each message costs both sides; the first
+ones of a request do not."""
 PASSED = MOST_BATCHES
 """Batches that are made in passing, rather than a window read anew for one behind them: a client
 asks for several runs of them at a time, and the first is not the first to arrive."""
@@ -76,6 +85,13 @@ class WorkerOptions:
     credentials: Credentials = NO_CREDENTIALS
     join: str | None = None
     """The host:port of a coordinator that hears of it, once it serves."""
+
+
+def settle() -> None:
+    """Suit this process to a worker: it makes batches in one thread, and nothing else."""
+    torch.set_num_threads(1)
+    # What was imported before a fork would be copied as it is looked through for garbage.
+    gc.freeze()
 
 
 class Worker(flight.FlightServerBase):
@@ -110,15 +126,20 @@ class Worker(flight.FlightServerBase):
         return flight.GeneratorStream(WIRED_SCHEMA, self._answers(job, request))
 
     def _answers(self, job: _OpenJob, request: Request) -> Iterator[Any]:
-        """Each batch as it is; or its head, beside where its body lies in shared memory."""
+        """Batches as they are; or their heads, beside where bodies lie in shared memory."""
         self._maker.announce(job, request)
-        for batch in range(request.batch, request.stop):
+        first = request.batch
+        while first < request.stop:
             try:
-                record = self._maker.batch(job, request, batch)
+                records = self._maker.batches(job, request, first)
             except RecdError as error:
                 raise flight_error(error) from None
-            place = self._shared.put(head_and_body(record)[1]) if request.shared else None
-            yield record if place is None else (without_body(record), pa.py_buffer(place))
+            first += len(records)
+            places = self._shared.put_all(map(body_of, records)) if request.shared else None
+            if places is None:
+                yield pa.concat_batches(records)
+            else:
+                yield without_bodies(records), pa.py_buffer(places)
 
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
         """`ping`; `about`: what it makes batches of, and what it has done."""
@@ -267,18 +288,38 @@ class Maker:
                 self._announced.popitem(last=False)
             self._change.notify_all()
 
-    def batch(self, job: _OpenJob, request: Request, batch: int) -> pa.RecordBatch:
-        """One of the batches that are asked for, from the buffer or made now."""
+    def batches(self, job: _OpenJob, request: Request, first: int) -> list[pa.RecordBatch]:
+        """The batch, from the buffer or made now, and those behind it that are there, or soon."""
+        found = [self._batch(job, request, first, WAIT)]
+        size = found[0].nbytes
+        most = min(TOGETHER, max(1, TOGETHER_BYTES // size))
+        last = min(first + most, request.stop) - 1
+        if last > first > request.batch:
+            # What is wrong with one of them is said once it is the first.
+            with contextlib.suppress(TimeoutError, RecdError):
+                self._batch(job, request, last, LINGER)
+        for batch in range(first + 1, last + 1):
+            record = self._buffer.get(Key(*request.stream, batch))
+            size += 0 if record is None else record.nbytes
+            if record is None or size > TOGETHER_BYTES:
+                break
+            found.append(record)
+        with self._change:
+            self.served += len(found)
+            self._change.notify_all()  # there is room now
+        return found
+
+    def _batch(self, job: _OpenJob, request: Request, batch: int, seconds: float) -> pa.RecordBatch:
         key = Key(*request.stream, batch)
         found = self._buffer.get(key)
+        if found is not None:
+            return found
         with self._change:
-            self.served += 1
-            if found is None:
-                if key not in self._demands:
-                    self._demands[key] = (job, request, Future())
-                future = self._demands[key][2]
+            if key not in self._demands:
+                self._demands[key] = (job, request, Future())
+            future = self._demands[key][2]
             self._change.notify_all()
-        return future.result(WAIT) if found is None else found
+        return future.result(seconds)
 
     def close(self) -> None:
         """Make no more."""
@@ -295,29 +336,39 @@ class Maker:
                     return
                 key, job, request = found
                 demanded = key in self._demands
-            record, wrong = None, None
+            wrong: RecdError | None = None
             try:
                 record = self._buffer.get(key) if demanded else None
                 if record is None:
-                    record = self._made(key, job, request, wanted=not demanded)
+                    self._make(key, job, request)
+                else:
+                    self._give(key, record)
             except RecdError as error:
                 wrong = error
             except Exception as error:
                 wrong = PluginError(f"a batch raised {type(error).__name__} when made: {error}")
+            if wrong is None:
+                continue
             with self._change:
                 # Somebody may have asked while it was made ahead.
                 waiting = self._demands.pop(key, None)
-                if waiting is not None and wrong is None:
-                    waiting[2].set_result(record)
-                elif waiting is not None:
+                if waiting is not None:
                     waiting[2].set_exception(wrong)
-                if wrong is not None and not demanded:
+                if not demanded:
                     # Whoever asks for it hears of it; until then nothing is made ahead there.
                     self._announced = OrderedDict(
                         (who, what)
                         for who, what in self._announced.items()
                         if what.request.stream != request.stream
                     )
+
+    def _give(self, key: Key, record: pa.RecordBatch) -> None:
+        """Keep the batch, for whoever waits for it or will."""
+        with self._change:
+            waiting = self._demands.pop(key, None)
+        self._buffer.put(key, record, wanted=waiting is None)
+        if waiting is not None:
+            waiting[2].set_result(record)
 
     def _next(self) -> tuple[Key, _OpenJob, Request] | None:
         """The batch that is made next: one that somebody waits for, or one that a client will ask
@@ -334,7 +385,7 @@ class Maker:
                 return ahead, announced.job, announced.request
         return None
 
-    def _made(self, key: Key, job: _OpenJob, request: Request, *, wanted: bool) -> pa.RecordBatch:
+    def _make(self, key: Key, job: _OpenJob, request: Request) -> None:
         """Make the batch where its epoch is read already, or begin to read there."""
         began = time.perf_counter()
         ranges = ((request.batch, request.stop), *request.ahead)
@@ -349,15 +400,13 @@ class Maker:
                 self._cursors.pop(place, None)
                 raise batch or PluginError(f"an epoch ended before batch {key.batch}.")
             number, cursor.next = cursor.next, cursor.next + 1
-            record = batch_to_record(batch)
+            self._give(key._replace(batch=number), batch_to_record(batch))
             self.made, self.rows = self.made + 1, self.rows + len(batch)
             if number == key.batch:
                 if cursor.next >= cursor.stop:
                     self._cursors.pop(place, None)
-                self._buffer.put(key, record, wanted=wanted)
                 self.seconds += time.perf_counter() - began
-                return record
-            self._buffer.put(key._replace(batch=number), record, wanted=True)
+                return
 
     def _cursor(
         self, key: Key, job: _OpenJob, first: int, stop: int

@@ -7,10 +7,10 @@ from recd_plugins.data.kept_batch import read_batch
 from recd_plugins.data.local_loader import LocalLoader, RankBatches
 from recd_plugins.data.wired_batch import (
     WIRED_SCHEMA,
-    batch_from_record,
     batch_to_record,
-    head_and_body,
-    without_body,
+    batches_from_record,
+    body_of,
+    without_bodies,
 )
 from recd_plugins.registry.program import TransformProgram
 from recd_plugins.sparse.features import SparseFeatures
@@ -39,15 +39,15 @@ __all__ = [
     "RowWise",
     "SparseFeatures",
     "TransformProgram",
-    "batch_from_record",
     "batch_of",
     "batch_to_record",
+    "batches_from_record",
+    "body_of",
     "check_groups",
     "features_of",
-    "head_and_body",
     "marked_batch",
     "parts_of",
     "read_batch",
     "with_parts",
-    "without_body",
+    "without_bodies",
 ]

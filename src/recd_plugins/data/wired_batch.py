@@ -1,15 +1,20 @@
 """A batch as one buffer and a head: what travels between processes, and lies in caches.
 
-The buffer has every tensor at a multiple of 64 bytes, the head, which is JSON, says of which type
-and shape each is and at which place. So whoever receives both makes the batch of views of the
-buffer. Lengths, which are never negative, go in as few bytes as the largest needs. An IKJT travels
-deduplicated, as the numbers of `sparse/wire.py` behind `dedup.`; a partial IKJT as its bytes.
+The head, which is JSON, says what a job's batches have alike: names and types of their tensors. The
+buffer begins with the sides of each tensor, and has all of them behind, each at a multiple of 64
+bytes. Whole numbers go in as few bytes as the largest of the batch needs, and a tensor that is the
+same number all over goes as that number. An IKJT travels deduplicated, its inverse lookup as runs
+of equal samples where that is shorter; a partial IKJT as its bytes.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,30 +23,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError, PluginError
-from recd_plugins.sparse.groups import check_groups
+from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.wire import lookup_as_runs, lookup_of_runs
 
 __all__ = [
     "WIRED_SCHEMA",
-    "batch_from_record",
     "batch_to_record",
-    "head_and_body",
-    "without_body",
+    "batches_from_record",
+    "body_of",
+    "without_bodies",
 ]
 
 WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary())])
-"""The schema of one row: the same for all batches, so that one stream carries many of them."""
-ALIGNED, ITEM = 64, 8
-"""Bytes: where tensors begin, and the largest number."""
-DEDUP = "dedup."
+"""A row for each batch: the same schema for all, so that one stream carries many of them."""
+ALIGNED = 64
+"""Bytes: tensors begin at multiples of it."""
 TENSORS = ("dense", "labels", "weights")
 MOST_DIMENSIONS = 8
+LARGEST = 1 << 30
+"""Bytes of a tensor."""
+HEADS = 32
+"""Heads that are remembered: those of a job's batches differ only where numbers need more bytes."""
 DAMAGES = (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 Numbers = NDArray[Any]
+INT64 = np.dtype(np.int64)
+NARROW = [
+    (np.dtype(kind), int(np.iinfo(kind).min), int(np.iinfo(kind).max))
+    for kind in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32)
+]
 
 
 def batch_to_record(batch: Batch) -> pa.RecordBatch:
@@ -50,79 +65,68 @@ def batch_to_record(batch: Batch) -> pa.RecordBatch:
     for name in TENSORS:
         packed.add(name, _numpy(getattr(batch, name)))
     packed.add_kjt("features", batch.features)
-    packed.head["hot_under"] = batch.hot_under
+    kind: str | None = None
+    groups: Groups = ()
     match batch.dedup:
         case None:
-            packed.head["dedup"] = None
+            pass
         case KeyedJaggedTensor():
-            packed.head["dedup"] = "kjt"
+            kind = "kjt"
             packed.add_kjt("dedup", batch.dedup)
         case InverseKeyedJaggedTensor():
-            ikjt = batch.dedup
-            packed.head["dedup"] = "ikjt"
-            packed.head["groups"] = ikjt.groups
-            packed.head["length_per_key"] = ikjt.kjt.length_per_key_or_none()
-            for name, numbers in ikjt.to_numbers().items():
-                packed.add(DEDUP + name, numbers)
+            kind, groups = "ikjt", batch.dedup.groups
+            packed.add_kjt("dedup", batch.dedup.kjt)
+            packed.add("dedup.unique_counts", np.array(batch.dedup.unique_counts, np.int64))
+            codes, runs = lookup_as_runs(batch.dedup.inverse_lookup.numpy())
+            packed.add("dedup.codes", codes)
+            packed.add("dedup.runs", runs)
         case PartialInverseKeyedJaggedTensor():
-            packed.head["dedup"] = "partial"
-            packed.add(DEDUP + "bytes", np.frombuffer(batch.dedup.to_bytes(), np.uint8))
+            kind = "partial"
+            packed.add("dedup.bytes", np.frombuffer(batch.dedup.to_bytes(), np.uint8))
         case other:
             raise PluginError(
                 f"dedup: made a {type(other).__name__}, which has no form between processes. Make "
                 "an InverseKeyedJaggedTensor or a KeyedJaggedTensor, or choose `reader: local`."
             )
-    return packed.record()
+    return packed.record(kind, groups, batch.hot_under)
 
 
-def batch_from_record(record: pa.RecordBatch, body: Tensor | None = None) -> Batch:
-    """The batch that `batch_to_record` was given, on the memory of `body`, uint8, or else of the
-    record.
+def batches_from_record(
+    record: pa.RecordBatch, bodies: Sequence[Tensor] | None = None
+) -> list[tuple[Batch, int]]:
+    """The batches that `batch_to_record` was given, a row each, and the bytes of their tensors.
 
-    Sizes and bounds are checked, so that nothing outside of the body is read, now or in training;
-    that ids are those which were sent is not.
+    Those are on the memory of `bodies`, uint8, or else of the record, where numbers are there as
+    they were. Sizes and bounds are checked, so that nothing outside of the body is read, now or in
+    training; that ids are those which were sent is not.
     """
-    if not record.schema.equals(WIRED_SCHEMA) or record.num_rows != 1:
+    if not record.schema.equals(WIRED_SCHEMA) or not record.num_rows:
         raise DataError(
             f"a record batch has {record.num_rows} rows of {', '.join(record.schema.names)}, so it "
             "is no batch. Make it by batch_to_record."
         )
     try:
-        head, sent = head_and_body(record)
-        if body is None:
-            body = torch.from_dlpack(pa.Array.from_buffers(pa.uint8(), sent.size, [None, sent]))
-        if body.data_ptr() % ITEM:  # as it came over a wire
-            body = body.clone()
-        found = _Unpacked(json.loads(head.to_pybytes()), body.numpy())
-        dense, labels, weights = (found.tensor(name) for name in TENSORS)
-        return Batch(
-            dense=dense,
-            features=found.kjt("features"),
-            labels=labels,
-            weights=weights,
-            dedup=found.dedup(len(labels)),
-            hot_under=found.head["hot_under"],
-        )
+        record.validate(full=True)
+        heads = record.column(0).to_pylist()
+        if bodies is None:
+            bodies = _bodies(record)
+        return [_batch(head, body) for head, body in zip(heads, bodies, strict=True)]
     except DAMAGES as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"a record batch is a damaged batch ({error}). Send it again.") from error
 
 
-def head_and_body(record: pa.RecordBatch) -> tuple[pa.Buffer, pa.Buffer]:
-    """Both on the record's memory; `ValueError` where it is no batch's."""
-    record.validate(full=True)
-    found = []
-    for column in record.columns:
-        _, offsets, data = column.buffers()
-        first, stop = np.frombuffer(offsets, np.int64, 2, 8 * column.offset).tolist()
-        found.append((data or pa.py_buffer(b"")).slice(first, stop - first))
-    return found[0], found[1]
+def body_of(record: pa.RecordBatch) -> pa.Buffer:
+    """The body of a record of one batch, on its memory."""
+    return record.column(1)[0].as_buffer()
 
 
-def without_body(record: pa.RecordBatch) -> pa.RecordBatch:
-    """The head alone, where the body goes another way."""
-    return pa.RecordBatch.from_arrays([record.column(0), EMPTY], schema=WIRED_SCHEMA)
+def without_bodies(records: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The heads alone, a row for each record, where bodies go another way."""
+    heads = pa.concat_arrays([record.column(0) for record in records])
+    nothing = pa.array([b""] * len(heads), pa.large_binary())
+    return pa.RecordBatch.from_arrays([heads, nothing], schema=WIRED_SCHEMA)
 
 
 def _numpy(tensor: Tensor) -> Numbers:
@@ -130,18 +134,85 @@ def _numpy(tensor: Tensor) -> Numbers:
     return found
 
 
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+class _Sent(NamedTuple):
+    """A tensor, as the head says of it."""
+
+    name: str
+    wide: np.dtype[Any]
+    """The type of its numbers."""
+    narrow: np.dtype[Any] | None
+    """The type as which they are in the body; none: there is one number, which all are."""
+    dimensions: int
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The type of what is in the body."""
+        return self.wide if self.narrow is None else self.narrow
+
+
+class _Head(NamedTuple):
+    tensors: tuple[_Sent, ...]
+    keys: tuple[tuple[str, tuple[str, ...]], ...]
+    """Of each KJT, by its name."""
+    dedup: str | None
+    """What it is: kjt, ikjt or partial."""
+    groups: Groups
+    """Those of an IKJT."""
+    hot_under: str | None
+
+
+@lru_cache(HEADS)
+def _written(head: _Head) -> bytes:
+    return json.dumps(head._asdict(), default=lambda kind: kind.str).encode()
+
+
+@lru_cache(HEADS)
+def _read(text: bytes) -> _Head:
+    """The head that was written; an error for what is none, or names types that are none."""
+    found = json.loads(text)
+    head = _Head(
+        tensors=tuple(map(_sent, found["tensors"])),
+        keys=tuple((name, tuple(keys)) for name, keys in found["keys"]),
+        dedup=found["dedup"],
+        groups=tuple(map(tuple, found["groups"])),
+        hot_under=found["hot_under"],
+    )
+    if head.dedup == "ikjt":
+        check_groups(head.groups, list(dict(head.keys)["dedup"]))
+        if dict(head.keys)["dedup"] != tuple(chain(*head.groups)):
+            raise ValueError(f"its keys are not those of its groups {head.groups}")
+    return head
+
+
+def _sent(found: Any) -> _Sent:
+    name, wide, narrow, dimensions = found
+    one = _Sent(name, np.dtype(wide), None if narrow is None else np.dtype(narrow), dimensions)
+    whole = {one.wide.kind, one.stored.kind} <= {*"iu"}
+    if one.wide.kind not in "biuf" or not (whole or one.stored == one.wide):
+        raise ValueError(f"{name} is {wide!r}, sent as {narrow!r}")
+    if not 0 <= dimensions <= MOST_DIMENSIONS:
+        raise ValueError(f"{name} has {dimensions} dimensions")
+    return one
+
+
 class _Packed:
     """Tensors on their way into one buffer, and what the head says of them."""
 
     def __init__(self) -> None:
-        self.head: dict[str, Any] = {"tensors": {}, "kjts": {}}
-        self._numbers: list[tuple[int, Numbers]] = []
-        self._size = 0
+        self._tensors: list[_Sent] = []
+        self._keys: list[tuple[str, tuple[str, ...]]] = []
+        self._sides: list[int] = []
+        self._numbers: list[Numbers] = []
 
     def add(self, name: str, numbers: Numbers) -> None:
-        self.head["tensors"][name] = (numbers.dtype.str, numbers.shape, self._size)
-        self._numbers.append((self._size, numbers))
-        self._size += -(-numbers.nbytes // ALIGNED) * ALIGNED
+        flat, narrow = _narrowed(numbers.reshape(-1))
+        self._tensors.append(_Sent(name, numbers.dtype, narrow, numbers.ndim))
+        self._sides += numbers.shape
+        self._numbers.append(flat)
 
     def add_kjt(self, name: str, kjt: KeyedJaggedTensor) -> None:
         if kjt.variable_stride_per_key():
@@ -149,29 +220,53 @@ class _Packed:
                 f"{name}: the keys of this KeyedJaggedTensor differ in batch size (VBE), for which "
                 "there is no form between processes. Choose `reader: local`."
             )
-        lengths = _numpy(kjt.lengths())
-        self.head["kjts"][name] = {
-            "keys": kjt.keys(),
-            "stride": kjt.stride(),
-            "lengths": lengths.dtype.str,
-            "length_per_key": kjt.length_per_key_or_none(),
-        }
+        keys = tuple(kjt.keys())
+        self._keys.append((name, keys))
         self.add(f"{name}.values", _numpy(kjt.values()))
-        narrow = np.min_scalar_type(lengths.max(initial=0))
-        self.add(f"{name}.lengths", lengths.astype(narrow))
+        self.add(f"{name}.lengths", _numpy(kjt.lengths()).reshape(len(keys), kjt.stride()))
         if (weights := kjt.weights_or_none()) is not None:
             self.add(f"{name}.weights", _numpy(weights))
+        if (counts := kjt.length_per_key_or_none()) is not None:
+            self.add(f"{name}.length_per_key", np.array(counts, np.int64))
 
-    def record(self) -> pa.RecordBatch:
+    def record(self, dedup: str | None, groups: Groups, hot_under: str | None) -> pa.RecordBatch:
         """All of it, on memory of its own."""
-        body: Numbers = torch.empty(self._size, dtype=torch.uint8).numpy()
-        for first, numbers in self._numbers:
-            stop = first + numbers.nbytes
-            body[first:stop] = numbers.reshape(-1).view(np.uint8)
-            body[stop : first - (-numbers.nbytes // ALIGNED) * ALIGNED] = 0
-        head = json.dumps(self.head).encode()
-        columns = [_one_binary(pa.py_buffer(part)) for part in (head, body)]
+        head = _Head(tuple(self._tensors), tuple(self._keys), dedup, groups, hot_under)
+        sides = np.array(self._sides, np.int64)
+        parts = [(sides, INT64)]
+        parts += [(one, to.stored) for one, to in zip(self._numbers, self._tensors, strict=True)]
+        ends = list(accumulate(_aligned(one.size * kind.itemsize) for one, kind in parts))
+        body: Numbers = np.zeros(ends[-1], np.uint8)
+        for (numbers, kind), first in zip(parts, [0, *ends], strict=False):
+            body[first : first + numbers.size * kind.itemsize].view(kind)[:] = numbers
+        columns = [_one_binary(pa.py_buffer(part)) for part in (_written(head), body)]
         return pa.RecordBatch.from_arrays(columns, schema=WIRED_SCHEMA)
+
+
+def _narrowed(flat: Numbers) -> tuple[Numbers, np.dtype[Any] | None]:
+    """What is sent of numbers [N], and as which type; none where one stands for all."""
+    kind, size = flat.dtype.kind, flat.itemsize
+    if flat.nbytes <= ALIGNED or size < 4:
+        return flat, flat.dtype
+    if kind not in "iu":
+        bits = flat.view(f"u{size}")
+        same = bits[0] == bits[-1] and (bits == bits[0]).all()
+        return (flat[:1], None) if same else (flat, flat.dtype)
+    low, high = _low_and_high(flat)
+    if low == high:
+        return flat[:1], None
+    for narrow, least, most in NARROW:
+        if least <= low and high <= most and narrow.itemsize < size:
+            return flat, narrow
+    return flat, flat.dtype
+
+
+@kernel
+def _low_and_high(numbers: Numbers) -> tuple[int, int]:
+    low = high = numbers[0]
+    for number in numbers:
+        low, high = min(low, number), max(high, number)
+    return low, high
 
 
 def _one_binary(data: pa.Buffer) -> pa.Array:
@@ -180,88 +275,131 @@ def _one_binary(data: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data])
 
 
-EMPTY = _one_binary(pa.py_buffer(b""))
+def _bodies(record: pa.RecordBatch) -> list[Tensor]:
+    """Each row's, on the record's memory."""
+    column = record.column(1)
+    _, offsets, data = column.buffers()
+    borders = np.frombuffer(offsets, np.int64, len(column) + 1, 8 * column.offset).tolist()
+    data = data or pa.py_buffer(b"")
+    # By way of torch: numpy would have it read-only, on the same memory.
+    whole = torch.from_dlpack(pa.Array.from_buffers(pa.uint8(), data.size, [None, data]))
+    return [whole[first:stop] for first, stop in pairwise(borders)]
+
+
+def _batch(head: bytes, body: Tensor) -> tuple[Batch, int]:
+    found = _Unpacked(_read(head), body.numpy())
+    dense, labels, weights = (found.tensor(name) for name in TENSORS)
+    if not len(dense) == len(labels) == len(weights):
+        raise ValueError(f"it has {len(dense)}, {len(labels)} and {len(weights)} rows")
+    batch = Batch(
+        dense=dense,
+        features=found.kjt("features"),
+        labels=labels,
+        weights=weights,
+        dedup=found.dedup(len(labels)),
+        hot_under=found.head.hot_under,
+    )
+    return batch, found.num_bytes
 
 
 class _Unpacked:
-    """Views of a body, each checked against its size."""
+    """The tensors of a body, each checked against its size."""
 
-    def __init__(self, head: dict[str, Any], body: Numbers) -> None:
-        self.head, self._body = head, body
+    def __init__(self, head: _Head, body: Numbers) -> None:
+        self.head = head
+        self._keys = dict(head.keys)
+        self._numbers: dict[str, Numbers] = {}
+        self.num_bytes = 0
+        count = sum(one.dimensions for one in head.tensors)
+        sides = np.frombuffer(body, np.int64, count).tolist()
+        first = _aligned(8 * count)
+        for one in head.tensors:
+            shape = sides[: one.dimensions]
+            del sides[: one.dimensions]
+            first = self._take(one, shape, body, first)
+        if first != body.size:
+            raise ValueError(f"it has {body.size} bytes, but its tensors {first}")
 
-    def numbers(self, name: str) -> Numbers:
-        kind, shape, first = self.head["tensors"][name]
-        dtype = np.dtype(kind)
-        if dtype.kind not in "biuf" or len(shape) > MOST_DIMENSIONS:
-            raise ValueError(f"{name} is {kind!r} of shape {shape}")
-        count = 1
-        for side in shape:
-            if not 0 <= side <= self._body.size:
-                raise ValueError(f"{name} has shape {shape}")
-            count *= side
-        if first < 0 or first % ITEM or first + count * dtype.itemsize > self._body.size:
-            raise ValueError(f"{name} reaches beyond the {self._body.size} bytes that are there")
-        return np.frombuffer(self._body, dtype, count, first).reshape(shape)
+    def _take(self, one: _Sent, shape: list[int], body: Numbers, first: int) -> int:
+        """Take a tensor that begins there; where the next one does."""
+        wide, stored = one.wide, one.stored
+        count = prod(shape)
+        if min(shape, default=0) < 0 or count * wide.itemsize > LARGEST:
+            raise ValueError(f"{one.name} has shape {shape}")
+        sent = 1 if one.narrow is None else count
+        stop = first + sent * stored.itemsize
+        if stop > body.size:
+            raise ValueError(f"{one.name} reaches beyond the {body.size} bytes that are there")
+        numbers: Numbers = np.frombuffer(body, stored, sent, first)
+        if one.narrow is None:
+            numbers = np.full(count, numbers[0])
+        elif stored != wide or not numbers.flags.aligned:
+            numbers = numbers.astype(wide)
+        self._numbers[one.name] = numbers.reshape(shape)
+        self.num_bytes += numbers.nbytes
+        return _aligned(stop)
 
     def tensor(self, name: str) -> Tensor:
-        return torch.from_numpy(self.numbers(name))
+        return torch.from_numpy(self._numbers[name])
 
     def kjt(self, name: str) -> KeyedJaggedTensor:
-        head = self.head["kjts"][name]
-        keys, stride, per_key = head["keys"], head["stride"], head["length_per_key"]
-        values, narrow, weights = self.tensor(f"{name}.values"), self._lengths(name), None
-        if f"{name}.weights" in self.head["tensors"]:
-            weights = self.tensor(f"{name}.weights")
-        total = int(narrow.sum())
-        if narrow.size != len(keys) * stride or total != values.numel():
+        keys, values = self._keys[name], self._numbers[f"{name}.values"]
+        lengths, weights = self._numbers[f"{name}.lengths"], self._numbers.get(f"{name}.weights")
+        if lengths.dtype.kind not in "iu" or lengths.ndim != 2 or len(lengths) != len(keys):
             raise ValueError(
-                f"{name}: {narrow.size} lengths of {total} ids in all, but {len(keys)} keys of "
-                f"{stride} rows, and {values.numel()} ids"
+                f"{name}: its lengths are {lengths.dtype} of shape {lengths.shape}, for "
+                f"{len(keys)} keys"
             )
-        if weights is not None and weights.numel() != total:
-            raise ValueError(f"{name}: {weights.numel()} weights of {total} ids")
+        total = len(values)
+        fits = int(lengths.sum(dtype=np.int64)) == total and lengths.min(initial=0) >= 0
+        if not fits or (lengths.itemsize == 8 and lengths.max(initial=0) > total):
+            raise ValueError(f"{name}: its lengths do not add up to its {total} ids")
+        whole = values.dtype.kind in "iu" and values.ndim == 1
+        if not whole or (weights is not None and weights.shape != values.shape):
+            raise ValueError(f"{name}: its ids are {values.dtype} of shape {values.shape}")
         return KeyedJaggedTensor(
-            keys=keys,
-            values=values,
-            lengths=torch.from_numpy(narrow.astype(head["lengths"])),
-            weights=weights,
-            stride=stride,
-            length_per_key=_per_key(per_key, len(keys), total),
+            keys=list(keys),
+            values=torch.from_numpy(values),
+            lengths=torch.from_numpy(lengths.reshape(-1)),
+            weights=None if weights is None else torch.from_numpy(weights),
+            stride=lengths.shape[1],
+            length_per_key=self._length_per_key(name, len(keys), total),
         )
 
     def dedup(self, batch_size: int) -> Any:
-        match self.head["dedup"]:
+        match self.head.dedup:
             case None:
                 return None
             case "kjt":
                 return self.kjt("dedup")
             case "ikjt":
-                names = [name for name in self.head["tensors"] if name.startswith(DEDUP)]
-                numbers = {name.removeprefix(DEDUP): self.numbers(name) for name in names}
-                keys = [key for group in self.head["groups"] for key in group]
-                return InverseKeyedJaggedTensor.from_numbers(
-                    check_groups(self.head["groups"], keys),
-                    numbers,
-                    batch_size,
-                    _per_key(self.head["length_per_key"], len(keys), numbers["values"].size),
-                )
+                return self._ikjt(batch_size)
             case "partial":
-                whole = pa.py_buffer(self.numbers(DEDUP + "bytes"))
+                whole = pa.py_buffer(self._numbers["dedup.bytes"])
                 return PartialInverseKeyedJaggedTensor.from_bytes(whole)
             case other:
                 raise ValueError(f"its dedup is {other!r}")
 
-    def _lengths(self, name: str) -> Numbers:
-        lengths = self.numbers(f"{name}.lengths")
-        if lengths.dtype.kind != "u" or lengths.ndim != 1:
-            raise ValueError(f"{name}: its lengths are {lengths.dtype}, of shape {lengths.shape}")
-        return lengths
+    def _ikjt(self, batch_size: int) -> InverseKeyedJaggedTensor:
+        counts, codes, runs = (
+            self._numbers[f"dedup.{name}"] for name in ("unique_counts", "codes", "runs")
+        )
+        if counts.dtype != INT64 or {codes.dtype.kind, runs.dtype.kind} - {*"iu"}:
+            raise ValueError("its unique counts or lookups are no integers")
+        groups, kjt = self.head.groups, self.kjt("dedup")
+        if counts.shape != (len(groups),) or kjt.stride() != counts.max():
+            raise ValueError(f"{len(groups)} groups have {counts.tolist()} unique samples")
+        lookup = lookup_of_runs(codes, runs, counts, batch_size)
+        return InverseKeyedJaggedTensor(
+            kjt, torch.from_numpy(lookup), groups, tuple(counts.tolist())
+        )
 
-
-def _per_key(counts: list[int] | None, keys: int, total: int) -> list[int] | None:
-    """The number of ids that each key has, where the sender knew."""
-    if counts is not None and (len(counts) != keys or min(counts, default=0) < 0):
-        raise ValueError(f"{len(counts)} counts of ids for {keys} keys")
-    if counts is not None and sum(counts) != total:
-        raise ValueError(f"its keys have {sum(counts)} ids, but it has {total}")
-    return counts
+    def _length_per_key(self, name: str, keys: int, total: int) -> list[int] | None:
+        """The number of ids that each key has, where the sender knew."""
+        counts = self._numbers.get(f"{name}.length_per_key")
+        if counts is None:
+            return None
+        if counts.shape != (keys,) or counts.min(initial=0) < 0 or counts.sum() != total:
+            raise ValueError(f"{name}: its keys have {counts.tolist()} ids, but it has {total}")
+        found: list[int] = counts.tolist()
+        return found

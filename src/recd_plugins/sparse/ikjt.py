@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -24,7 +21,7 @@ from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.deduplicate import deduplicate, unique_of_group
 from recd_plugins.sparse.rows.unique import unique_numbers
 
-__all__ = ["InverseKeyedJaggedTensor", "check_bounds", "check_ikjt", "check_lookup"]
+__all__ = ["InverseKeyedJaggedTensor", "check_ikjt", "check_lookup"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,20 +161,6 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
         return cls._of(*wire.ikjt_from_batch(batch)).validate()
 
     @classmethod
-    def from_numbers(
-        cls,
-        groups: Groups,
-        numbers: Mapping[str, NDArray[Any]],
-        batch_size: int,
-        length_per_key: list[int] | None = None,
-    ) -> InverseKeyedJaggedTensor:
-        """The IKJT that `to_numbers` wrote, values on the same memory; checked so far that nothing
-        outside of it is read. `DataError` or `ValueError` where it is damaged."""
-        ikjt = cls._of(*wire.ikjt_of_numbers(groups, numbers, batch_size), length_per_key)
-        check_bounds(ikjt)
-        return ikjt
-
-    @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> InverseKeyedJaggedTensor:
         """The IKJT that `to_bytes` wrote; checked always."""
         return cls.from_record_batch(wire.from_bytes(data))
@@ -253,12 +236,6 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
             here.groups, WeightedJagged.of(here.kjt), here.inverse_lookup, here.unique_counts
         )
 
-    def to_numbers(self) -> dict[str, NDArray[Any]]:
-        """The columns of `to_record_batch`, of an IKJT on the CPU."""
-        return wire.ikjt_to_numbers(
-            self.groups, WeightedJagged.of(self.kjt), self.inverse_lookup, self.unique_counts
-        )
-
     def to_bytes(self) -> pa.Buffer:
         """The record batch as an Arrow IPC stream: nothing pickled, no sample expanded."""
         return wire.to_bytes(self.to_record_batch())
@@ -312,25 +289,6 @@ def check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
             f"the inverse lookup of group {ikjt.groups[index]} does not number its "
             f"{counts[index]} unique samples in the order in which they first appear"
         )
-
-
-def check_bounds(ikjt: InverseKeyedJaggedTensor) -> None:
-    """`DataError` where a lookup or a length on the CPU reaches beyond what is there: the part of
-    `check_ikjt` without which memory of others would be read."""
-    kjt, lookup = ikjt.kjt, ikjt.inverse_lookup.numpy()
-    lengths, weights = kjt.lengths().numpy(), kjt.weights_or_none()
-    if lookup.size:
-        fits = lookup.min() >= 0 and (lookup.max(1) < ikjt.unique_counts).all()
-        _hold(bool(fits), f"a lookup reaches outside of {ikjt.unique_counts} unique samples")
-    total, values = int(lengths.sum(dtype=np.int64)), kjt.values().numel()
-    _hold(
-        lengths.min(initial=0) >= 0 and total == values,
-        f"its lengths add up to {total}, but it has {values} values",
-    )
-    _hold(
-        weights is None or weights.numel() == values,
-        f"it has {values} values, but other weights",
-    )
 
 
 def check_lookup(lookup: Tensor, count: int, group: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import jagged_from_arrow, jagged_to_arrow
 from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups
@@ -38,9 +39,9 @@ __all__ = [
     "from_bytes",
     "from_columns",
     "ikjt_from_batch",
-    "ikjt_of_numbers",
     "ikjt_to_batch",
-    "ikjt_to_numbers",
+    "lookup_as_runs",
+    "lookup_of_runs",
     "partial_from_batch",
     "partial_to_batch",
     "to_bytes",
@@ -131,13 +132,13 @@ class WiredIkjt(NamedTuple):
     """[G]."""
 
 
-def ikjt_to_numbers(
+def ikjt_to_batch(
     groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
-) -> dict[str, Numbers]:
-    """The numbers of `WiredIkjt`, on CPU, in as few bytes as they need; by `COLUMNS`."""
-    codes, runs = _as_runs(inverse_lookup.numpy())
+) -> pa.RecordBatch:
+    """One row of what `WiredIkjt` has, on CPU."""
+    codes, runs = lookup_as_runs(inverse_lookup.numpy())
     real = _real(groups, unique_counts)
-    numbers = {
+    columns = {
         "values": rows.values.numpy(),
         "lengths": _narrow(rows.lengths.numpy().reshape(real.shape)[real]),
         "unique_counts": np.array(unique_counts, np.int64),
@@ -145,33 +146,7 @@ def ikjt_to_numbers(
         "runs": runs,
     }
     if rows.weights is not None:
-        numbers["weights"] = rows.weights.numpy()
-    return numbers
-
-
-def ikjt_of_numbers(groups: Groups, numbers: Mapping[str, Numbers], batch_size: int) -> WiredIkjt:
-    """The parts that `ikjt_to_numbers` was given, values on the same memory; `ValueError` for sizes
-    that do not fit each other, before memory is taken for them."""
-    values, lengths, counts, codes, runs = (numbers[name] for name in COLUMNS)
-    for name in COLUMNS:
-        if numbers[name].dtype.kind not in "iu":
-            raise ValueError(f"{name} are {numbers[name].dtype}, not integers")
-    unique_counts = tuple(counts.tolist())
-    weights = numbers.get("weights")
-    rows = WeightedJagged(
-        torch.from_numpy(values),
-        _padded(lengths, groups, unique_counts, many=len(values) > MAX_INT32),
-        None if weights is None else torch.from_numpy(weights),
-    )
-    lookup = _lookup_of_runs(codes, runs, (len(groups), batch_size))
-    return WiredIkjt(groups, rows, torch.from_numpy(lookup), unique_counts)
-
-
-def ikjt_to_batch(
-    groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
-) -> pa.RecordBatch:
-    """One row of what `WiredIkjt` has, on CPU."""
-    columns = ikjt_to_numbers(groups, rows, inverse_lookup, unique_counts)
+        columns["weights"] = rows.weights.numpy()
     text = json.dumps({"groups": groups, "batch_size": inverse_lookup.shape[1]})
     arrays = [_one_list(numbers) for numbers in columns.values()]
     fields = [pa.field(name, one.type) for name, one in zip(columns, arrays, strict=True)]
@@ -192,9 +167,23 @@ def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
         head = json.loads(text)
         groups = check_groups(head["groups"], list(chain(*head["groups"])))
         numbers = {name: _numbers(batch, name) for name in batch.schema.names}
-        return ikjt_of_numbers(groups, numbers, int(head["batch_size"]))
+        return _ikjt_of(groups, numbers, int(head["batch_size"]))
     except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise DataError(f"a record batch is a damaged IKJT ({error}). Send it again.") from error
+
+
+def _ikjt_of(groups: Groups, numbers: Mapping[str, Numbers], batch_size: int) -> WiredIkjt:
+    """Checks that sizes fit each other, before memory is taken for them."""
+    values, lengths, counts, codes, runs = (numbers[name] for name in COLUMNS)
+    unique_counts = tuple(counts.tolist())
+    weights = numbers.get("weights")
+    rows = WeightedJagged(
+        torch.from_numpy(values),
+        _padded(lengths, groups, unique_counts, many=len(values) > MAX_INT32),
+        None if weights is None else torch.from_numpy(weights),
+    )
+    lookup = lookup_of_runs(codes, runs, counts.astype(np.int64), batch_size)
+    return WiredIkjt(groups, rows, torch.from_numpy(lookup), unique_counts)
 
 
 def _one_list(numbers: Numbers) -> pa.LargeListArray:
@@ -235,27 +224,69 @@ def _real(groups: Groups, unique_counts: tuple[int, ...]) -> NDArray[np.bool_]:
     return found
 
 
-def _as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
+def lookup_as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
     """(codes, runs): code i for `runs[i]` samples, group after group; no runs: each for one."""
-    begins = np.ones(lookup.shape, bool)
-    begins[:, 1:] = lookup[:, 1:] != lookup[:, :-1]
-    starts = np.flatnonzero(begins)
-    every = _narrow(lookup.reshape(-1))
-    codes, runs = every[starts], _narrow(np.diff(starts, append=lookup.size))
-    if codes.nbytes + runs.nbytes < every.nbytes:
+    codes, runs = np.empty((2, lookup.size), np.int64)
+    count = _write_runs(lookup, codes, runs)
+    codes, runs = _narrow(codes[:count]), _narrow(runs[:count])
+    if codes.nbytes + runs.nbytes < codes.itemsize * lookup.size:
         return codes, runs
-    return every, runs[:0]
+    return lookup.reshape(-1).astype(codes.dtype), runs[:0]
 
 
-def _lookup_of_runs(codes: Numbers, runs: Numbers, shape: tuple[int, int]) -> NDArray[np.int64]:
-    """The lookup that `_as_runs` was given."""
-    lookup: NDArray[np.int64] = codes.astype(np.int64)
-    if len(runs):
-        counts = runs.astype(np.int64)
-        if counts.sum() != shape[0] * shape[1]:  # before memory is taken for them
-            raise ValueError(f"its runs have {counts.sum()} samples, not {shape} of them")
-        lookup = np.repeat(lookup, counts)
-    return lookup.reshape(shape)
+def lookup_of_runs(
+    codes: Numbers, runs: Numbers, unique_counts: NDArray[np.int64], batch_size: int
+) -> NDArray[np.int64]:
+    """The lookup that `lookup_as_runs` was given; `ValueError` where it is none, or reaches outside
+    of the unique samples of its groups."""
+    shape = (len(unique_counts), batch_size)
+    if codes.ndim != 1 or runs.ndim != 1 or len(runs) not in (0, len(codes)):
+        raise ValueError(f"a lookup has {codes.shape} codes and {runs.shape} runs")
+    counts = runs.astype(np.int64) if len(runs) else np.ones(len(codes), np.int64)
+    # Before memory is taken for them.
+    if counts.min(initial=1) < 1 or counts.sum() != shape[0] * shape[1]:
+        raise ValueError(f"its runs have {counts.sum()} samples, not {shape} of them")
+    lookup = np.empty(shape, np.int64)
+    wrong = _write_lookup(codes.astype(np.int64), counts, unique_counts, lookup)
+    if wrong >= 0:
+        raise ValueError(
+            f"the inverse lookup of group {wrong} reaches outside of its {unique_counts[wrong]} "
+            "unique samples, or beyond its samples"
+        )
+    return lookup
+
+
+@kernel
+def _write_runs(
+    lookup: NDArray[np.int64], codes: NDArray[np.int64], runs: NDArray[np.int64]
+) -> int:
+    count = 0
+    for group in range(len(lookup)):
+        for sample, code in enumerate(lookup[group]):
+            if sample == 0 or code != codes[count - 1]:
+                codes[count], runs[count] = code, 0
+                count += 1
+            runs[count - 1] += 1
+    return count
+
+
+@kernel
+def _write_lookup(
+    codes: NDArray[np.int64],
+    runs: NDArray[np.int64],
+    unique_counts: NDArray[np.int64],
+    lookup: NDArray[np.int64],
+) -> int:
+    """The first group that is wrong; -1 where none is."""
+    at = group = 0
+    for code, run in zip(codes, runs):  # noqa: B905  # a kernel's zip takes no options
+        if at + run > lookup.shape[1] or not 0 <= code < unique_counts[group]:
+            return group
+        lookup[group, at : at + run] = code
+        at += run
+        if at == lookup.shape[1]:
+            at, group = 0, group + 1
+    return -1
 
 
 def _narrow(numbers: Numbers) -> Numbers:
