@@ -103,6 +103,7 @@ def recd_dataset() -> list[DatasetRecord[Any]]:
             build=build_growing_log,
             uses=("log",),
             grows=True,
+            free=("until", "ends_when_sealed", "patience", "keep"),
         ),
     ]
 

@@ -544,6 +544,9 @@ class DatasetRecord(Record[C, Dataset]):
     slot = "dataset"
     grows: bool = False
     """Whether it builds a `GrowingDataset`, whose rows come in periods."""
+    free: tuple[str, ...] = ()
+    """Options that no row depends on, such as how long one waits for them: a resumed job may change
+    them."""
 
 
 class EtlRecord(Record[C, Etl]):

@@ -23,7 +23,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.notices import Notice, Unneeded
+from recd_plugins.notices import Missed, Notice, Unneeded
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
@@ -270,12 +270,18 @@ class Stack:
         self.check()
 
         def opened(number: int) -> OpenPeriod | None:
+            self.waiting(f"period {number}")
             period = periods.wait(number, speaks=rank == 0)
             if period is None:
                 return None
+            self.waiting(f"the tables of period {number}")
             tables = self._features.read_of(periods.tables(period))
             lacks = split == "train" and not tables.train.num_rows
             loader = None if lacks else self._loader(tables, rank, world_size, split)
+            if loader is not None and split == "train":
+                read = len(loader) * self.registry.train.batch_size * world_size
+                reader = self.registry.one("reader")
+                self._usage.found(_left_out(reader, tables.train.num_rows, read))
             return OpenPeriod(loader, period.fingerprint())
 
         if at is not None:
@@ -284,10 +290,11 @@ class Stack:
             assert found.loader is not None
             return found.loader
 
-        def verify(number: int) -> None:
+        def verify(number: int) -> str | None:
             period = periods.wait(number)
             if period is not None and rank == 0:
                 period.verify()
+            return None if period is None else period.fingerprint()
 
         loader = PeriodLoader(opened, verify)
         planner = self.planner()
@@ -725,6 +732,16 @@ def _unneeded(features: Sequence[str]) -> Iterator[Notice]:
             "it",
             cure=f"Write `dataset.without: [{names}]`, where the model takes it from the batch in "
             "no other way.",
+        )
+
+
+def _left_out(reader: Choice, rows: int, read: int) -> Iterator[Notice]:
+    """A notice of rows of a period that are in no batch: no later epoch has them."""
+    if read < rows:
+        yield Missed(
+            what=f"reader: {reader.record.name}",
+            why="rows of a period that fill no batch are left out, and no later epoch has them",
+            cure="Write `reader.tail: pad`, and every row is trained.",
         )
 
 

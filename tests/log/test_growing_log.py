@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,13 +15,16 @@ import pyarrow as pa
 import pytest
 
 from recd_dedup import recd_dataset
+from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.growing_log import GrowingLogConfig, GrowingLogDataset, build_growing_log
 from recd_dedup.log.join import JoinConfig
 from recd_dedup.log.replay import Replay, ReplayConfig, chunks_of
+from recd_dedup.log.shard_file import Sealed, ShardFile
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.growing import NotClosed, closed_period
+from recd_plugins.data.period_loader import OpenPeriod, PeriodLoader
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
 from recd_plugins.testing.conformance import check_record
@@ -160,16 +164,20 @@ def test_each_request_is_in_one_period_or_late(tmp_path, rows, messages):
 
 
 def test_a_period_waits_for_a_silent_writer_and_says_for_whom(tmp_path, rows, messages):
-    busy, silent = opened(tmp_path), opened(tmp_path)
-    silent.append(messages.slice(0, 1))
-    busy.append(messages.slice(1))
+    busy, *silent = (opened(tmp_path) for _ in range(6))
+    for number, writer in enumerate(silent):
+        writer.append(messages.slice(number, 1))
+    busy.append(messages.slice(len(silent)))
     busy.flush()
     dataset = periods_of(opened(tmp_path), tmp_path, rows, patience=0.01)
-    with pytest.raises(NotClosed, match=f"writer {silent._writer} is yet to flush"):
+    with pytest.raises(NotClosed, match=r"is yet to flush; .* and 2 more") as found:
         dataset.period(0)
+    waits_for = (f"writer {writer._writer} is yet to flush" for writer in silent)
+    assert found.value.so_far == tuple(sorted(waits_for))
     with pytest.raises(DataError, match=r"period 0 is waited for, .* 0.01 s \(dataset.patience\)"):
         closed_period(dataset, 0)
-    silent.close()
+    for writer in silent:
+        writer.close()
     assert dataset.period(0) is not None
     busy.close()
 
@@ -185,6 +193,10 @@ def test_a_log_that_was_changed_is_refused(tmp_path, rows, messages):
     assert again is not None
     with pytest.raises(DataError, match=r"below the places at which period 1 closed .* not there"):
         again.verify()
+    read = again.manifest.ends
+    log = opened(tmp_path)
+    for shard in range(log.shards):
+        assert not [*log.between(shard, read, read)]  # a file is opened for what is left of it
 
 
 def test_it_keeps_a_datasets_contract(tmp_path, rows, messages):
@@ -201,3 +213,94 @@ def test_a_log_that_cannot_grow_is_refused():
     config = GrowingLogConfig(schema=SESSIONS.schema, origin=0)
     with pytest.raises(RegistryError, match="has no `cuts` and `between`"):
         build_growing_log(config, Context(neighbours={"log": object()}))
+
+
+def test_an_event_may_be_earlier_than_its_request_which_is_the_next_periods(tmp_path, rows):
+    codec, ids = MessageCodec(SESSIONS.schema), np.arange(rows.num_rows)
+    sessions, times = rows["session_id"].to_numpy(), rows["timestamp"].to_numpy()
+    middle = rows.num_rows // 2
+    start = int(times[middle]) - 100
+    requests = codec.requests(ids, rows)
+    with opened(tmp_path) as log:
+        log.append(requests.slice(0, middle))
+        log.flush()
+        log.append(requests.slice(middle))
+    with opened(tmp_path) as log:
+        for of, time in ((0, times[0] + 10), (middle, start - 500)):
+            log.append(codec.events(ids[[of]], sessions[[of]], np.array([time])))
+            log.flush()
+    dataset = build_growing_log(
+        GrowingLogConfig(
+            schema=SESSIONS.schema,
+            join=JoinConfig(window_ms=1_000, disorder_ms=1_000),
+            origin=int(times[0]),
+            period_ms=start - int(times[0]),
+            ends_when_sealed=True,
+        ),
+        Context(folder=tmp_path, neighbours={"log": opened(tmp_path)}),
+    )
+    counts: Counter[str] = Counter()
+    number = 0
+    while (period := dataset.period(number)) is not None:
+        folder = tmp_path / "tables" / str(number)
+        period.prepare(folder)
+        counts.update(period.counts(folder))
+        number += 1
+    assert counts["samples"] == rows.num_rows
+    assert counts["positives"] == counts["events"] == 2
+    assert not counts["late_events"] + counts["orphan_events"] + counts["late_requests"]
+
+
+def test_a_time_far_ahead_of_the_clock_closes_no_period(tmp_path, rows, messages):
+    one = np.array([1])
+    with opened(tmp_path) as log:
+        log.append(messages)
+        log.append(MessageCodec(SESSIONS.schema).events(one, one, one * 10**15))  # us
+    with pytest.raises(DataError, match=r"has the time 1000000000000000, .* Have the service"):
+        periods_of(opened(tmp_path), tmp_path, rows).period(0)
+    assert not [*tmp_path.glob("periods-*/period-*.json")]
+
+
+def test_files_that_a_full_disk_kept_from_being_sealed_are_read(
+    tmp_path, rows, messages, monkeypatch
+):
+    with opened(tmp_path / "whole") as log:
+        log.append(messages)
+    log = opened(tmp_path / "full")
+    log.append(messages)
+    closed, close = [], ShardFile.close
+
+    def close_one(file: ShardFile) -> Sealed:
+        closed.append(file)
+        if len(closed) == 2:
+            raise OSError(errno.ENOSPC, "no room")
+        return close(file)
+
+    monkeypatch.setattr(ShardFile, "close", close_one)
+    with pytest.raises(OSError, match="no room"):
+        log.close()
+    whole, full = (
+        [splits for _, splits in every(periods_of(opened(folder), folder, rows))]
+        for folder in (tmp_path / "whole", tmp_path / "full")
+    )
+    assert full == whole
+    close(closed[1])
+    log.close()
+
+
+def test_a_position_at_a_periods_end_names_what_was_read():
+    class Batches(list):
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+    def opens(number: int) -> OpenPeriod:
+        return OpenPeriod(Batches("ab"), f"digest {number}")
+
+    loader = PeriodLoader(opens, lambda number: f"digest {number}")
+    assert [*loader] == ["a", "b"]
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (1, 0)
+    loader.load_state_dict(state)
+    assert [*loader] == ["a", "b"]
+    with pytest.raises(DataError, match=r"period 0 is not what it was .* digest 0, and is other"):
+        PeriodLoader(opens, lambda number: "other").load_state_dict(state)

@@ -153,6 +153,11 @@ def test_messages_that_were_deleted(servers):
     left = rows_of(opened(servers, "deleted", may_lack=True).read(shard))
     assert [row[1] for row in left] == list(range(10 - len(left), 10))
     assert 0 < len(left) < 10
+    with pytest.raises(DataError, match=r"its first \d messages are deleted"):
+        log.cuts({}, 0, 10)
+    rest, ends = opened(servers, "deleted", may_lack=True), {str(shard): 10}
+    assert rest.cuts({}, 9, 10).before == {str(shard): 9}
+    assert [row for one in rest.between(shard, {}, ends) for row in rows_of([one.messages])] == left
 
 
 def test_messages_of_others(servers):

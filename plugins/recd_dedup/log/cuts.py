@@ -52,11 +52,12 @@ class WriterCuts:
                     past |= self._named(writer, marks.ends(count + 1))
                     continue
             if final:
-                ends, time = sealed.get(writer), None
-                if ends is None or marks is None:
-                    whole, time = self._whole(writer, marks)
-                    ends = ends or whole
-                past |= ends
+                if writer in sealed and marks is not None:
+                    # It marks before it seals; its list lacks files where the disk was full.
+                    past |= self._named(writer, marks.ends(len(marks.times)))
+                    continue
+                whole, time = self._whole(writer, marks)
+                past |= sealed.get(writer) or whole
                 times += [] if time is None else [time]
             else:
                 at = f"at {marks.times[-1]}" if marks and marks.times else "yet to flush"

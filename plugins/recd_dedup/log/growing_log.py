@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import heapq
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +51,9 @@ from recd_plugins.api.data import (
 __all__ = ["GrowingLogConfig", "GrowingLogDataset", "LogPeriod", "build_growing_log"]
 
 JOINED = "join.json"
+
+AHEAD_MS = 24 * 60 * 60_000
+"""The time that a message may be ahead of this machine's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,13 +149,15 @@ class GrowingLogDataset(GrowingDataset):
         past = end + join.window_ms + join.disorder_ms
         before = self._manifest(number - 1) if number else None
         begins = {} if before is None else before.next
-        cuts = self._log.cuts(begins, end, past)
+        # An event may be so much earlier than its request, which is the next period's.
+        cuts = self._log.cuts(begins, end - join.disorder_ms, past)
+        self._check_clock(cuts)
         if self.config.ends_when_sealed and cuts.ended:
             if cuts.latest is None or cuts.latest < start:
                 write_whole(self._folder / "ended.json", json.dumps({"before": number}))
                 return None
         elif cuts.behind or cuts.latest is None or cuts.latest < past:
-            raise NotClosed(_waits_for(cuts, past))
+            raise NotClosed(_waits_for(cuts, past), cuts.behind)
         counted = _Digest()
         for shard in range(self._log.shards):
             for placed in self._log.between(shard, begins, cuts.past):
@@ -168,6 +174,18 @@ class GrowingLogDataset(GrowingDataset):
         )
         write_whole(self._file(number), json.dumps(dataclasses.asdict(found), indent=1))
         return found
+
+    def _check_clock(self, cuts: Cuts) -> None:
+        """`DataError` where a message would close all periods to come before their time."""
+        now = int(time.time() * 1000)
+        if cuts.latest is not None and cuts.latest > now + AHEAD_MS:
+            raise DataError(
+                f"{self._log.name}: a message has the time {cuts.latest}, and it is {now} by this "
+                "machine's clock, in ms since 1970. Later periods would close there, and what its "
+                "writer adds would be in none. Have the service write ms, and take what it wrote "
+                "out of the log (of shard files: all files of the writer whose marks/*.log has "
+                "that time), or begin a log anew."
+            )
 
     def _ends_before(self, number: int) -> bool:
         config = self.config
@@ -227,8 +245,8 @@ class LogPeriod(Period):
             for shard in range(self._log.shards):
                 for placed in self._log.between(shard, self.manifest.begins, self.manifest.ends):
                     found.add(placed.messages)
-        except FileNotFoundError as error:
-            raise self._changed(f"{error.filename} is not there") from error
+        except DataError as error:
+            raise self._changed(str(error).rstrip(".")) from error
         if (found.messages, found.hex()) != (self.manifest.messages, self.manifest.digest):
             raise self._changed(
                 f"{found.messages:,} messages lie there now, with digest {found.hex()}; there were "

@@ -136,13 +136,7 @@ class KafkaLog:
         try:
             where = TopicPartition(self.config.topic, shard)
             low, high = self._watermarks(consumer, where)
-            if low > 0 and not self.config.may_lack:
-                raise DataError(
-                    f"{self.config.topic}, partition {shard}: its first {low:,} messages are "
-                    "deleted (the topic's retention). Read sooner, keep longer, or set "
-                    "`may_lack: true`."
-                )
-            for found in self._fetched(consumer, shard, low, high):
+            for found in self._fetched(consumer, shard, self._there(shard, 0, low), high):
                 yield self._batch(found)
         finally:
             consumer.close()
@@ -166,8 +160,9 @@ class KafkaLog:
             for shard in range(self.shards):
                 begin = begins.get(str(shard), 0)
                 scan = self._scans.setdefault(shard, _Scan(begin, first, second))
-                _, high = self._watermarks(consumer, TopicPartition(self.config.topic, shard))
+                low, high = self._watermarks(consumer, TopicPartition(self.config.topic, shard))
                 if scan.past is None and scan.place < high:
+                    scan.place = self._there(shard, scan.place, low)
                     for found in self._fetched(consumer, shard, scan.place, high):
                         scan.take(found)
         finally:
@@ -184,9 +179,16 @@ class KafkaLog:
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
         """The messages of a partition, in its order."""
+        from confluent_kafka import TopicPartition
+
         bounds = [one.get(str(shard), 0) for one in places]
+        if bounds[0] >= bounds[-1]:
+            return
         consumer = self._consumer()
         try:
+            low, _ = self._watermarks(consumer, TopicPartition(self.config.topic, shard))
+            first = self._there(shard, bounds[0], low)
+            bounds = [max(first, bound) for bound in bounds]
             for begin, end in pairwise(bounds):
                 for found in self._fetched(consumer, shard, begin, end):
                     yield Placed(str(shard), found[0].offset(), self._batch(found))
@@ -322,6 +324,19 @@ class KafkaLog:
         except KafkaException as error:
             raise self._error(f"partition {where.partition}: {error}") from error
         return low, high
+
+    def _there(self, shard: int, place: int, low: int) -> int:
+        """The first place from this one on at which a message is: `low`, where retention has
+        deleted those before it."""
+        if place >= low:
+            return place
+        if not self.config.may_lack:
+            raise DataError(
+                f"{self.config.topic}, partition {shard}: its first {low:,} messages are "
+                "deleted (the topic's retention). Read sooner, keep longer, or set "
+                "`may_lack: true`."
+            )
+        return low
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

@@ -315,14 +315,22 @@ class ZstdShards:
         files = [
             frames_between(self.folder / name, shard, begins.get(name, 0), end, damaged)
             for name, end in sorted(ends.items())
-            if (self.folder / name).parent == folder
+            if (self.folder / name).parent == folder and begins.get(name, 0) < end
         ]
-        for frame in heapq.merge(*files, key=lambda frame: frame.first):
-            messages = read_block(frame, damaged)
-            if messages is not None:
-                yield Placed(f"{folder.name}/{frame.file.name}", frame.offset, messages)
-            elif damaged == "raise":
-                raise DataError(f"{frame}: was whole before, and is not now. Take it from a copy.")
+        try:
+            for frame in heapq.merge(*files, key=lambda frame: frame.first):
+                messages = read_block(frame, damaged)
+                if messages is not None:
+                    yield Placed(f"{folder.name}/{frame.file.name}", frame.offset, messages)
+                elif damaged == "raise":
+                    raise DataError(
+                        f"{frame}: was whole before, and is not now. Take it from a copy."
+                    )
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{error.filename}: is not there, and messages of it are asked for. Take it from a "
+                "copy."
+            ) from error
 
     def fingerprint(self) -> str:
         files = [file for shard in range(self.shards) for file in shard_files(self.folder, shard)]

@@ -24,6 +24,11 @@ LOOK_EVERY = 0.5
 class NotClosed(DataError):
     """Rows of a period may still come; the message says from whom."""
 
+    def __init__(self, message: str, so_far: object = None) -> None:
+        """`so_far`: how far the writers have come; one waits with patience while it changes."""
+        super().__init__(message)
+        self.so_far = so_far
+
 
 class Period(Dataset):
     """The rows of an interval of time, which no later look changes."""
@@ -69,18 +74,19 @@ def closed_period(
 ) -> Period | None:
     """The period, once it is closed; none where the data end before it. `DataError` where nothing
     has changed for as long as the dataset has patience."""
-    found, since = "", time.monotonic()
+    found: tuple[str, object] = ("", None)
+    since = time.monotonic()
     while True:
         try:
             return dataset.period(number)
         except NotClosed as error:
-            if str(error) != found:
-                found, since = str(error), time.monotonic()
+            if (now := (str(error), error.so_far)) != found:
+                found, since = now, time.monotonic()
             elif time.monotonic() - since > dataset.patience:
                 raise DataError(
                     f"period {number} is waited for, and nothing has come for "
                     f"{dataset.patience:g} s (dataset.patience): {error}. See whether the writers "
                     "run, or say where the data end."
                 ) from None
-        waiting(f"period {number}: {found}")
+        waiting(f"period {number}: {found[0]}")
         time.sleep(LOOK_EVERY)

@@ -37,13 +37,14 @@ class PeriodLoader:
     def __init__(
         self,
         opened: Callable[[int], OpenPeriod | None],
-        verify: Callable[[int], None],
+        verify: Callable[[int], str | None],
     ) -> None:
         """`opened` waits for a period; it gives none where the data end before it. `verify` raises
-        where a period is no more what it was."""
+        where a period is no more what it was made of, and gives its digest."""
         self._opened, self._verify = opened, verify
         self._epoch = self._batch = 0
         self._digest: str | None = None
+        """Of the period of the batch before the position."""
         self._within: dict[str, Any] | None = None
         """The reader's state within the period; nothing at its start."""
         self._current: tuple[int, str, Loader] | None = None
@@ -75,7 +76,8 @@ class PeriodLoader:
             self._current = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The period and the batch, the digest of the period, and the reader's own state."""
+        """The period and the batch, the digest of the latest batch's period, and the reader's own
+        state."""
         return {
             "epoch": self._epoch,
             "batches": self._batch,
@@ -93,8 +95,17 @@ class PeriodLoader:
         self._epoch, self._batch = state["epoch"], state["batches"]
         self._digest, self._within = state["period"], state["within"]
         if self._digest is not None:
-            self._verify(self._epoch)
-            self._open()
+            self._check(last_period(state), self._digest)
+            if self._batch:
+                self._open()
+
+    def _check(self, number: int, digest: str) -> None:
+        if (found := self._verify(number)) != digest:
+            raise DataError(
+                f"period {number} is not what it was when the checkpoint was made: its digest was "
+                f"{digest}, and is {found}. Resume with the log and the folder of that run, or "
+                "start a new run."
+            )
 
     def _read(self) -> Generator[Batch, None, None]:
         loader = self._open()
@@ -104,11 +115,11 @@ class PeriodLoader:
         digest, length = self._current[1], len(loader)
         for batch in loader:
             self._batch += 1
+            self._digest = digest
             if self._batch < length:
-                self._digest, self._within = digest, loader.state_dict()
+                self._within = loader.state_dict()
             else:
-                self._epoch, self._batch = self._epoch + 1, 0
-                self._digest = self._within = None
+                self._epoch, self._batch, self._within = self._epoch + 1, 0, None
             yield batch
             if not self._batch:
                 return
@@ -122,15 +133,9 @@ class PeriodLoader:
             found = self._opened(self._epoch)
             if found is None:
                 return None
-            if self._digest not in (None, found.digest):
-                raise DataError(
-                    f"period {self._epoch} is not what it was when the checkpoint was made: its "
-                    f"digest was {self._digest}, and is {found.digest}. Resume with the log and "
-                    "the folder of that run, or start a new run."
-                )
             if found.loader is not None and len(found.loader):
                 if self._within is not None:
                     found.loader.load_state_dict(self._within)
                 self._current = self._epoch, found.digest, found.loader
                 return found.loader
-            self._epoch += 1
+            self._epoch, self._digest = self._epoch + 1, found.digest

@@ -21,6 +21,7 @@ from recd_plugins.slots import (
     HOST_USES,
     SLOTS,
     Context,
+    DatasetRecord,
     Record,
     ShardingRecord,
     stands_in_front,
@@ -47,6 +48,11 @@ class Choice:
     """Names or globs of the features it is for (`preprocess`, `pooling`)."""
     others: Choice | None = None
     """The planner of the others, where the record's planner stands in front of one (`in_front`)."""
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The options that no row depends on."""
+        return self.record.free if isinstance(self.record, DatasetRecord) else ()
 
     def build(self, context: Context) -> Any:
         """Build the record; an error of the plugin's own is named as such."""

@@ -234,6 +234,9 @@ def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress) -> Tables:
 
 def _digest(choice: Choice, before: str) -> str:
     """Names what a choice makes of what came before it: other options, another folder."""
-    parts = [choice.record.name, str(choice.provider), dataclasses.asdict(choice.config), before]
+    options = dataclasses.asdict(choice.config)
+    for name in choice.free:
+        del options[name]
+    parts = [choice.record.name, str(choice.provider), options, before]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -178,9 +178,12 @@ class Loop:
             self._parts = so_far["parts_ms"]
         if "forecasts" in so_far:
             self._forecasts.load_state_dict(so_far["forecasts"])
+        ended = so_far.get("ended", "") if reached.same_end else ""
         if reached.same_end:
-            training.stopping, self._ended = so_far.get("stopping", ""), so_far.get("ended", "")
-        finished = bool(self._ended) or reached.step == self._settings.steps
+            training.stopping = so_far.get("stopping", "")
+            # Data that had ended may go on by now.
+            self._ended = "" if so_far.get("data_ended") else ended
+        finished = bool(ended) or reached.step == self._settings.steps
         if not finished and evaluates_again(reached, self._settings):
             self._evaluate()
 
@@ -198,6 +201,7 @@ class Loop:
             "evaluated": self._evaluated == training.step,
             "stopping": training.stopping,
             "ended": self._ended,
+            "data_ended": self._positions.over,
             "lines": self._report.lines,
         }
 
@@ -299,11 +303,13 @@ class Loop:
         periods = self._stack.periods
         if periods is None or self._period == (period := last_period(self._positions.state)):
             return
-        self._period = period
-        counts = periods.counts(period)
-        self._report.values("period", self._training.step, {"period": period, **counts})
-        listed = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
-        self._report.say(f"period {period} from step {self._training.step} on: {listed}")
+        first, self._period = 0 if self._period is None else self._period + 1, period
+        for one in range(first, period + 1):  # some may have had no batch
+            counts = periods.counts(one)
+            self._report.values("period", self._training.step, {"period": one, **counts})
+            named = (f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+            listed = ", ".join(named)
+            self._report.say(f"period {one} from step {self._training.step} on: {listed}")
 
     def _read(self, batch: Batch) -> Batch:
         batch = self._callbacks.on_batch(self._training, batch, "train")

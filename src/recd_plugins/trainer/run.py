@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,7 @@ def _begun(
 ) -> dict[str, Any]:
     settings = stack.registry.train
     callbacks = stack.callbacks()
-    stack.waiting = watchdog.mark
+    stack.waiting = partial(watchdog.mark, starting=True)
     watchdog.mark("the data", starting=True)
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
         watchdog.mark("the tables", starting=True)
@@ -133,7 +134,7 @@ def _resumed(
         settings = stack.registry.train
     checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
-    stack.waiting = watchdog.mark
+    stack.waiting = partial(watchdog.mark, starting=True)
     watchdog.mark("the data", starting=True)
     check_pins(settings.run, stack.prepare())
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
@@ -171,6 +172,7 @@ def _checkpoints(stack: Stack, samples_of_step: int | None) -> Checkpoints:
         settings.run / "checkpoints",
         keep=settings.keep_checkpoints,
         registry=stack.registry.source.values,
+        free=stack.registry.one("dataset").free,
         samples_of_step=samples_of_step,
     )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -105,12 +105,14 @@ class Checkpoints:
         keep: int,
         registry: Mapping[str, Any],
         samples_of_step: int | None = None,
+        free: Sequence[str] = (),
     ) -> None:
         """`samples_of_step`: those of all ranks, as the job was begun, if its ranks may become
-        others."""
+        others. `free`: the dataset's options that a resumed job may change."""
         self._folder = folder
         self._samples_of_step = samples_of_step
         self._keep = keep
+        self._free = free
         self._registry = json.loads(json.dumps(registry, default=str))
 
     def latest(self) -> Path:
@@ -288,7 +290,7 @@ class Checkpoints:
             )
         before, now = saved["registry"], self._registry
         for key in SAME:
-            if before.get(key) != now.get(key):
+            if self._decides(key, before) != self._decides(key, now):
                 raise RegistryError(
                     f"{path}: was made with `{key}: {json.dumps(before.get(key))}`, but the "
                     f"registry now says {json.dumps(now.get(key))}. Change it back to resume, or "
@@ -307,6 +309,13 @@ class Checkpoints:
                     f"{json.dumps(new)}. Change it back to resume, or start anew in another "
                     "folder (train.run=...)."
                 )
+
+    def _decides(self, key: str, registry: Mapping[str, Any]) -> Any:
+        """What a key of a registry says that must stay."""
+        value = registry.get(key)
+        if key == "dataset" and isinstance(value, Mapping):
+            return {name: one for name, one in value.items() if name not in self._free}
+        return value
 
 
 def _new_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
