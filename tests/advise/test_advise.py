@@ -4,7 +4,7 @@ is written, trained on two gloo ranks."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, advise
 from recd_plugins.advise.trials import ALIKE
-from recd_plugins.advise.walk import WORTH, AdviceGoal, in_order, weigh
+from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk, in_order, weigh
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError
@@ -288,28 +288,45 @@ class Known:
         return 0.0
 
 
-def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
-    """Both save the same bytes, so that the second saves nothing on top of the first."""
+def walked(step: Callable[[Set[str]], float], names: str, needs: Mapping[str, str]) -> Walk:
+    """The walk of additions whose steps are known by which of them are there."""
 
     class Steps:
         def of(self, values: Mapping[str, Any]) -> Known:
-            ms = {(): 100.0, ("one",): 80.0, ("two",): 60.0}
-            return Known(values, ms.get(tuple(sorted(set(values) - {"plugins"})), 79.0))
+            return Known(values, step(values.keys() - {"plugins"}))
 
         def plans_tiers(self, values: Mapping[str, Any]) -> bool:
             return False
 
     claims = [
         ClaimedAddition(
-            Addition(name=name, summary="", add=lambda situation, name=name: {name: 1}),
+            Addition(
+                name=name,
+                summary="",
+                add=lambda situation, name=name: {name: 1},
+                needs=tuple(needs.get(name, "")),
+            ),
             Provider("recd_dlrm"),
         )
-        for name in ("one", "two")
+        for name in names
     ]
-    walk = weigh({}, claims, cast("Any", Steps()), AdviceGoal(), Schema())
-    assert walk.kept == ("two",)
+    return weigh({}, claims, cast("Any", Steps()), AdviceGoal(), Schema())
+
+
+def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
+    """Both save the same bytes, so that the second saves next to nothing on top of the first."""
+    ms = {"": 100.0, "a": 80.0, "b": 60.0, "ab": 79.0}
+    walk = walked(lambda there: ms["".join(sorted(there))], "ab", {})
+    assert walk.kept == ("b",)
     assert walk.best.ms == 60
-    assert next(one.why for one in walk.weighed) == "two in its place saves 25.0%"
+    assert next(one.why for one in walk.weighed) == "b in its place saves 25.0%"
+
+
+def test_what_needs_another_does_not_take_a_place_without_it() -> None:
+    walk = walked(lambda there: 80.0 if "c" in there else 100.0, "abc", {"b": "a"})
+    assert walk.kept == ("c",)
+    verdicts = {one.name: one.verdict for one in walk.weighed}
+    assert verdicts == {"a": "left out", "b": "left out", "c": "kept"}
 
 
 def test_additions_come_after_those_that_they_follow_or_need() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,18 @@ def batch(item: int = 9) -> Batch:
         labels=torch.tensor([0.0, 1.0, float("nan")]).nan_to_num(0.5),
         weights=torch.ones(3),
         dedup=InverseKeyedJaggedTensor.from_kjt(from_lists(LISTS), [["a", "b"], ["c"]]),
+    )
+
+
+def clustered() -> Batch:
+    """16 samples, whose lookups go as runs."""
+    lists = {"a": [[1, 2]] * 8 + [[3]] * 8, "b": [[4]] * 16, "c": [[n // 4] for n in range(16)]}
+    return Batch(
+        dense=torch.arange(32.0).view(16, 2),
+        features=from_lists({"item": [[n] for n in range(16)]}),
+        labels=torch.arange(16.0),
+        weights=torch.ones(16),
+        dedup=InverseKeyedJaggedTensor.from_kjt(from_lists(lists), [["a", "b"], ["c"]]),
     )
 
 
@@ -160,9 +173,11 @@ def test_types_are_checked(name: str, wide: str, narrow: str | None) -> None:
         only(sent(record, head))
 
 
-def test_no_lookup_or_length_reaches_beyond_its_rows() -> None:
-    record = batch_to_record(batch())
-    whole, kept = body_of(record).to_pybytes(), batch()
+@pytest.mark.parametrize("make", [batch, clustered])
+def test_no_lookup_or_length_reaches_beyond_its_rows(make: Callable[[], Batch]) -> None:
+    record, kept = batch_to_record(make()), make()
+    assert_same_batch(only(record), kept)
+    whole = body_of(record).to_pybytes()
     found = 0
     for at in range(len(whole)):
         body = bytearray(whole)
@@ -178,6 +193,20 @@ def test_no_lookup_or_length_reaches_beyond_its_rows() -> None:
         lookup, counts = other.dedup.inverse_lookup, torch.tensor(other.dedup.unique_counts)
         assert bool((lookup.min() >= 0) & (lookup < counts[:, None]).all())
     assert found > 100  # all sides, lengths, counts, lookups
+
+
+def test_what_one_number_stands_for_takes_no_more_memory_than_a_batch_may() -> None:
+    record = batch_to_record(clustered())
+    head, body = head_of(record), bytearray(body_of(record))
+    sides = np.frombuffer(body, np.int64, sum(one[3] for one in head["tensors"]))
+    more = [*sides.tolist(), 1 << 27, 1 << 27]  # of 4 bytes each: half of what a batch may have
+    for name in ("one", "two"):
+        head["tensors"].append([name, "<f4", None, 1])
+    first, aligned = -(-8 * len(sides) // 64) * 64, -(-8 * len(more) // 64) * 64
+    made = np.zeros(aligned, np.uint8)
+    made[: 8 * len(more)] = np.array(more, np.int64).view(np.uint8)
+    with pytest.raises(DataError, match="with two, of shape"):
+        only(sent(record, head, bytes(made) + bytes(body[first:]) + bytes(128)))
 
 
 def test_what_is_no_batch_is_said_to_be_none() -> None:

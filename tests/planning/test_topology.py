@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.topology import PRESETS, Topology, load_topology
+from recd_plugins.planning.topology import PRESETS, Cluster, Topology, load_topology
 
 
 def test_the_local_preset_leaves_all_to_torchrec() -> None:
@@ -75,3 +75,12 @@ def test_a_topology_that_says_a_thing_twice_is_refused_by_its_line(tmp_path: Pat
     path.write_text("inter_node_gbps: 0.1\nranks_per_node: 2\ninter_node_gbps: 25\n")
     with pytest.raises(RegistryError, match=r"slow.yaml:3: 'inter_node_gbps' stands twice"):
         load_topology(path, "topology")
+
+
+def test_a_file_of_before_chunks_were_measured_has_them_no_faster_than_rows() -> None:
+    cluster = Cluster.of(Topology(ranks_per_node=1, gather_gbps=5.0), 2)
+    assert cluster.chunk_gbps == 5.0
+    assert (
+        Cluster.of(Topology(ranks_per_node=1, gather_gbps=5.0, chunk_gbps=9.0), 2).chunk_gbps == 9
+    )
+    assert Cluster.of(Topology(ranks_per_node=1), 2).chunk_gbps > 1e5  # nothing is counted

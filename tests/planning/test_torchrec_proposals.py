@@ -15,6 +15,7 @@ from torchrec.distributed.planner.storage_reservations import HeuristicalStorage
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology
@@ -106,8 +107,11 @@ def test_a_hundred_tables_take_few_placements() -> None:
     assert placed < 100
 
 
+@pytest.mark.filterwarnings("ignore:This API is deprecated:DeprecationWarning")
 def test_options_that_are_alike_are_estimated_as_each_by_itself() -> None:
     tables, on = model(30, 10**6), torchrec_topology(NODES, 8, "cuda")
+    adam = [one for name, one in tables.named_parameters() if name.split(".")[1] in ("t1", "t2")]
+    apply_optimizer_in_backward(torch.optim.Adam, adam, {"lr": 0.1})  # states of twice a table
     constraints = {
         f"t{number}": ParameterConstraints(batch_sizes=[100 * (1 + number % 2)])
         for number in range(0, 30, 3)

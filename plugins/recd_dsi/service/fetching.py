@@ -17,7 +17,7 @@ from recd_dsi.service.calls import Refused, answered
 from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import MOST_RANGES, BatchJob, Request, Turns
 from recd_dsi.service.shared_memory import NotShared, SharedReader
-from recd_plugins.api import PluginError, RecdError
+from recd_plugins.api import DataError, PluginError, RecdError
 from recd_plugins.api.batch import Batch, batches_from_record
 
 __all__ = ["Fetching", "FetchingOptions", "NobodyAnswers"]
@@ -219,8 +219,13 @@ class Fetching:
             answers = remote.caller.get(request.to_bytes(), self._options.deadline * len(run))
             with contextlib.closing(answers):
                 for record, places in answers:
+                    if record.num_rows > run.stop - position:
+                        raise DataError(
+                            f"{remote.address} answered {record.num_rows} batches where "
+                            f"{run.stop - position} were asked for. See which version it runs."
+                        )
                     bodies = None if places is None else memory.bodies(places)
-                    found = batches_from_record(record, bodies)[: run.stop - position]
+                    found = batches_from_record(record, bodies)
                     remote.worked()
                     self._deliver(range(position, run.stop), found, remote)
                     position += len(found)

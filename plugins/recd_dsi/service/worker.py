@@ -294,12 +294,13 @@ class Maker:
         size = found[0].nbytes
         most = min(TOGETHER, max(1, TOGETHER_BYTES // size))
         last = min(first + most, request.stop) - 1
+        there: dict[int, pa.RecordBatch] = {}
         if last > first > request.batch:
             # What is wrong with one of them is said once it is the first.
             with contextlib.suppress(TimeoutError, RecdError):
-                self._batch(job, request, last, LINGER)
+                there[last] = self._batch(job, request, last, LINGER)
         for batch in range(first + 1, last + 1):
-            record = self._buffer.get(Key(*request.stream, batch))
+            record = there.get(batch) or self._buffer.get(Key(*request.stream, batch))
             size += 0 if record is None else record.nbytes
             if record is None or size > TOGETHER_BYTES:
                 break

@@ -29,6 +29,9 @@ __all__ = ["WORTH", "AdviceGoal", "Walk", "Weighed", "in_order", "plain", "weigh
 WORTH = 0.05
 """The share of a step that an addition must save: forecasts of two plans are off against each other
 by as much, and what is simpler is left."""
+FEW = 4
+"""Additions that wait, of which each choice is tried with the next one; of more, all or those alone
+that it needs."""
 ROUNDING = 1e-6
 FEATURES = 3
 """The number of features of which it gives reasons why they are not deduplicated."""
@@ -192,7 +195,8 @@ class _OnTheWay:
         waiting = list(self._waiting)
         tries: list[list[ClaimedAddition]] = [[*waiting, claim]]
         needed = {one.addition.name for one in waiting} & set(addition.needs)
-        for count in reversed(range(len(waiting))):
+        counts = reversed(range(len(waiting))) if len(waiting) <= FEW else (len(needed),)
+        for count in counts:
             tries += [
                 [*some, claim]
                 for some in combinations(waiting, count)
@@ -207,8 +211,8 @@ class _OnTheWay:
                 refused = refused or str(error)
                 continue
             if isinstance(outlook, NotHere):
-                self._put(claim, "not here", outlook.why)
-                return
+                refused = refused or outlook.why
+                continue
             found.append((more, outlook))
         if not found:
             self._put(claim, "not here", refused)
@@ -243,7 +247,9 @@ class _OnTheWay:
             self._settle(claim, "left out", one.why)
         for claim in reversed(self._kept[:]):
             name = claim.addition.name
-            gone = [one for one in self._kept if one is claim or name in one.addition.needs]
+            if not any(one is claim for one in self._kept):
+                continue  # it went with one that it needs
+            gone = self._with_those_that_need(claim)
             back = self._replaced.get(name, [])
             rest = in_order([*(one for one in self._kept if one not in gone), *back])
             try:
@@ -267,17 +273,14 @@ class _OnTheWay:
     def take_places(self) -> None:
         """Keep one that was not, in the place of one that was, where that pays."""
         for claim in [one.claim for one in self.weighed if one.verdict == "left out"]:
-            needs, name = claim.addition.needs, claim.addition.name
+            name = claim.addition.name
             tries: list[tuple[Outlook, list[ClaimedAddition], list[ClaimedAddition]]] = []
             for out in self._kept:
-                gone = [
-                    one
-                    for one in self._kept
-                    if one is out or out.addition.name in one.addition.needs
-                ]
-                rest = in_order([*(one for one in self._kept if one not in gone), claim])
-                if not set(needs) <= {one.addition.name for one in rest}:
+                gone = self._with_those_that_need(out)
+                rest = [*(one for one in self._kept if one not in gone), claim]
+                if not set(claim.addition.needs) <= {one.addition.name for one in rest}:
                     continue
+                rest = in_order(rest)
                 try:
                     outlook = self._having(rest)
                 except RecdError:
@@ -290,10 +293,27 @@ class _OnTheWay:
             gain = self._gain(outlook, self.best)
             if gain > WORTH:
                 words = self._in_words(outlook, self.best)
-                self._kept, self.best = rest, outlook
                 for other in gone:
-                    self._settle(other, "left out", f"{name} in its place saves {gain:.1%}")
+                    why = f"{name} in its place saves {gain:.1%}"
+                    for one in (other, *self._replaced.pop(other.addition.name, ())):
+                        self._settle(one, "left out", why)
+                written = [one for one in rest if self._is_replaced(one, claim)]
+                for other in written:
+                    self._settle(other, "replaced", f"{name} writes the same keys, and more")
+                self._replaced[name] = written
+                self._kept = [one for one in rest if one not in written]
+                self.best = self._top = outlook
                 self._settle(claim, "kept", words)
+                for other in self._kept:  # what it was worth beside another is not what it is now
+                    self._note_loss(other, None)
+
+    def _with_those_that_need(self, out: ClaimedAddition) -> list[ClaimedAddition]:
+        """It and the kept ones that do nothing without it, or without one of those."""
+        gone = [out]
+        for one in in_order(self._kept):
+            if {other.addition.name for other in gone} & set(one.addition.needs):
+                gone.append(one)
+        return gone
 
     def _having(self, claims: Sequence[ClaimedAddition]) -> Outlook | NotHere:
         """The outlook of the baseline with these additions; or why the last cannot be."""
@@ -343,7 +363,7 @@ class _OnTheWay:
             for one in self.weighed
         ]
 
-    def _note_loss(self, claim: ClaimedAddition, lost: float) -> None:
+    def _note_loss(self, claim: ClaimedAddition, lost: float | None) -> None:
         self.weighed = [
             dataclasses.replace(one, at_the_end=lost) if one.claim is claim else one
             for one in self.weighed

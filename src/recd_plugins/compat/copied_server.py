@@ -33,7 +33,8 @@ def copy_as_fork_server() -> bool:
     would.
     """
     server: Any = forkserver._forkserver
-    if server._forkserver_pid is not None or threads() != 1 or not for_cpu():
+    asks_for_a_key = hasattr(server, "_forkserver_authkey")  # Python 3.14's, which it makes itself
+    if asks_for_a_key or server._forkserver_pid is not None or threads() != 1 or not for_cpu():
         return False
     folder = folder_made_here()
     with socket.socket(socket.AF_UNIX) as listener:

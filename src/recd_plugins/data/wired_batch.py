@@ -324,8 +324,8 @@ class _Unpacked:
         """Take a tensor that begins there; where the next one does."""
         wide, stored = one.wide, one.stored
         count = prod(shape)
-        if min(shape, default=0) < 0 or count * wide.itemsize > LARGEST:
-            raise ValueError(f"{one.name} has shape {shape}")
+        if min(shape, default=0) < 0 or self.num_bytes + count * wide.itemsize > LARGEST:
+            raise ValueError(f"with {one.name}, of shape {shape}, it takes over {LARGEST} bytes")
         sent = 1 if one.narrow is None else count
         stop = first + sent * stored.itemsize
         if stop > body.size:
@@ -363,7 +363,7 @@ class _Unpacked:
             lengths=torch.from_numpy(lengths.reshape(-1)),
             weights=None if weights is None else torch.from_numpy(weights),
             stride=lengths.shape[1],
-            length_per_key=self._length_per_key(name, len(keys), total),
+            length_per_key=self._length_per_key(name, lengths.sum(axis=1, dtype=np.int64)),
         )
 
     def dedup(self, batch_size: int) -> Any:
@@ -394,12 +394,14 @@ class _Unpacked:
             kjt, torch.from_numpy(lookup), groups, tuple(counts.tolist())
         )
 
-    def _length_per_key(self, name: str, keys: int, total: int) -> list[int] | None:
-        """The number of ids that each key has, where the sender knew."""
+    def _length_per_key(self, name: str, there: Numbers) -> list[int] | None:
+        """The number of ids that each key has, as the sender knew it; those that are there."""
         counts = self._numbers.get(f"{name}.length_per_key")
         if counts is None:
             return None
-        if counts.shape != (keys,) or counts.min(initial=0) < 0 or counts.sum() != total:
-            raise ValueError(f"{name}: its keys have {counts.tolist()} ids, but it has {total}")
-        found: list[int] = counts.tolist()
+        if not np.array_equal(counts, there):
+            raise ValueError(
+                f"{name}: its keys have {there.tolist()} ids, and not {counts.tolist()}"
+            )
+        found: list[int] = there.tolist()
         return found

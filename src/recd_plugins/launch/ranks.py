@@ -360,6 +360,8 @@ def _is_array(value: Any) -> TypeGuard[Tensor]:
         and value.layout == torch.strided
         and value.is_contiguous()
         and not value.requires_grad
+        and not value.is_neg()
+        and not value.__dict__
         and str(value.dtype).removeprefix("torch.") in ARRAYS
     )
 

@@ -80,7 +80,7 @@ class Topology(Config):
     """Embedding rows that a rank reads or writes at random places, GB/s; by default not counted."""
     chunk_gbps: Annotated[float, Range(gt=0)] | None = None
     """Chunks of rows that operations read and write one after another, GB/s: so gradients of
-    replicas are summed, and their rows stepped; by default not counted."""
+    replicas are summed, and their rows stepped; by default as fast as gather_gbps."""
     unique_ns: Annotated[float, Range(ge=0)] | None = None
     """Nanoseconds to coalesce one id; by default not counted."""
     update_ns: Annotated[float, Range(ge=0)] | None = None
@@ -255,6 +255,8 @@ class Cluster:
         }
         stated = (*links, *DEVICE, "beside", "overlap")
         links |= {name: value for name in stated if (value := getattr(topology, name)) is not None}
+        if topology.chunk_gbps is None and topology.gather_gbps is not None:
+            links["chunk_gbps"] = topology.gather_gbps  # a file of before it was measured
         links["a2a_cross"] = topology.a2a_cross or (links["a2a_global"] if n > 1 else NO_LINK)
         return cls(n_nodes=n, ranks_per_node=w, side_stream=topology.device != "cpu", **links)
 

@@ -233,11 +233,13 @@ def _asked_of(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
 ) -> Iterator[tuple[Any, ...]]:
     """The model as TorchRec's planner sees it: its tables, who shards them and how they train."""
+    from recd_plugins.compat.torchrec import own_fused_params
+
     for path, module, sharder in sharded_modules(model, sharders):
         shares = getattr(module, "unique_shares", None)  # an adapted model's
         yield path, type(module), type(sharder), getattr(sharder, "fused_params", None), shares
         for name, parameter in sharder.shardable_parameters(module).items():
-            yield name, tuple(parameter.shape), parameter.dtype
+            yield name, tuple(parameter.shape), parameter.dtype, own_fused_params(parameter)
 
 
 def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> TorchRecPlanner:

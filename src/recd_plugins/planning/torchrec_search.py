@@ -22,6 +22,7 @@ from torchrec.distributed.planner.shard_estimators import (
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingType
 
+from recd_plugins.compat.torchrec import own_fused_params
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.topology import GB, Topology
 
@@ -90,7 +91,8 @@ class OrderedEnumerator(EmbeddingEnumerator):
         held = self._held.get(option.name)
         if held is not None:
             held = dataclasses.replace(held, feature_names=None)
-        return repr((own, tuple(option.tensor.shape), option.tensor.dtype, held))
+        trained = own_fused_params(option.tensor)  # whose states take memory
+        return repr((own, tuple(option.tensor.shape), option.tensor.dtype, held, trained))
 
     def enumerate(self, **what: Any) -> list[ShardingOption]:
         super().enumerate(**what)

@@ -48,6 +48,9 @@ __all__ = [
     "to_columns",
 ]
 
+LARGEST_LOOKUP = 1 << 30
+"""Bytes of a lookup that is made of its runs: they take a few, whatever it takes."""
+
 
 def to_columns(
     groups: Groups, rows: Mapping[str, WeightedJagged], lookups: Sequence[Tensor]
@@ -243,9 +246,12 @@ def lookup_of_runs(
     if codes.ndim != 1 or runs.ndim != 1 or len(runs) not in (0, len(codes)):
         raise ValueError(f"a lookup has {codes.shape} codes and {runs.shape} runs")
     counts = runs.astype(np.int64) if len(runs) else np.ones(len(codes), np.int64)
-    # Before memory is taken for them.
-    if counts.min(initial=1) < 1 or counts.sum() != shape[0] * shape[1]:
-        raise ValueError(f"its runs have {counts.sum()} samples, not {shape} of them")
+    # Before memory is taken for them. A sum of numbers below 2^63 may come to anything.
+    if 8 * shape[0] * shape[1] > LARGEST_LOOKUP:
+        raise ValueError(f"a lookup of {shape} samples takes more than {LARGEST_LOOKUP} bytes")
+    fits = counts.min(initial=1) >= 1 and counts.max(initial=0) <= batch_size
+    if not fits or counts.sum() != shape[0] * shape[1]:
+        raise ValueError(f"its runs have {sum(counts.tolist())} samples, not {shape} of them")
     lookup = np.empty(shape, np.int64)
     wrong = _write_lookup(codes.astype(np.int64), counts, unique_counts, lookup)
     if wrong >= 0:
