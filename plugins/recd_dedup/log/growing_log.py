@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_dedup.hashing import I64, uniforms
+from recd_dedup.hashing import I64
 from recd_dedup.log.codec import MessageCodec, flat
 from recd_dedup.log.join import JoinReport, samples_of
 from recd_dedup.log.logged_dataset import LoggedConfig
@@ -218,7 +218,7 @@ class LogPeriod(Period):
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         for samples in self._samples(PeriodReport()):
-            yield self._of(samples, split)
+            yield self.config.of_split(samples, split)
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
         """Both splits in one pass, and join.json beside them: what came."""
@@ -229,8 +229,8 @@ class LogPeriod(Period):
                 TableWriter(folder / "test", self.schema) as test,
             ):
                 for samples in self._samples(report):
-                    train.write(self._of(samples, "train"))
-                    test.write(self._of(samples, "test"))
+                    train.write(self.config.of_split(samples, "train"))
+                    test.write(self.config.of_split(samples, "test"))
                     progress("joining requests and events", report.samples, None)
                 write_whole(folder / JOINED, json.dumps(report.to_dict(), indent=2))
         return super().prepare(folder, progress)
@@ -259,11 +259,6 @@ class LogPeriod(Period):
             f"log is not what it was: {what}. Resume with the log as it was, or start a new run, "
             "with another `folder`."
         )
-
-    def _of(self, samples: pa.Table, split: Split) -> pa.Table:
-        sessions = samples[self.schema.session_id].to_numpy()
-        held_out = uniforms(0, "test", sessions) < self.config.test_fraction
-        return samples.filter(pa.array(held_out == (split == "test")))
 
     def _samples(self, report: PeriodReport) -> Iterator[pa.Table]:
         """The samples of each stream of the log; the report is whole at the end."""

@@ -43,6 +43,12 @@ class LoggedConfig(Config):
         if self.schema.session_id is None or self.schema.timestamp is None:
             raise RegistryError("must name session_id and timestamp: logs have both.", "schema")
 
+    def of_split(self, samples: pa.Table, split: Split) -> pa.Table:
+        """The samples whose sessions are of the split."""
+        sessions = samples[self.schema.session_id].to_numpy()
+        held_out = uniforms(0, "test", sessions) < self.test_fraction
+        return samples.filter(pa.array(held_out == (split == "test")))
+
 
 class LoggedSamples(Dataset):
     """Joins anew for each split; `reports` says what each of the joins met."""
@@ -60,9 +66,7 @@ class LoggedSamples(Dataset):
         report = self.reports[split] = JoinReport()
         for stream in joined(self._log, self.schema, self.config.join, report):
             for samples in stream:
-                sessions = samples[self.schema.session_id].to_numpy()
-                held_out = uniforms(0, "test", sessions) < self.config.test_fraction
-                yield samples.filter(pa.array(held_out == (split == "test")))
+                yield self.config.of_split(samples, split)
 
     def fingerprint(self) -> str:
         return self._log.fingerprint()
