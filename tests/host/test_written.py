@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from recd_plugins.cli.options import reported
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.written import check_makable, check_writable
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.arrow_file import write_arrow
 from recd_plugins.trainer.run_folder import RunLock, check_free, check_is_run, set_aside
@@ -43,6 +43,18 @@ def test_what_cannot_is_refused(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"--figure: {path}")
     with pytest.raises(RegistryError, match="is no folder"):
         set_aside(tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    check_makable(tmp_path / "deep" / "table", "TABLE")
+    (tmp_path / "file").write_text("")
+    for folder, says in (
+        (Path(), "TABLE: . is there already. Name a folder to make"),
+        (Path("/proc/x"), "TABLE: /proc/x cannot be written, for /proc takes no files"),
+        (tmp_path / "file" / "table", "cannot be written, for .*file takes no files"),
+    ):
+        with pytest.raises(RegistryError, match=says):
+            check_makable(folder, "TABLE")
 
 
 def test_half_a_checkpoint_is_not_kept_with_its_run(tmp_path: Path) -> None:

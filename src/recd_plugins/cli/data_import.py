@@ -19,6 +19,7 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
+from recd_plugins.cli.written import check_makable
 
 if TYPE_CHECKING:
     from recd_plugins.data.importing.table_import import Imported
@@ -122,6 +123,7 @@ def import_(
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.table_import import TableImport
 
+        check_makable(table, "TABLE")
         asked = None if schema is None else load_schema(schema)
         found = survey(foreign_files(paths, delimiter=delimiter, header=header))
         if asked is None:

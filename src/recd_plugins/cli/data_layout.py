@@ -20,6 +20,7 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
+from recd_plugins.cli.written import check_makable
 
 if TYPE_CHECKING:
     from recd_plugins.data.layout import Reading, TableLayout
@@ -216,6 +217,7 @@ def rewrite(
         from recd_plugins.data.rewrite import RewriteConfig, columns_after
         from recd_plugins.data.rewrite import rewrite as write_anew
 
+        check_makable(target, "TARGET")
         options = {
             "flatten": flatten or [],
             "rows_per_stripe": rows_per_stripe,

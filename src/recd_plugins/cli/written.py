@@ -1,4 +1,4 @@
-"""Files that a command is to write: refused before its work where they cannot be."""
+"""Files and folders that a command is to write: refused before its work where they cannot be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.trainer.run_folder import check_makes_files
 
-__all__ = ["PICTURES", "check_writable"]
+__all__ = ["PICTURES", "check_makable", "check_writable"]
 
 PICTURES = (".png", ".pdf", ".svg")
 """How a picture's file may end."""
@@ -30,3 +30,12 @@ def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...]
     if suffixes and path.suffix not in suffixes:
         raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")
     check_makes_files(path, option)
+
+
+def check_makable(folder: Location, option: str) -> None:
+    """`RegistryError` where no such folder can be made."""
+    if isinstance(folder, Uri):
+        return
+    if not folder.name:
+        raise RegistryError(f"{option}: {folder} is there already. Name a folder to make.")
+    check_makes_files(folder, option)
