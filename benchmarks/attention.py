@@ -16,6 +16,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
@@ -24,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Figure, Report, Round, alternate, main, spread
+from benchmarks.harness import Figure, Limit, Report, Round, alternate, dropped, main, spread
+from benchmarks.limits import alone, copies, reads
 from recd_dlrm.poolings.attention import Attention, AttentionConfig
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig
 from recd_plugins.embedding.expand import expand_values
@@ -103,6 +105,15 @@ LEAST_SAMPLES = 60
 Side = Callable[[], Tensor]
 
 
+@dataclass(frozen=True)
+class Least:
+    """The work that no side can leave out, which is measured beside the sides."""
+
+    run: Callable[[], None]
+    of: str
+    """What it is, and what it leaves out."""
+
+
 def step(pooling: nn.Module, values: Tensor, pool: Callable[[], Tensor]) -> Side:
     """Forward and backward; the gradient of the values."""
 
@@ -125,6 +136,28 @@ def attention(rows: int) -> dict[str, Side]:
         name: step(ours, values, lambda side=side: side(values, lengths))  # type: ignore[misc]
         for name, side in sides.items()
     }
+
+
+def products(rows: int) -> Least:
+    """Of the layers, on the values of so many rows."""
+    num_values = int(heavy_tailed(rows).sum())
+    layers = []
+    for width, wider in ((DIM, 3 * DIM), (DIM, DIM), (DIM, 4 * DIM), (4 * DIM, DIM)):
+        x, weight = torch.randn(num_values, width), torch.randn(wider, width)
+        layers.append((x, weight, x @ weight.t()))
+    into = [(y.clone(), x.clone(), weight.clone()) for x, weight, y in layers]
+
+    def run() -> None:
+        for (x, weight, y), (forward, of_x, of_weight) in zip(layers, into, strict=True):
+            torch.mm(x, weight.t(), out=forward)
+            torch.mm(y, weight, out=of_x)
+            torch.mm(y.t(), x, out=of_weight)
+
+    return Least(
+        run,
+        "the matrix products of the layers, forward and backward, on the values alone; attention "
+        "within rows, norms and activations are left out",
+    )
 
 
 def sharing(
@@ -182,6 +215,16 @@ def expanding(rows: int) -> dict[str, Side]:
         name: lambda way=way: torch.autograd.grad(way(), values, gradient)[0]  # type: ignore[misc]
         for name, way in ways.items()
     }
+
+
+def writing(rows: int) -> Least:
+    """The embeddings of all samples, and reading their gradients."""
+    lengths, lookup = sessions(rows)
+    every = np.ones((int(lengths[lookup].sum()), DIM), dtype=np.float32)
+    return Least(
+        alone(copies([every]), reads([every])),
+        "writing the embeddings of all samples, and reading their gradients, each once, by numpy",
+    )
 
 
 def sessions(
@@ -242,6 +285,7 @@ def grid_figures(found: Mapping[tuple[int, int], float]) -> list[Figure]:
             unit="times as fast",
             baseline=1.0,
             target=NO_LOSS,
+            limit=_of_sharing(factor),
             note=f"mean length {length}, {factor} samples a history; length x samples: {every}",
         ),
         Figure(
@@ -269,15 +313,28 @@ def compare_all(
     figures = [
         figure
         for suite in (
-            compare("jagged attention", attention(rows), rounds, "ours", TARGET),
+            compare(
+                "jagged attention", attention(rows), rounds, "ours", TARGET, least=products(rows)
+            ),
             *(
-                compare(f"{name} of S = {SAMPLES_PER_SESSION}", sharing(samples, pooling), rounds)
+                compare(
+                    f"{name} of S = {SAMPLES_PER_SESSION}",
+                    sharing(samples, pooling),
+                    rounds,
+                    limit=_of_sharing(SAMPLES_PER_SESSION),
+                )
                 for name, pooling in (
                     ("transformer", Transformer(DIM, TransformerConfig())),
                     ("target attention", Attention(DIM, AttentionConfig())),
                 )
             ),
-            compare("expanding embeddings", expanding(samples), rounds, "ours"),
+            compare(
+                "expanding embeddings",
+                expanding(samples),
+                rounds,
+                "ours",
+                least=writing(samples),
+            ),
         )
         for figure in suite
     ]
@@ -301,16 +358,19 @@ def compare(
     rounds: int,
     ours: str = "unique samples",
     target: float | None = None,
+    limit: Limit | None = None,
+    least: Least | None = None,
 ) -> list[Figure]:
-    """How many times faster `ours` is than each other side, which must compute the same."""
-    measured = alternate(sides, rounds)
+    """How many times faster `ours` is than each other side, which must compute the same; `limit`
+    is that of all of these figures, and `least` gives each its own."""
+    measured = alternate({**sides, **({"least": dropped(least.run)} if least else {})}, rounds)
     wanted = measured[ours][0].result
-    for other, side in measured.items():
+    for other in sides:
         # In float32 some of the units that are near their kink fall on its other side.
-        gap = float((side[0].result - wanted).norm() / wanted.norm())
+        gap = float((measured[other][0].result - wanted).norm() / wanted.norm())
         assert gap < 1e-4, f"{name}: {other}'s gradient differs by {gap:.1e} of its norm"
     return [
-        _ratio(name, ours, other, measured[ours], measured[other], target)
+        _ratio(name, ours, other, measured, target, _limit(measured, other, least) or limit)
         for other in sides
         if other != ours
     ]
@@ -320,21 +380,42 @@ def _ratio(
     name: str,
     ours: str,
     other: str,
-    us: list[Round],
-    them: list[Round],
+    measured: Mapping[str, list[Round]],
     target: float | None,
+    limit: Limit | None,
 ) -> Figure:
+    us, them = measured[ours], measured[other]
     ratios = [theirs.cpu / our.cpu for our, theirs in zip(us, them, strict=True)]
-    times = [1e3 * statistics.median(one.cpu for one in side) for side in (us, them)]
+    times = [1e3 * _median(side) for side in (us, them)]
     return Figure(
         name=f"{name}: {ours} against {other}",
         value=statistics.median(ratios),
         unit="times as fast",
         baseline=1.0,
         target=target,
+        limit=limit,
         spread=spread(ratios),
         note=f"{times[0]:,.1f} ms against {times[1]:,.1f} ms",
     )
+
+
+def _limit(measured: Mapping[str, list[Round]], other: str, least: Least | None) -> Limit | None:
+    """How many times faster than `other` the least work is."""
+    if least is None:
+        return None
+    return Limit(value=_median(measured[other]) / _median(measured["least"]), of=least.of)
+
+
+def _of_sharing(factor: int) -> Limit:
+    return Limit(
+        value=factor,
+        of="the samples of a history: as much work a unique sample as a sample; what the query of "
+        "each sample takes is left out",
+    )
+
+
+def _median(rounds: Sequence[Round]) -> float:
+    return statistics.median(one.cpu for one in rounds)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import models
-from benchmarks.harness import ALLOCATOR, Figure, Report, conditions_of, print_json
+from benchmarks.harness import ALLOCATOR, Figure, Limit, Report, conditions_of, print_json
+from benchmarks.limits import least_step
 from recd_plugins.launch.command import launch
 from recd_plugins.stack import load
 
@@ -69,21 +70,26 @@ SIDES = (
     DemoSide(name="with FlexShard", overrides=FLEXSHARD),
     DemoSide(name="with SCARS", overrides=SCARS),
 )
+PLAIN_OF = {"with RecD": "recd train", "RM1, RecD": "RM1, plain"}
 RM1_SCALE, RM1_STEPS = 1 / 6, 30
+PROFILED = ("train.steps=10", "train.log_every=3", "train.profile_steps=3", "train.eval_batches=1")
+"""A short run of plain RM1, whose step says what RecD can save of it."""
 
 
 def rm1(folder: Path) -> list[DemoSide]:
-    """RM1 without RecD and with it, on one table."""
+    """RM1 without RecD, with it, and without it under the profiler, on one table."""
     registry = models.registry("rm1", RM1_SCALE)
     registry["folder"] = "data"
     registry["dataset"]["samples"] = 24_000
     registry["train"] |= {"ranks": 2, "steps": RM1_STEPS, "log_every": 10, "eval_batches": 4}
     path = folder / "rm1.yaml"
     path.write_text(yaml.safe_dump(registry))
-    return [
-        DemoSide(name="RM1, plain", overrides=("dedup=none", "train.run=runs/rm1"), registry=path),
-        DemoSide(name="RM1, RecD", overrides=("train.run=runs/rm1_recd",), registry=path),
-    ]
+    sides = (
+        ("RM1, plain", ("dedup=none", "train.run=runs/rm1")),
+        ("RM1, RecD", ("train.run=runs/rm1_recd",)),
+        ("RM1, profiled", ("dedup=none", "train.run=runs/rm1_profiled", *PROFILED)),
+    )
+    return [DemoSide(name=name, overrides=overrides, registry=path) for name, overrides in sides]
 
 
 def by_hand(folder: Path, quiet: bool) -> dict[str, Any]:
@@ -123,27 +129,62 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="recd-demo-") as name:
         folder = Path(name)
         # The first run writes the table that the others read.
-        for side in (*SIDES, *rm1(folder)):
+        *rm1_sides, profiled = rm1(folder)
+        for side in (*SIDES, *rm1_sides):
             console.rule(side.name)
             rows[side.name] = by_registry(side, quiet)
         console.rule(BY_HAND)
         rows = {BY_HAND: by_hand(folder, quiet), **rows}
+        parts = by_registry(profiled, quiet)["parts_ms"] if quiet else {}
     if quiet:
-        report = Report(figures=[*figures(rows)])
+        report = Report(figures=[*figures(rows, parts)])
         print_json("demo", conditions_of(report, load=load), report.figures)
     else:
         console.print(shown(rows))
 
 
-def figures(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
-    """The table's columns that say what a run costs and what it learned."""
+def figures(rows: Mapping[str, Mapping[str, Any]], parts: Mapping[str, float]) -> Iterator[Figure]:
+    """The table's columns that say what a run costs and what it learned; `parts` is the profile of
+    plain RM1's step."""
     for name, summary in rows.items():
-        rate = summary["samples_per_second"]
-        yield Figure(name=f"{name}: samples/s", value=rate, unit="samples/s")
-        yield Figure(name=f"{name}: sent in a step", value=_sent(summary), unit="MB")
-        peak = summary["peak_memory_mib"]
-        yield Figure(name=f"{name}: peak memory of a rank", value=peak, unit="MiB")
-        yield Figure(name=f"{name}: test NE", value=summary["test"]["ne"], unit="NE")
+        limits = _limits(name, rows, parts)
+        for what, value, unit in (
+            ("samples/s", summary["samples_per_second"], "samples/s"),
+            ("sent in a step", _sent(summary), "MB"),
+            ("peak memory of a rank", summary["peak_memory_mib"], "MiB"),
+            ("test NE", summary["test"]["ne"], "NE"),
+        ):
+            yield Figure(
+                name=f"{name}: {what}",
+                value=value,
+                unit=unit,
+                at_most=what != "samples/s",
+                limit=limits.get(what),
+            )
+
+
+def _limits(
+    name: str, rows: Mapping[str, Mapping[str, Any]], parts: Mapping[str, float]
+) -> dict[str, Limit]:
+    """Of a row's columns: of `recd train` the job written by hand, of RecD's rows the plain one."""
+    if name == "recd train":
+        hand = rows[BY_HAND]
+        values = hand["samples_per_second"], _sent(hand), hand["peak_memory_mib"]
+        columns = ("samples/s", "sent in a step", "peak memory of a rank")
+        of = "the same job written by hand with TorchRec alone, in the same run"
+        return {what: Limit(value=one, of=of) for what, one in zip(columns, values, strict=True)}
+    if name not in PLAIN_OF:
+        return {}
+    plain, factor = rows[PLAIN_OF[name]], rows[name]["cost"]["dedupe_factor"]
+    sent = f"plain TorchRec's bytes over the DedupeFactor {factor:.2f}, as if it held for all ids"
+    limits = {"sent in a step": Limit(value=_sent(plain) / factor, of=sent)}
+    if name == "RM1, RecD":
+        limits["samples/s"] = Limit(
+            value=plain["samples_per_second"] / least_step(parts, 1.0, factor),
+            of="the plain step's profile: pooling, lookups, exchanges and waiting over the "
+            f"DedupeFactor {factor:.2f}, all else as it is; expanding and reading are left out",
+        )
+    return limits
 
 
 def _sent(summary: Mapping[str, Any]) -> float:

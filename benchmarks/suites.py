@@ -37,6 +37,7 @@ SUITES = (
         about="`make demo`: one job by plain TorchRec, by `recd train` and with each plugin.",
         quick=(),
         minutes=3,
+        limits=True,
     ),
     Suite(
         module="combined",
@@ -60,6 +61,7 @@ SUITES = (
         module="attention",
         about="Jagged attention on unique samples and on all of them.",
         minutes=8,
+        limits=True,
     ),
     Suite(
         module="flexshard",
@@ -77,6 +79,7 @@ SUITES = (
         module="trainers.pooled",
         about="`goal: auto` for pooled tables, against every plan by itself.",
         minutes=40,
+        limits=True,
     ),
     Suite(
         module="honesty",

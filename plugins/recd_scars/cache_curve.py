@@ -269,8 +269,8 @@ def of_registry(
     widths = {table.dim for table in chosen.values()}
     if len(widths) != 1:
         raise RegistryError(
-            f"--table: rows of {' and '.join(map(str, sorted(widths)))} numbers are no one curve; "
-            f"name tables of one width, of {', '.join(chosen)}."
+            f"--table: rows of {' and '.join(map(str, sorted(widths)))} numbers do not make one "
+            f"curve; name tables of one width, of {', '.join(chosen)}."
         )
     profile = stack.profile({name: table.counted for name, table in chosen.items()}, batches)
     rows = merged_rows([profile[name] for name in chosen])

@@ -36,22 +36,26 @@ Law = Annotated[
     ),
 ]
 Rows = Annotated[int, typer.Option("--rows", help="Rows of --law's table.", min=1)]
-Lookups = Annotated[float, typer.Option("--lookups", help="A sample's, in --law's table.", min=0)]
+Lookups = Annotated[
+    float, typer.Option("--lookups", help="Lookups of a sample in --law's table.", min=0)
+]
 Saved = Annotated[
-    Path | None, typer.Option("--profile", help="Saved by recd plan.", metavar="FILE")
+    Path | None, typer.Option("--profile", help="A profile that recd plan saved.", metavar="FILE")
 ]
 Tables = Annotated[
     list[str] | None,
     typer.Option(
-        "--table", help="Of the profile, or a glob of the model's; by default all.", metavar="NAME"
+        "--table",
+        help="A table of the profile, or a glob of the model's; by default all.",
+        metavar="NAME",
     ),
 ]
 Batches = Annotated[
     int | None,
     typer.Option(
         "--batches",
-        help="Of each rank's share of the train split, counted for the model's; by default as many "
-        "as it takes.",
+        help="How many batches of each rank's share to count for the model's tables; by default as "
+        "many as it takes.",
         min=1,
     ),
 ]
@@ -76,7 +80,9 @@ PerSample = Annotated[
         min=1,
     ),
 ]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="For the default memory.", min=1)]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", help="Samples of the default memory.", min=1)
+]
 LeastBatch = Annotated[
     int, typer.Option("--least-batch", help="The smallest batch that is of use.", min=1)
 ]

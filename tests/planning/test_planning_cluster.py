@@ -74,7 +74,7 @@ def test_node_sizes_come_from_the_launcher_where_nobody_says(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert Cluster.of(Topology(), 6).n_nodes == 3
     assert Cluster.of(Topology(ranks_per_node=3), 6).n_nodes == 2
-    with pytest.raises(CapabilityError, match="5 ranks are no whole nodes of 2"):
+    with pytest.raises(CapabilityError, match="5 ranks do not fill whole nodes of 2"):
         Cluster.of(Topology(), 5)
 
 

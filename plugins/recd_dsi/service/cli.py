@@ -44,17 +44,23 @@ serve = Commands(
 )
 
 Host = Annotated[
-    str, typer.Option("--host", help="Where to listen; beyond 127.0.0.1 with token and TLS alone.")
+    str, typer.Option("--host", help="Where to listen; beyond 127.0.0.1 this needs token and TLS.")
 ]
-Port = Annotated[int, typer.Option("--port", help="0: one that is free.", min=0, max=65535)]
+Port = Annotated[
+    int, typer.Option("--port", help="The port; 0 takes a free one.", min=0, max=65535)
+]
 TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", help="What callers must know.", metavar="FILE")
+    Path | None,
+    typer.Option(
+        "--token-file", help="A file with the token that callers must know.", metavar="FILE"
+    ),
 ]
 Certificate = Annotated[
-    Path | None, typer.Option("--certificate", help="PEM, for TLS.", metavar="FILE")
+    Path | None,
+    typer.Option("--certificate", help="The certificate for TLS, as PEM.", metavar="FILE"),
 ]
 Key = Annotated[
-    Path | None, typer.Option("--key", help="PEM, the certificate's key.", metavar="FILE")
+    Path | None, typer.Option("--key", help="The certificate's key, as PEM.", metavar="FILE")
 ]
 
 
@@ -63,14 +69,18 @@ def coordinator(
     overrides: Overrides = None,
     registry: Annotated[
         Path | None,
-        typer.Option("--registry", help="Start workers of it, on this machine.", metavar="FILE"),
+        typer.Option(
+            "--registry", help="A registry to start workers of, on this machine.", metavar="FILE"
+        ),
     ] = None,
     workers: Annotated[
         int, typer.Option("--workers", help="Workers to begin with, and at least.", min=1)
     ] = 1,
     most_workers: Annotated[
         int | None,
-        typer.Option("--most-workers", help="Scale up to so many by clients' buffers.", min=1),
+        typer.Option(
+            "--most-workers", help="The most workers to scale up to, by clients' buffers.", min=1
+        ),
     ] = None,
     backend: Annotated[
         str, typer.Option("--backend", help="Who starts them: local, or ray.", metavar="NAME")
@@ -79,7 +89,9 @@ def coordinator(
     port: Port = 0,
     page: Annotated[
         int | None,
-        typer.Option("--page", help="Port of 127.0.0.1 for a page and /metrics; 0: a free one."),
+        typer.Option(
+            "--page", help="A port of 127.0.0.1 for a page and /metrics; 0 is a free one."
+        ),
     ] = None,
     token_file: TokenFile = None,
     certificate: Certificate = None,
@@ -115,15 +127,16 @@ def worker(
     overrides: Overrides = None,
     registry: RegistryFile = Path("registry.yaml"),
     join: Annotated[
-        str | None, typer.Option("--join", help="The coordinator.", metavar="HOST:PORT")
+        str | None, typer.Option("--join", help="The coordinator to join.", metavar="HOST:PORT")
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 0,
     buffer_mib: Annotated[
-        int, typer.Option("--buffer-mib", help="Batches in memory.", min=1)
+        int, typer.Option("--buffer-mib", help="MiB of batches to keep in memory.", min=1)
     ] = 256,
     cache: Annotated[
-        Path | None, typer.Option("--cache", help="A folder for more of them.", metavar="FOLDER")
+        Path | None,
+        typer.Option("--cache", help="A folder to keep more batches in.", metavar="FOLDER"),
     ] = None,
     token_file: TokenFile = None,
     certificate: Certificate = None,
@@ -158,12 +171,13 @@ def advise(
     steps: Annotated[
         int, typer.Option("--steps", help="Steps of a turn of the trainer.", min=1)
     ] = 20,
-    rounds: Annotated[int, typer.Option("--rounds", help="Turns of each side.", min=1)] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", help="Turns that each side takes.", min=1)] = 3,
     batches: Annotated[
         int, typer.Option("--batches", help="Batches that a worker serves, at least.", min=1)
     ] = 200,
     margin: Annotated[
-        float, typer.Option("--margin", help="Workers for so many times the demand.", min=1.0)
+        float,
+        typer.Option("--margin", help="How many times the demand workers are to meet.", min=1.0),
     ] = 1.25,
     debug: Debug = False,
     as_json: AsJson = False,

@@ -66,7 +66,7 @@ BatchSizes = Annotated[
     list[int] | None,
     typer.Option(
         "--batch-size",
-        help="Of a rank, to choose among; by default train.batch_size alone.",
+        help="Samples of a rank to choose among; by default train.batch_size alone.",
         min=1,
         show_default=False,
     ),

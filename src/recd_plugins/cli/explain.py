@@ -31,7 +31,7 @@ Lookups = Annotated[
 ]
 RowBytes = Annotated[int, typer.Option("--row-bytes", help="Bytes of the row.", min=1)]
 Factor = Annotated[
-    float, typer.Option("--dedupe-factor", help="Of session dedup, which divides lookups.", min=1)
+    float, typer.Option("--dedupe-factor", help="The dedupe factor, which divides lookups.", min=1)
 ]
 Multiplier = Annotated[
     float | None,

@@ -31,7 +31,7 @@ Batches = Annotated[
     int | None,
     typer.Option(
         "--batches",
-        help="Of each rank's share of the train split; by default as many as it takes.",
+        help="How many batches of each rank's share to count; by default as many as it takes.",
         min=1,
     ),
 ]
@@ -72,7 +72,7 @@ def profile(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count which rows of the model's tables are looked up how often, and save what will be.
+    """Count which rows of the model's tables are looked up how often, and save the forecast.
 
     On batches from all over the train split, of every rank's share, as the model looks up; or on a
     trace, which is taken as it is.

@@ -65,8 +65,8 @@ def measure(
         check_writable(save, "--save")
         if "RANK" not in os.environ and ranks % (ranks_per_node or 1):
             raise RegistryError(
-                f"--ranks-per-node: {ranks} ranks are no whole nodes of {ranks_per_node}. Name a "
-                "divisor of --ranks."
+                f"--ranks-per-node: {ranks} ranks do not fill whole nodes of {ranks_per_node}. "
+                "Name a divisor of --ranks."
             )
         node = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
         stack = load({"train": {"ranks": ranks, "device": device}, "topology": node})

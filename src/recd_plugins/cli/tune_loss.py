@@ -35,17 +35,17 @@ BatchSizes = Annotated[
     list[int] | None,
     typer.Option(
         "--batch-size",
-        help="To try, of a rank; by default train.batch_size, and 1/4, 4 and 16 times as much.",
+        help="Samples of a rank to try; by default train.batch_size, and 1/4, 4 and 16 times it.",
         min=1,
     ),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("--samples", help="To train at the most; by default an epoch.", min=1),
+    typer.Option("--samples", help="The most samples to train; by default an epoch.", min=1),
 ]
 Loss = Annotated[
     float | None,
-    typer.Option("--loss", help="To reach; by default the least that all batch sizes reach."),
+    typer.Option("--loss", help="The loss to reach; by default the least that all reach."),
 ]
 WindowOf = Annotated[
     int | None,

@@ -18,7 +18,7 @@ Runs = Annotated[
         help="Folders of runs, as runs/latest; several are side by side.", metavar="RUN"
     ),
 ]
-Port = Annotated[int, typer.Option("--port", help="Of the page; 0: one that is free.", min=0)]
+Port = Annotated[int, typer.Option("--port", help="The page's port; 0 takes a free one.", min=0)]
 
 
 def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = False) -> None:
@@ -37,8 +37,8 @@ def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = Fa
             watched = Watched(runs, port)
         except OSError as error:
             raise DataError(
-                f"--port: {HOST}:{port} cannot be listened at ({error.strerror}). Name another, or "
-                "0 for one that is free."
+                f"--port: no page can be served at {HOST}:{port} ({error.strerror}). Name "
+                "another, or 0 for one that is free."
             ) from error
         address = watched.address
         print(

@@ -73,7 +73,7 @@ def _files(path: Location) -> dict[Location, FileFacts]:
         below = _partitioned(path, sorted(path.rglob("*.parquet")))
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}). See to its rights, or name another path."
+            f"{path}: cannot be read ({error.strerror}). Check its rights, or name another path."
         ) from error
     return _in_partitions(path, below)
 

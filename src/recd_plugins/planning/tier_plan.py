@@ -147,7 +147,7 @@ class TierPlan:
                 raise DataError(f"tier plan: table {table.table!r} is filed under {name!r}.")
         if self.n_nodes < 1 or self.ranks_per_node < 1:
             raise DataError(
-                f"tier plan: {self.n_nodes} nodes of {self.ranks_per_node} ranks are no cluster."
+                f"tier plan: {self.n_nodes} nodes of {self.ranks_per_node} ranks make no cluster."
             )
 
     @property

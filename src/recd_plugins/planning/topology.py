@@ -267,7 +267,7 @@ def ranks_per_node(topology: Topology, world_size: int) -> int:
     w = min(stated, world_size)
     if world_size % w:
         raise CapabilityError(
-            f"topology: {world_size} ranks are no whole nodes of {w}. Set "
+            f"topology: {world_size} ranks do not fill whole nodes of {w}. Set "
             "topology.ranks_per_node to a divisor, or train on another number of ranks."
         )
     return w
