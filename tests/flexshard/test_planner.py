@@ -136,6 +136,14 @@ def test_a_table_that_is_constrained_otherwise_is_left_alone() -> None:
         assert (plan.plan["sequences"]["t0"].sharding_type == "row_wise") == ("t0" in tiered)
 
 
+def test_tables_of_two_collections_that_have_one_name_are_left_alone() -> None:
+    made = planner(goal="min_communication")
+    made.propose(nn.ModuleDict({"query": Histories(1), "document": Histories(2)}), SLOW, 4)
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == {"t1"}
+    assert "table t0 is left to TorchRec, for tables of several" in made.explain()
+
+
 @pytest.mark.parametrize("goal", ["auto", "memory_neutral"])
 def test_every_goal_makes_a_plan(goal: str) -> None:
     made = planner(goal=goal)

@@ -62,6 +62,8 @@ def unique(batch: KeyedJaggedTensor) -> InverseKeyedJaggedTensor:
         ({"dense": TensorDict({"a": torch.rand(3)}, [3]), "sparse": kjt(3, 1, 3)}, None),
         ({"a": kjt(3, 1, 3), "b": kjt(1, 1, key="shop")}, lambda batch: batch["a"]),
         ({"a": kjt(3, 1, 3), "b": kjt(1, 1, key="shop")}, lambda batch: list(batch.values())),
+        ({"a": kjt(3, 1, 3), "b": kjt(1, 1, key="shop")}, lambda batch: batch),
+        ({"a": kjt(3, 1, 3), "b": kjt(1, 1, key="shop")}, lambda batch: batch.values()),
     ],
 )
 def test_the_features_of_a_batch_are_found_or_named(
@@ -70,6 +72,13 @@ def test_the_features_of_a_batch_are_found_or_named(
     found = batch_lookups(batch, features)
     assert found.samples == 3
     assert found["item"].tolist() == [3, 1, 3]
+
+
+def test_a_key_of_two_kjts_is_looked_up_for_both() -> None:
+    found = batch_lookups({"query": kjt(3, 1), "document": kjt(1, 2)}, lambda batch: batch)
+    assert found.samples == 2
+    assert found["item"].tolist() == [3, 1, 1, 2]
+    assert found.lengths["item"].tolist() == [1, 1, 1, 1]
 
 
 def test_unique_samples_are_looked_up_once() -> None:

@@ -30,6 +30,7 @@ from tiered import (
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_gradient_division, torchrec_use_sync_collectives
+from torchrec.distributed.model_tracker.types import DeltaTrackerConfig
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -118,6 +119,15 @@ def divided_by_synchronous_collectives(model: Model) -> None:
         divided_or_not(model)
 
 
+def inputs_to_be_made_again(model: Model) -> None:
+    """As trainers do that set the flag of all modules once a model is sharded."""
+    for module in model.modules():
+        if hasattr(module, "_has_uninitialized_input_dist"):
+            module._has_uninitialized_input_dist = True
+    for number in range(2):
+        step(model, batch(number))
+
+
 def on_ids_of_no_row(model: Model, kind: torch.dtype) -> None:
     strange = torch.tensor([-7, 43, 44, 15, 16, 99, torch.iinfo(kind).max, torch.iinfo(kind).min])
     for number in range(2):
@@ -138,6 +148,7 @@ def on_ids_of_no_row(model: Model, kind: torch.dtype) -> None:
         on_tensor_dicts,
         divided_or_not,
         divided_by_synchronous_collectives,
+        inputs_to_be_made_again,
     ],
 )
 def test_parity(gloo_pool: GlooPool, train: Callable[[Model], None]) -> None:
@@ -287,6 +298,18 @@ def ids_yielded() -> None:
 
 def test_ids_are_yielded_as_they_came(gloo_pool: GlooPool) -> None:
     gloo_pool.run(ids_yielded)
+
+
+def tracked() -> str:
+    """On a rank: what is said of a tracker, which would not see lookups of replicas."""
+    model = sharded(SEQUENCES[1], Sequences, "sgd")
+    with pytest.raises(CapabilityError) as caught:
+        model.init_torchrec_delta_tracker(DeltaTrackerConfig())
+    return str(caught.value)
+
+
+def test_a_delta_tracker_is_refused(gloo_pool: GlooPool) -> None:
+    assert all("tracker would miss the rows" in said for said in gloo_pool.run(tracked))
 
 
 WIDE = {"a": ("sum", 8), "b": ("mean", 16), "c": ("sum", 16), "d": ("mean", 8), "e": ("sum", 8)}

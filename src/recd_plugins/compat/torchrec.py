@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -53,6 +53,7 @@ __all__ = [
     "pooled_columns",
     "pools",
     "purge_kernels",
+    "refuse_trackers",
     "sequences_of",
     "sharding_types",
     "table_feature_names",
@@ -89,6 +90,10 @@ class OfParts:
     @property
     def _has_uninitialized_input_dist(self) -> bool:
         return any(part._has_uninitialized_input_dist for part in self.parts)
+
+    @_has_uninitialized_input_dist.setter
+    def _has_uninitialized_input_dist(self, value: bool) -> None:
+        """Some trainers set it once the model is sharded; each part goes by its own."""
 
 
 class LazyKeyedTensor(KeyedTensor):
@@ -241,6 +246,8 @@ def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]
     module._has_features_permute = permutes  # an EmbeddingBagCollection's
     tensor = torch.tensor(module._features_order, dtype=torch.int32, device=module._device)
     module.register_buffer("_features_order_tensor", tensor, persistent=False)
+    # For good: trainers that set the flag again would have TorchRec make a second exchange.
+    module._create_input_dist = lambda *_, **__: None
 
 
 def module_options(sharder: ModuleSharder[Any]) -> dict[str, Any]:
@@ -401,6 +408,16 @@ def pooled_columns(
     """The keys of the KeyedTensor that an EmbeddingBagCollection yields, and their widths."""
     module: Any = sharded
     return list(module._embedding_names), list(module._embedding_dims)
+
+
+def refuse_trackers(
+    sharded: ShardedModule[Any, Any, Any, Any], refuse: Callable[[Any], None]
+) -> None:
+    """Have a tracker of TorchRec's that would record optimizer states be refused as one of ids is.
+    It registers with the lookups."""
+    for lookup in _lookups(sharded):
+        if hasattr(lookup, "register_optim_state_tracker_fn"):
+            lookup.register_optim_state_tracker_fn = refuse
 
 
 def optimizer_of(sharded: ShardedModule[Any, Any, Any, Any]) -> CombinedOptimizer:

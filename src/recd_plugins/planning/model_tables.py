@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.embedding.dedup import TablePart
 
-__all__ = ["ModelTable", "model_tables"]
+__all__ = ["ModelTable", "ambiguous", "model_tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +106,17 @@ def model_tables(
     kind = "table" if pooled else "table of sequences"
     check_patterns(chosen, found, kind=kind, where=where)
     return {name: found[name] for name in matching(chosen, found)}
+
+
+def ambiguous(model: nn.Module) -> set[str]:
+    """The names that tables of several collections have. TorchRec tells them apart by module; what
+    goes by names, as profiles and tier plans do, cannot."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    names: Counter[str] = Counter()
+    for module in model.modules():
+        if isinstance(module, EmbeddingCollection):
+            names.update(config.name for config in module.embedding_configs())
+        elif isinstance(module, EmbeddingBagCollection):
+            names.update(config.name for config in module.embedding_bag_configs())
+    return {name for name, count in names.items() if count > 1}

@@ -48,12 +48,13 @@ from recd_plugins.compat.torchrec import (
     leave_means,
     optimizer_of,
     pooled_columns,
+    refuse_trackers,
     sequences_of,
     yields_ids,
 )
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.bags import PackedBags, PooledRows, RowBagsAwaitable, SumsAwaitable
@@ -109,10 +110,24 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         self.tiers = tiers
         self.register_state_dict_pre_hook(lambda *_: tiers.flush())
         self.register_load_state_dict_pre_hook(lambda *_: tiers.flush())
+        if tiers.has_replicas:
+            refuse_trackers(self, self.register_post_lookup_tracker_fn)
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
         return self.tiers.optimizer
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        """Refused where rows have replicas: TorchRec records the lookups that its kernels make."""
+        if not self.tiers.has_replicas:
+            super().register_post_lookup_tracker_fn(record_fn)  # type: ignore[misc]
+            return
+        tables = ", ".join(sorted(self.tiers.tables))
+        raise CapabilityError(
+            f"tiers: TorchRec's delta tracker would miss the rows of {tables} that have replicas. "
+            "Leave these tables to TorchRec (`tables` of the planner in registry.yaml names those "
+            "that may have any), or the tracker out."
+        )
 
     def input_dist(
         self, ctx: Any, features: KeyedJaggedTensor | TensorDict

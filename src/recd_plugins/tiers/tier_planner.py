@@ -22,7 +22,7 @@ from recd_plugins.planning.access.sample import sample
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.model_tables import ModelTable, model_tables
+from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
@@ -485,6 +485,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         in front of, and why."""
         from recd_plugins.tiers.sharder import why_no_tiers
 
+        for name in ambiguous(model):
+            yield name, "tables of several collections have this name, and tier plans go by names"
         for name in model_tables(model).keys() - self.fused.keys():
             yield name, "no sharder of the trainer's is for the module that it is in"
         for _, module, sharder in sharded_modules(model, self.others.sharders()):

@@ -247,6 +247,12 @@ class Tiers:
         """The tables that have tiers."""
         return {name for group in self._groups for name in group.tables}
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether any row has one: tables may be coalesced alone."""
+        layouts = ((one.replicated_layout, one.per_node_layout) for one in self._routes.groups)
+        return any(layout.count for both in layouts for layout in both)
+
     def check(self, plan: TierPlan) -> None:
         """`RegistryError` unless `retier` can take the plan, which is for these nodes."""
         for group in self._groups:

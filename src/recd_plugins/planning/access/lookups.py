@@ -3,7 +3,7 @@ function."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,16 +44,25 @@ class BatchLookups:
 def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookups:
     """The lookups of a model that is given the batch.
 
-    `features` gives its KeyedJaggedTensor, what TorchRec takes in its place, an IKJT, or a list of
-    these. Where it does not say, the batch is taken, or what it holds, if that is one of them; a
-    `data.Batch` by its fields.
+    `features` gives its KeyedJaggedTensor, what TorchRec takes in its place, an IKJT, or a list or
+    mapping of these, whose lookups add up where they have a key in common. Where it does not say,
+    the batch is taken, or what it holds, if that is one of them; a `data.Batch` by its fields.
     """
     each = [_lookups(part) for part in _parts(batch, features)]
     return BatchLookups(
         max(one.samples for one in each),
-        {key: ids for one in each for key, ids in one.ids.items()},
-        {key: lengths for one in each for key, lengths in one.lengths.items()},
+        _joined([one.ids for one in each]),
+        _joined([one.lengths for one in each]),
     )
+
+
+def _joined(parts: Sequence[Mapping[str, Integers]]) -> dict[str, Integers]:
+    """The numbers of each key; those of a key of several KJTs one after another."""
+    found: dict[str, list[Integers]] = {}
+    for part in parts:
+        for key, numbers in part.items():
+            found.setdefault(key, []).append(numbers)
+    return {key: each[0] if len(each) == 1 else np.concatenate(each) for key, each in found.items()}
 
 
 def deduplicated_parts(
@@ -73,7 +82,9 @@ def _parts(batch: Any, features: FeaturesOf | None) -> list[Any]:
     if features is None:
         return _found(batch)
     found = features(batch)
-    parts = list(found) if isinstance(found, list | tuple) else [found]
+    if isinstance(found, Mapping) and not _is_features(found):  # of KJTs, by whatever names
+        found = found.values()
+    parts = list(found) if isinstance(found, list | tuple | ValuesView) else [found]
     for part in parts:
         if not _is_features(part):
             raise DataError(
