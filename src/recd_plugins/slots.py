@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.optim import Optimizer
+    from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -431,6 +432,9 @@ class Context:
     takes it."""
     profile: Profile | None = None
     """The tables' access distributions, in place of batches, if the trainer knows them."""
+    constraints: Mapping[str, ParameterConstraints] = field(default_factory=dict)
+    """TorchRec's constraints of tables by name, as a trainer gave them to `stack.plan`; there for
+    `sharding` and `cache`."""
     delivery: Callable[[], Delivery] | None = None
     """The delivery that another process needs to make the same batches; there for `reader`, where
     its loader is handed the registry's own transform."""

@@ -62,6 +62,7 @@ from recd_plugins.slots import (
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
+    from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.transform import Conversion
@@ -483,6 +484,7 @@ class Stack:
         features: FeaturesOf | None = None,
         profile: Profile | Path | str | None = None,
         sharders: Sequence[ModuleSharder[Any]] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
     ) -> ShardingPlan:
         """An ordinary TorchRec plan; every rank of the group must call it.
 
@@ -495,6 +497,9 @@ class Stack:
         kernels and the tables' optimizer are theirs, but for tables with
         `apply_optimizer_in_backward`. By default they are TorchRec's default sharders, by which
         tables train as `train.optimizer` says, if registry.yaml has it.
+
+        `constraints` are those that the trainer would hand to TorchRec's EmbeddingShardingPlanner:
+        tables have replicas where they leave row-wise plans with the fused kernel.
         """
         import torch.distributed as dist
 
@@ -518,6 +523,7 @@ class Stack:
             else:
                 brought = trainer_batches(group, batches, features, profile)
                 self._known = self._read_by_trainer(looking.enter_context(brought))
+            self._known["constraints"] = constraints or {}
             planner = self._planner_by_now()
             plan = planner.plan(model, topology or self.registry.topology, group)
         self._planned = True

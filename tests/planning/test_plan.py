@@ -11,8 +11,10 @@ from typing import Any, get_args
 
 import pytest
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 import recd_plugins as rp
@@ -31,12 +33,15 @@ TABLES = {"bags": {"item", "shop"}, "sequences": {"history"}}
 """Of the kit's probe, by module: `item` serves two features, `history` is a sequence."""
 
 
-def planner(batch_size: int = 64, **options: Any) -> TorchRecPlanner:
+def planner(
+    batch_size: int = 64, given: Mapping[str, ParameterConstraints] | None = None, **options: Any
+) -> TorchRecPlanner:
     return TorchRecPlanner(
         parse(TorchRecPlannerConfig, {"search": "greedy", **options}, "sharding"),
         device="cpu",
         batch_size=batch_size,
         sharders=lambda: default_sharders(OptimizerSettings().fused_params()),
+        given=given,
     )
 
 
@@ -90,6 +95,24 @@ def test_a_constraint_chooses_the_sharding_of_its_table() -> None:
     chosen = constrained(shop={"sharding_types": ["column_wise"]})
     assert chosen["shop"] == "column_wise"
     assert chosen["history"] == free["history"]
+
+
+def test_a_trainers_own_constraints_hold() -> None:
+    """Its placement, and how it has tables train; under them a planner in front has row-wise ones."""
+    given = {
+        "shop": ParameterConstraints(sharding_types=["column_wise"], min_partition=4),
+        "item": ParameterConstraints(bounds_check_mode=BoundsCheckMode.FATAL),
+        "elsewhere": ParameterConstraints(),
+    }
+    made = planner(given=given)
+    assert not made.may_be_row_wise("shop")
+    assert made.may_be_row_wise("item")
+    found = made.row_wise(["item"]).propose(Probe(), Topology(), 2).plan["bags"]
+    assert [shard.shard_sizes[1] for shard in found["shop"].sharding_spec.shards] == [4, 4]
+    assert found["item"].sharding_type == "row_wise"
+    assert found["item"].bounds_check_mode is BoundsCheckMode.FATAL
+    with pytest.raises(RegistryError, match=r"for table 'shop', which the constraints that stack"):
+        planner(given=given, constraints={"*op": {}}).propose(Probe(), Topology(), 2)
 
 
 def test_a_glob_is_for_all_that_fit_and_the_last_one_counts() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
@@ -14,14 +15,16 @@ from recd_plugins.planning.sharders import sharded_modules
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner.types import ParameterConstraints
-    from torchrec.distributed.types import CacheParams, ModuleSharder
+    from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
 
 __all__ = [
     "CacheAlgorithm",
     "ComputeKernel",
     "ShardingKind",
     "TableConstraint",
+    "carry_given",
     "parameter_constraints",
+    "with_given",
 ]
 
 ShardingKind = Literal[
@@ -228,3 +231,45 @@ def _batch_sizes(table: _Table, wanted: TableConstraint, batch_size: int) -> dic
         return {}
     inputs = shares if wanted.pooling_factors else [sum(shares) / len(shares)]
     return {"batch_sizes": [max(1, round(share * batch_size)) for share in inputs]}
+
+
+CARRIED = (
+    "cache_params",
+    "enforce_hbm",
+    "stochastic_rounding",
+    "bounds_check_mode",
+    "output_dtype",
+    "key_value_params",
+)
+"""Constraints that say how a table trains, and which TorchRec's planner has its plan say."""
+
+
+def with_given(
+    constraints: Mapping[str, ParameterConstraints],
+    given: Mapping[str, ParameterConstraints],
+    held: Collection[str],
+) -> dict[str, ParameterConstraints]:
+    """The constraints of a trainer's own, each over those that its table has here; tables that are
+    `held` keep their sharding type and kernel."""
+    found = {}
+    for name, mine in given.items():
+        if name not in constraints:
+            continue  # of no table: TorchRec takes that, too
+        here = constraints[name]
+        chooses = name not in held
+        found[name] = dataclasses.replace(
+            mine,
+            sharding_types=(mine.sharding_types if chooses else None) or here.sharding_types,
+            compute_kernels=(mine.compute_kernels if chooses else None) or here.compute_kernels,
+            batch_sizes=here.batch_sizes or mine.batch_sizes,
+        )
+    return found
+
+
+def carry_given(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -> None:
+    """Have tables that were placed beside TorchRec's planner train as the trainer says."""
+    for module in plan.plan.values():
+        tables: Any = module
+        for name in given.keys() & tables.keys():
+            for one in CARRIED:
+                setattr(tables[name], one, getattr(given[name], one))

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.naming.patterns import fitting
-from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
+from recd_plugins.planning.constraints import (
+    TableConstraint,
+    carry_given,
+    parameter_constraints,
+    with_given,
+)
 from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, from_rank_0
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.sharders import sharded_modules
@@ -60,24 +65,29 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         sharders: Callable[[], Sequence[ModuleSharder[nn.Module]]],
         row_wise: Mapping[str, TableConstraint] | None = None,
         where: str = "sharding",
+        given: Mapping[str, ParameterConstraints] | None = None,
     ) -> None:
         """Tables in `row_wise` are held to those constraints, over the config's, whose path in
-        registry.yaml is `where`. `sharders` gives the trainer's own."""
+        registry.yaml is `where`, and over those that the trainer has `given`. `sharders` gives the
+        trainer's own."""
         self._where = where
         self._config = config
         self._row_wise = dict(row_wise or {})
         self._device = device
         self._batch_size = batch_size
         self._sharders = sharders
+        self._given = given or {}
         self._explanation = "No plan has been made yet."
 
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
+        self._given = context.constraints
 
     def may_be_row_wise(self, table: str) -> bool:
         """Whether the constraints leave a table row-wise plans with the fused kernel."""
         constraints = self._config.constraints
-        fits = [constraints[pattern] for pattern in fitting(table, constraints)]
+        fits: list[Any] = [constraints[pattern] for pattern in fitting(table, constraints)]
+        fits += [self._given[table]] if table in self._given else []
         if not fits:
             return True
         kinds, kernels = fits[-1].sharding_types, fits[-1].compute_kernels
@@ -95,6 +105,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             sharders=self._sharders,
             row_wise=dict.fromkeys(tables, ROW_WISE) | dict(kernels or {}),
             where=self._where,
+            given=self._given,
         )
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
@@ -129,6 +140,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         constraints = parameter_constraints(
             model, wanted, sharders, device, self._batch_size, f"{self._where}.constraints"
         )
+        self._check_said_once(constraints)
+        constraints |= with_given(constraints, self._given, held)
         others = self._row_wise.keys() - offered
         for name in others & constraints.keys():
             # These leave their place, so that they must not count where others are balanced.
@@ -151,6 +164,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 world_size=world_size,
                 ranks_per_node=topology.ranks_per_node or world_size,
             )
+            carry_given(plan, self._given)
             return plan, f"{best.text()}\nrow-wise in place of this: {', '.join(sorted(others))}"
 
         # A search takes seconds for a hundred tables.
@@ -201,6 +215,16 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 raise self._refused(error, on, model) from error
         return plan
 
+    def _check_said_once(self, tables: Iterable[str]) -> None:
+        """`RegistryError` where registry.yaml and the trainer both constrain a table."""
+        both = [name for name in tables if name in self._given]
+        if both := [name for name in both if fitting(name, self._config.constraints)]:
+            raise RegistryError(
+                f"is for table {both[0]!r}, which the constraints that stack.plan was given are for "
+                "too. Say it once, there or here.",
+                f"{self._where}.constraints",
+            )
+
     def explain(self) -> str:
         return self._explanation
 
@@ -250,4 +274,5 @@ def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> Torch
         batch_size=context.batch_size,
         sharders=context.sharders,
         where=context.where or "sharding",
+        given=context.constraints,
     )

@@ -77,8 +77,12 @@ class Usage:
 
         from recd_plugins.sparse.own_batches import holds_unique
 
+        looked = False
+
         def before(module: nn.Module, args: Any) -> None:
-            if any(isinstance(part, ShardedModule) for part in module.modules()):
+            nonlocal looked  # a copy of the model has the hook for good
+            if not looked and any(isinstance(part, ShardedModule) for part in module.modules()):
+                looked = True
                 watching.remove()
                 unconverted = adapted and not holds_unique(args)
                 self._give(*self._idle(planner, planning, unconverted=unconverted))
