@@ -10,21 +10,35 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModule
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 import recd_plugins as rp
 from recd_plugins.config import parse
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
-from recd_plugins.planning.constraints import ComputeKernel, ShardingKind
+from recd_plugins.planning.constraints import (
+    ComputeKernel,
+    ShardingKind,
+    parameter_constraints,
+)
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_planner import (
+    TorchRecPlanner,
+    TorchRecPlannerConfig,
+    finds_these_nodes,
+)
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import Probe
@@ -98,7 +112,7 @@ def test_a_constraint_chooses_the_sharding_of_its_table() -> None:
 
 
 def test_a_trainers_own_constraints_hold() -> None:
-    """Its placement, and how it has tables train; under them a planner in front has row-wise ones."""
+    """Where tables are placed, and how they train; what is in front of them heeds both."""
     given = {
         "shop": ParameterConstraints(sharding_types=["column_wise"], min_partition=4),
         "item": ParameterConstraints(bounds_check_mode=BoundsCheckMode.FATAL),
@@ -113,6 +127,20 @@ def test_a_trainers_own_constraints_hold() -> None:
     assert found["item"].bounds_check_mode is BoundsCheckMode.FATAL
     with pytest.raises(RegistryError, match=r"for table 'shop', which the constraints that stack"):
         planner(given=given, constraints={"*op": {}}).propose(Probe(), Topology(), 2)
+
+
+def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:
+    """It goes by the launcher's nodes, and these ranks are told to be nodes of their own."""
+    table = EmbeddingBagConfig(
+        name="word", embedding_dim=8, num_embeddings=300, feature_names=["word"]
+    )
+    bags = EmbeddingBagCollection([table], is_weighted=True, device=torch.device("meta"))
+    weighted = FeatureProcessedEmbeddingBagCollection(bags, {"word": PositionWeightedModule(9)})
+    model, sharders = nn.ModuleDict({"bags": weighted}), default_sharders()
+    for per_node, divided in ((1, False), (2, True)):
+        within = finds_these_nodes(Topology(ranks_per_node=per_node), 4)
+        found = parameter_constraints(model, {}, sharders, "cpu", 16, within_nodes=within)
+        assert ("table_row_wise" in (found["word"].sharding_types or ())) == divided
 
 
 def test_a_glob_is_for_all_that_fit_and_the_last_one_counts() -> None:

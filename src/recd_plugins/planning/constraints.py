@@ -108,12 +108,15 @@ def parameter_constraints(
     device: str,
     batch_size: int,
     where: str = "sharding.constraints",
+    *,
+    within_nodes: bool = True,
 ) -> dict[str, ParameterConstraints]:
     """The constraints that `wanted` names for each table by name or glob (the last that fits
     counts), as TorchRec's.
 
-    `where` is their path in registry.yaml. Features that an adapted model looks up with unique
-    samples count as many samples.
+    `where` is their path in registry.yaml. Unless `within_nodes`, no table is divided among the
+    ranks of a node that `wanted` does not have so. Features that an adapted model looks up with
+    unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -126,7 +129,7 @@ def parameter_constraints(
         own = wanted[fits[-1]] if fits else TableConstraint()
         here = f"{where}.{fits[-1]}" if fits else where
         constraints[table.name] = ParameterConstraints(
-            sharding_types=_kinds(table, own, here),
+            sharding_types=_kinds(table, own, here, within_nodes=within_nodes),
             compute_kernels=list(own.compute_kernels) or table.kernels,
             min_partition=own.min_partition,
             cache_params=_cache_params(own),
@@ -180,13 +183,12 @@ def _features(module: nn.Module) -> tuple[Mapping[str, Sequence[str]], bool]:
     return {}, False
 
 
-def _kinds(table: _Table, wanted: TableConstraint, where: str) -> list[str]:
+def _kinds(table: _Table, wanted: TableConstraint, where: str, *, within_nodes: bool) -> list[str]:
     """The sharding types that are wanted and offered with a kernel that is."""
     # Data-parallel tables would be left to the dense optimizer; grids TorchRec itself offers
     # on demand alone.
-    kinds = wanted.sharding_types or [
-        kind for kind in table.offered if kind not in ("data_parallel", "grid_shard")
-    ]
+    left = {"data_parallel", "grid_shard"} | (set() if within_nodes else {"table_row_wise"})
+    kinds = wanted.sharding_types or [kind for kind in table.offered if kind not in left]
     kernels = set(wanted.compute_kernels)
     found = [
         kind

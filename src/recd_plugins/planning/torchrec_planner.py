@@ -34,6 +34,7 @@ __all__ = [
     "TorchRecPlanner",
     "TorchRecPlannerConfig",
     "build_torchrec_planner",
+    "finds_these_nodes",
 ]
 
 ROW_WISE = TableConstraint(sharding_types=("row_wise",), compute_kernels=("fused",))
@@ -138,7 +139,13 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         held = {name: self._row_wise[name] for name in sorted(offered)}
         wanted = {**self._config.constraints, **held}
         constraints = parameter_constraints(
-            model, wanted, sharders, device, self._batch_size, f"{self._where}.constraints"
+            model,
+            wanted,
+            sharders,
+            device,
+            self._batch_size,
+            f"{self._where}.constraints",
+            within_nodes=finds_these_nodes(topology, world_size),
         )
         self._check_said_once(constraints)
         constraints |= with_given(constraints, self._given, held)
@@ -220,8 +227,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         both = [name for name in tables if name in self._given]
         if both := [name for name in both if fitting(name, self._config.constraints)]:
             raise RegistryError(
-                f"is for table {both[0]!r}, which the constraints that stack.plan was given are for "
-                "too. Say it once, there or here.",
+                f"is for table {both[0]!r}, which the constraints that stack.plan was given are "
+                "for too. Say it once, there or here.",
                 f"{self._where}.constraints",
             )
 
@@ -251,6 +258,18 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             f"topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
             f"train.batch_size, or make the tables smaller. {answer}"
         )
+
+
+def finds_these_nodes(topology: Topology, world_size: int) -> bool:
+    """Whether TorchRec, which goes by the launcher's LOCAL_WORLD_SIZE when it shards, will find the
+    nodes of the topology; ranks on one machine may be told that they are several. Nodes of one rank
+    have nothing to be divided."""
+    import torch.distributed as dist
+    from torchrec.distributed.comm import get_local_size
+
+    per_node = topology.ranks_per_node or world_size
+    here = dist.is_initialized() and dist.get_world_size() == world_size
+    return per_node > 1 and (not here or get_local_size(world_size) == per_node)
 
 
 def _asked_of(

@@ -442,7 +442,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             return Unused(
                 what=what,
                 why="; ".join(self._left_in_words()),
-                cure="Have TorchRec's own sharders of collections shard them, or take "
+                cure="Have TorchRec's own sharders shard them, under names of their own, or take "
                 f"`{self.slot}` out.",
             )
         if chosen:
@@ -486,7 +486,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         from recd_plugins.tiers.sharder import why_no_tiers
 
         for name in ambiguous(model):
-            yield name, "tables of several collections have this name, and tier plans go by names"
+            yield name, "tables of several collections have this name"
         for name in model_tables(model).keys() - self.fused.keys():
             yield name, "no sharder of the trainer's is for the module that it is in"
         for _, module, sharder in sharded_modules(model, self.others.sharders()):
