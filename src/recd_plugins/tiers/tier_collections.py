@@ -120,7 +120,7 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         """Refused where rows have replicas: TorchRec records the lookups that its kernels make."""
         if not self.tiers.has_replicas:
-            super().register_post_lookup_tracker_fn(record_fn)  # type: ignore[misc]
+            super().register_post_lookup_tracker_fn(record_fn)
             return
         tables = ", ".join(sorted(self.tiers.tables))
         raise CapabilityError(
