@@ -147,7 +147,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             f"{self._where}.constraints",
             within_nodes=finds_these_nodes(topology, world_size),
         )
-        self._check_said_once(constraints)
+        self._check_not_twice(constraints)
         constraints |= with_given(constraints, self._given, held)
         others = self._row_wise.keys() - offered
         for name in others & constraints.keys():
@@ -222,7 +222,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 raise self._refused(error, on, model) from error
         return plan
 
-    def _check_said_once(self, tables: Iterable[str]) -> None:
+    def _check_not_twice(self, tables: Iterable[str]) -> None:
         """`RegistryError` where registry.yaml and the trainer both constrain a table."""
         both = [name for name in tables if name in self._given]
         if both := [name for name in both if fitting(name, self._config.constraints)]:
@@ -262,8 +262,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
 
 def finds_these_nodes(topology: Topology, world_size: int) -> bool:
     """Whether TorchRec, which goes by the launcher's LOCAL_WORLD_SIZE when it shards, will find the
-    nodes of the topology; ranks on one machine may be told that they are several. Nodes of one rank
-    have nothing to be divided."""
+    nodes of the topology, which may name several on one machine. Nodes of one rank have nothing to
+    be divided."""
     import torch.distributed as dist
     from torchrec.distributed.comm import get_local_size
 
